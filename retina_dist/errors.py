@@ -1,0 +1,24 @@
+"""What a user can mend: one sentence that names the thing, the value and the remedy.
+
+Layer 0. Entry points print these without a traceback and exit with code 2 (`debug=true` shows the traceback).
+"""
+
+
+class UserError(ValueError):
+    """Something outside the program is wrong: input, configuration or a file."""
+
+
+class ConfigError(UserError):
+    """A setting is unknown, of the wrong type, or impossible together with the others."""
+
+
+class DataError(UserError):
+    """An annotation file or a data set is wrong."""
+
+
+class ImageError(DataError):
+    """One image is missing, unreadable, or not the one its annotation describes."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint or weights file is missing, damaged, or made for something else."""
