@@ -1,0 +1,71 @@
+"""Anchors against boxes: overlap, matching, encoding, decoding, for a whole batch at once.
+
+Layer 1. Pure functions without a loop over images, a host-device sync or a data-dependent shape, so the cost does not
+grow in operators with the batch and the graph can be compiled. Semantics are torchvision's (`Matcher`, `BoxCoder` with
+weights 1, 1, 1, 1), to the same bits where the arithmetic allows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BACKGROUND = -1  # torchvision Matcher.BELOW_LOW_THRESHOLD
+IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
+LOG_SIZE_CLIP = math.log(1000.0 / 16)  # keeps exp() of a predicted log size finite, as torchvision's BoxCoder
+
+
+def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
+    """Intersection over union of boxes [B, M, 4] and anchors [A, 4], both xyxy -> [B, M, A]."""
+    area_boxes = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])  # [B, M]
+    area_anchors = (anchors[:, 2] - anchors[:, 0]) * (anchors[:, 3] - anchors[:, 1])  # [A]
+    top_left = torch.maximum(boxes[:, :, None, :2], anchors[:, :2])  # [B, M, A, 2]
+    bottom_right = torch.minimum(boxes[:, :, None, 2:], anchors[:, 2:])
+    width_height = (bottom_right - top_left).clamp(min=0)
+    intersection = width_height[..., 0] * width_height[..., 1]
+    return intersection / (area_boxes[:, :, None] + area_anchors - intersection)
+
+
+def match(
+    boxes: Tensor, num_boxes: Tensor, anchors: Tensor, foreground_iou: float = 0.5, background_iou: float = 0.4
+) -> Tensor:
+    """The box each anchor answers for: boxes [B, M, 4] (first num_boxes [B] rows real), anchors [A, 4] -> [B, A] int64.
+
+    A value >= 0 is a row of `boxes`; BACKGROUND below `background_iou`, IGNORED up to `foreground_iou`. As in torchvision
+    with `allow_low_quality_matches`: every box also keeps all anchors that tie for its best overlap, each of which then
+    answers for its own best box. An image without boxes is all BACKGROUND.
+    """
+    real = torch.arange(boxes.shape[1], device=boxes.device) < num_boxes[:, None]  # [B, M]
+    iou = pairwise_iou(boxes, anchors)
+    iou = torch.where(real[:, :, None], iou, -1.0)
+    best_iou, best_box = iou.max(dim=1)  # [B, A]; the first box wins a tie
+    matched = torch.where(best_iou < foreground_iou, IGNORED, best_box)
+    matched = torch.where(best_iou < background_iou, BACKGROUND, matched)
+    best_of_box = iou.amax(dim=2, keepdim=True)  # [B, M, 1]
+    is_best = ((iou == best_of_box) & real[:, :, None]).any(dim=1)  # [B, A]
+    return torch.where(is_best, best_box, matched)
+
+
+def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
+    """Offsets that turn anchors into boxes, both [..., 4] xyxy -> [..., 4] (dx, dy, log dw, log dh).
+
+    R-CNN box parametrisation, Girshick et al. 2014, appendix C, https://arxiv.org/abs/1311.2524.
+    """
+    anchor_xy, anchor_wh = _center_size(anchors)
+    box_xy, box_wh = _center_size(boxes)
+    return torch.cat(((box_xy - anchor_xy) / anchor_wh, torch.log(box_wh / anchor_wh)), dim=-1)
+
+
+def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
+    """The boxes [..., 4] xyxy that `offsets` [..., 4] make of `anchors`; inverse of `encode` up to the size clip."""
+    anchor_xy, anchor_wh = _center_size(anchors)
+    center = offsets[..., :2] * anchor_wh + anchor_xy
+    half = torch.exp(offsets[..., 2:].clamp(max=LOG_SIZE_CLIP)) * anchor_wh * 0.5
+    return torch.cat((center - half, center + half), dim=-1)
+
+
+def _center_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    size = boxes[..., 2:] - boxes[..., :2]
+    return boxes[..., :2] + 0.5 * size, size

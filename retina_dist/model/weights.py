@@ -1,0 +1,124 @@
+"""Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name.
+
+Layer 1. What fits by name and shape is loaded; the rest is left out and listed, so a detector for other classes starts
+from everything but the class layer. Files are read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import get_weight
+
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import load_torch_file
+
+_OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """Which tensors a load took, and which it did not."""
+
+    source: str
+    loaded: tuple[str, ...]
+    left_out: tuple[str, ...]  # "name: why" for tensors of the file that found no place
+    kept: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
+
+    def __str__(self) -> str:
+        lines = [f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.left_out)} left out, {len(self.kept)} kept"]
+        lines += [f"  left out  {item}" for item in self.left_out]
+        lines += [f"  kept      {item}" for item in self.kept]
+        return "\n".join(lines)
+
+
+def load_weights(model: nn.Module, source: str) -> WeightsReport:
+    """Load what fits of a whole detector: a file, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
+
+    torchvision's v1 weights were trained with an epsilon of 0 in their batch norms, which is then set on the model too.
+    Raises CheckpointError when the source cannot be had or nothing in it fits.
+    """
+    report = _load(model, source, _state_dict_of(source), prefix="")
+    if source == "RetinaNet_ResNet50_FPN_Weights.COCO_V1":
+        for module in model.modules():
+            if hasattr(module, "running_var"):
+                module.eps = 0.0
+    return report
+
+
+def load_backbone_weights(model: nn.Module, source: str) -> WeightsReport:
+    """Load what fits of a classifier's ResNet into the detector's body: a file or e.g. `ResNet50_Weights.IMAGENET1K_V1`."""
+    return _load(model, source, _state_dict_of(source), prefix="backbone.body.")
+
+
+def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: str) -> WeightsReport:
+    own = model.state_dict()
+    fitting: dict[str, Tensor] = {}
+    left_out = []
+    for name, value in state.items():
+        target = prefix + _OLD_HEAD.sub(lambda m: f"{m[1]}.{int(m[2]) // 2}.0.{m[3]}", name)
+        if target not in own:
+            if not target.endswith("num_batches_tracked"):  # a frozen batch norm has no such counter
+                left_out.append(f"{name}: the model has no such tensor")
+        elif own[target].shape != value.shape:
+            left_out.append(f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model")
+        else:
+            fitting[target] = value
+    if not any(not k.endswith("num_batches_tracked") for k in fitting):
+        raise CheckpointError(
+            f"{source} holds no tensor that fits this model by name and shape (it begins with "
+            f"{', '.join(list(state)[:3]) or 'nothing'}); check model.backbone and model.variant."
+        )
+    model.load_state_dict({**own, **fitting})
+    kept = [k for k in own if k.startswith(prefix) and k not in fitting and not k.endswith("num_batches_tracked")]
+    return WeightsReport(source, tuple(fitting), tuple(left_out), tuple(kept))
+
+
+def _state_dict_of(source: str) -> Mapping[str, Tensor]:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return _from_file(path)
+    if re.fullmatch(r"\w+_Weights\.\w+", source):
+        return _from_torchvision(source)
+    raise CheckpointError(
+        f"{source} is neither a file nor one of torchvision's weights; give a path, or a name such as "
+        "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
+    )
+
+
+def _from_file(path: Path) -> Mapping[str, Tensor]:
+    content: Any = load_torch_file(path)
+    # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
+    for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
+    names = [str(k) for k in content]
+    cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
+    return {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}
+
+
+def _from_torchvision(name: str) -> Mapping[str, Tensor]:
+    try:
+        weights = get_weight(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} is not known to torchvision; detectors: RetinaNet_ResNet50_FPN_Weights.COCO_V1, "
+            "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1, backbones: ResNet50_Weights.IMAGENET1K_V1 and the like."
+        ) from error
+    try:
+        return weights.get_state_dict(progress=True, check_hash=True)
+    except (URLError, OSError, RuntimeError) as error:
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        raise CheckpointError(
+            f"{name} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
+            f"put it into {folder}, or give its path instead of the name."
+        ) from error

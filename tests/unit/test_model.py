@@ -1,0 +1,191 @@
+"""The model against torchvision's own: same names, same losses and gradients, same detections."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
+from torchvision.ops import FrozenBatchNorm2d, box_iou
+
+from retina_dist.errors import ConfigError
+from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.model.targets import decode, encode, match
+from retina_dist.types import Batch
+
+CANVAS = (128, 160)
+
+
+def make_batch(num_boxes: list[int], num_classes: int = 91, seed: int = 0) -> Batch:
+    """Random full-canvas pictures with `num_boxes[i]` boxes each."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = CANVAS
+    count, most = len(num_boxes), max(8, *num_boxes)
+    size = torch.rand(count, most, 2, generator=generator) * torch.tensor([width * 0.8, height * 0.8]) + 1
+    corner = torch.rand(count, most, 2, generator=generator) * (torch.tensor([width, height]) - size)
+    boxes = torch.cat((corner, corner + size), dim=-1)
+    padding = torch.arange(most) >= torch.tensor(num_boxes)[:, None]
+    boxes[padding] = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    labels = torch.randint(0, num_classes, (count, most), generator=generator).masked_fill(padding, 0)
+    return Batch(
+        images=torch.randint(0, 256, (count, 3, *CANVAS), generator=generator, dtype=torch.uint8),
+        image_sizes=torch.tensor([CANVAS] * count),
+        original_sizes=torch.tensor([CANVAS] * count),
+        image_ids=torch.arange(count),
+        boxes=boxes,
+        labels=labels,
+        num_boxes=torch.tensor(num_boxes),
+    )
+
+
+def torchvision_inputs(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    images = [image.double() / 255 for image in batch.images]
+    counts = batch.num_boxes.tolist()
+    targets = [
+        {"boxes": b[:n].double(), "labels": k[:n]} for b, k, n in zip(batch.boxes, batch.labels, counts, strict=True)
+    ]
+    return images, targets
+
+
+def twins(variant: str) -> tuple[RetinaNet, torch.nn.Module]:
+    """Our model and torchvision's with the same random weights, in float64, resizing nothing."""
+    torch.manual_seed(3)
+    ours = build_retinanet(num_classes=91, variant=variant).double()
+    make = retinanet_resnet50_fpn if variant == "v1" else retinanet_resnet50_fpn_v2
+    theirs = make(weights=None, weights_backbone=None, min_size=CANVAS[0], max_size=CANVAS[1]).double()
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+@pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5], [0, 0]])
+def test_losses_and_gradients_equal_torchvision(variant: str, num_boxes: list[int]) -> None:
+    ours, theirs = twins(variant)
+    batch = make_batch(num_boxes)
+    images, targets = torchvision_inputs(batch)
+    expected = theirs(images, targets)
+    losses = ours(batch)
+    assert set(losses) == set(expected) == {"classification", "bbox_regression"}
+    for name, value in losses.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-14)
+    sum(losses.values()).backward()
+    sum(expected.values()).backward()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        error = (a.grad - b.grad).norm() / (b.grad.norm() + 1e-12)
+        assert error < (1e-12 if variant == "v1" else 1e-10), name
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_both_loss_paths_agree(variant: str) -> None:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64).double()
+    batch = make_batch([4, 0, 2], num_classes=5)
+    batched = model(batch)
+    model.loss_path = "torchvision"
+    reference = model(dataclasses.replace(batch, boxes=batch.boxes.double()))
+    for name in batched:
+        torch.testing.assert_close(batched[name], reference[name], rtol=1e-12, atol=1e-14)
+
+
+def test_detections_equal_torchvision() -> None:
+    ours, theirs = twins("v1")
+    with torch.no_grad():  # make the random heads say something
+        ours.head.classification_head.cls_logits.bias.uniform_(-4, 0)
+        theirs.load_state_dict(ours.state_dict())
+    batch = make_batch([1, 1])
+    images, _ = torchvision_inputs(batch)
+    with torch.inference_mode():
+        found, expected = ours.eval()(batch), theirs.eval()(images)
+    for a, b in zip(found, expected, strict=True):
+        assert len(b["scores"]) == 300
+        torch.testing.assert_close(a["scores"].double(), b["scores"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a["boxes"].double(), b["boxes"], rtol=1e-4, atol=1e-2)
+        assert torch.equal(a["labels"], b["labels"])
+
+
+def test_detections_are_in_pixels_of_the_stored_image() -> None:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, score_threshold=0.0).eval()
+    batch = make_batch([1])
+    half = dataclasses.replace(batch, original_sizes=torch.tensor([[256, 80]]))
+    with torch.inference_mode():
+        plain, scaled = model(batch)[0], model(half)[0]
+    torch.testing.assert_close(scaled["boxes"], plain["boxes"] * torch.tensor([0.5, 2.0, 0.5, 2.0]))
+
+
+def test_anchors_stay_float32_under_bfloat16() -> None:
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs, levels = model.predict(make_batch([1]))
+    assert outputs["cls_logits"].dtype == torch.bfloat16
+    exact = model.double().predict(make_batch([1]))[1]
+    assert all(a.dtype == torch.float32 and torch.equal(a, b.float()) for a, b in zip(levels, exact, strict=True))
+
+
+def test_pixels_outside_the_image_do_not_count() -> None:
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    batch = make_batch([1])
+    noisy = dataclasses.replace(batch, image_sizes=torch.tensor([[100, 120]]))
+    values = model.normalized(noisy)
+    assert values[:, :, 100:].abs().sum() == 0
+    assert values[:, :, :, 120:].abs().sum() == 0
+    expected = (batch.images[0, 1, 99, 119] / 255 - 0.456) / 0.224
+    torch.testing.assert_close(values[0, 1, 99, 119], expected)
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [[10, 10, 60, 60], [10, 10, 60, 60], [11, 10, 60, 60]],  # duplicates
+        [[0, 0, 160, 128]],
+        [[3.2, 3.1, 3.9, 4.4], [100, 100, 101, 101]],  # far below every anchor: low-quality matches only
+        [[5000, 5000, 5100, 5100], [10, 10, 60, 60]],  # outside: overlaps nothing
+    ],
+)
+def test_match_equals_torchvision(boxes: list[list[float]]) -> None:
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    anchors = torch.cat(model.predict(make_batch([1]))[1])
+    gt = torch.tensor(boxes, dtype=torch.float32)
+    padded = torch.cat((gt, torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3)))
+    expected = model.proposal_matcher(box_iou(gt, anchors))
+    assert torch.equal(match(padded[None], torch.tensor([len(gt)]), anchors)[0], expected)
+
+
+def test_match_of_padding_alone_is_background() -> None:
+    matched = match(torch.tensor([[[0.0, 0.0, 1.0, 1.0]]]), torch.tensor([0]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
+    assert matched.tolist() == [[-1]]
+
+
+def test_encode_by_hand_and_back() -> None:
+    anchor = torch.tensor([[0.0, 0.0, 10.0, 20.0]], dtype=torch.float64)
+    box = torch.tensor([[5.0, 0.0, 25.0, 20.0]], dtype=torch.float64)
+    offsets = encode(box, anchor)
+    # centre 15, 10 against 5, 10; size 20x20 against 10x20
+    torch.testing.assert_close(offsets, torch.tensor([[1.0, 0.0, 2.0, 1.0]]).double().log().where(
+        torch.tensor([[False, False, True, True]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()))
+    torch.testing.assert_close(decode(offsets, anchor), box)
+
+
+def test_frozen_batch_norm_and_trainable_layers() -> None:
+    model = build_retinanet(num_classes=2, batch_norm="frozen", trainable_layers=3)
+    assert any(isinstance(m, FrozenBatchNorm2d) for m in model.modules())
+    trained = {n.split(".")[2] for n, p in model.backbone.body.named_parameters(prefix="backbone.body") if p.requires_grad}
+    assert trained == {"layer2", "layer3", "layer4"}
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_every_backbone_runs(backbone: str) -> None:
+    model = build_retinanet(num_classes=3, backbone=backbone, fpn_channels=32).eval()
+    with torch.inference_mode():
+        outputs, levels = model.predict(make_batch([1], num_classes=3))
+    assert outputs["cls_logits"].shape == (1, sum(map(len, levels)), 3)
+
+
+def test_impossible_settings_name_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"model\.backbone=vgg16"):
+        build_retinanet(num_classes=2, backbone="vgg16")
+    with pytest.raises(ConfigError, match="fpn_channels=48"):
+        build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
+    with pytest.raises(ConfigError, match="focal_alpha"):
+        build_retinanet(num_classes=2, loss_path="torchvision", focal_alpha=0.5)

@@ -1,0 +1,102 @@
+"""Loading weights: torchvision's old and new names, other class counts, backbones, wrong files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torch
+from torchvision.models import resnet18
+from torchvision.models._api import WeightsEnum
+from torchvision.models.detection import retinanet_resnet50_fpn
+
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.model.retinanet import build_retinanet
+from retina_dist.model.weights import load_backbone_weights, load_weights
+
+
+def small(num_classes: int = 3, **changes: object) -> torch.nn.Module:
+    return build_retinanet(num_classes=num_classes, backbone="resnet18", fpn_channels=32, **changes)  # type: ignore[arg-type]
+
+
+def test_state_dicts_go_both_ways(tmp_path: Path) -> None:
+    ours = build_retinanet(num_classes=91)
+    theirs = retinanet_resnet50_fpn(weights=None, weights_backbone=None)
+    theirs.load_state_dict(ours.state_dict())
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    other = build_retinanet(num_classes=91)
+    report = load_weights(other, str(tmp_path / "weights.pth"))
+    assert not report.left_out
+    assert not report.kept
+    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), ours.state_dict().values(), strict=True))
+
+
+def test_old_head_names_are_understood(tmp_path: Path) -> None:
+    """torchvision's published v1 file has head.*.conv.{0,2,4,6}.weight, from before its heads were renamed."""
+    model = small()
+    state = {}
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "head" and parts[2] == "conv":
+            name = ".".join([*parts[:3], str(int(parts[3]) * 2), parts[5]])
+        state[name] = value
+    torch.save(state, tmp_path / "old.pth")
+    report = load_weights(small(), str(tmp_path / "old.pth"))
+    assert not report.left_out
+    assert not report.kept
+
+
+def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Path) -> None:
+    source, target = small(3), small(5)
+    torch.save({"model": source.state_dict(), "epoch": 3}, tmp_path / "weights.pth")  # as torchvision's references save
+    fresh = target.head.classification_head.cls_logits.weight.clone()
+    report = load_weights(target, str(tmp_path / "weights.pth"))
+    left = {item.split(":")[0] for item in report.left_out}
+    assert left == {f"head.classification_head.cls_logits.{p}" for p in ("weight", "bias")} == set(report.kept)
+    assert "[27, 32, 3, 3] in the file, [45, 32, 3, 3] in the model" in str(report)
+    assert torch.equal(target.head.classification_head.cls_logits.weight, fresh)
+    assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
+
+
+def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
+    classifier = resnet18(weights=None)
+    torch.save({f"module.{k}": v for k, v in classifier.state_dict().items()}, tmp_path / "resnet.pth")
+    model = small(batch_norm="frozen")
+    report = load_backbone_weights(model, str(tmp_path / "resnet.pth"))
+    assert [item.split(":")[0] for item in report.left_out] == ["fc.weight", "fc.bias"]
+    assert not report.kept
+    assert torch.equal(model.backbone.body.layer4[1].conv2.weight, classifier.layer4[1].conv2.weight)
+
+
+def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
+    model = build_retinanet(num_classes=91, batch_norm="frozen")
+    load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+    assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
+
+
+def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(self: WeightsEnum, *args: object, **kwargs: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", offline)
+    with pytest.raises(CheckpointError, match=r"retinanet_resnet50_fpn_coco.*put it into .*checkpoints"):
+        load_weights(small(), "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+
+
+def test_wrong_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not known to torchvision"):
+        load_weights(small(), "RetinaNet_Weights.COCO_V9")
+    with pytest.raises(CheckpointError, match="neither a file nor"):
+        load_weights(small(), "nowhere.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(CheckpointError, match="cannot be read as a torch file"):
+        load_weights(small(), str(tmp_path / "text.pt"))
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="no tensor that fits"):
+        load_weights(small(), str(tmp_path / "other.pt"))
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="does not hold a state_dict"):
+        load_weights(small(), str(tmp_path / "list.pt"))
