@@ -1,0 +1,56 @@
+"""Means and times between two log lines. Layer 2."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from retina_dist.strategies.base import DistributedStrategy
+
+
+class StepMeter:
+    """Sums named scalars on the device and gives their means with one transfer and one collective.
+
+    The clock can be paused, so that validation and checkpoints do not count in the throughput.
+    """
+
+    def __init__(self, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        self._clear()
+
+    def _clear(self) -> None:
+        self.names: list[str] = []
+        self.sums: Tensor | None = None
+        self.steps = 0
+        self.images = 0
+        self.seconds = 0.0
+        self._started = time.perf_counter()
+
+    def update(self, values: dict[str, Tensor], images: int) -> None:
+        """Add one step's values (scalars, equal in meaning on every rank) and its images over all ranks."""
+        stacked = torch.stack([v.detach().float() for v in values.values()])
+        self.names = list(values)
+        self.sums = stacked if self.sums is None else self.sums + stacked
+        self.steps += 1
+        self.images += images
+
+    def pause(self) -> None:
+        """Stop the clock until `resume`."""
+        self.seconds += time.perf_counter() - self._started
+
+    def resume(self) -> None:
+        """Start the clock again."""
+        self._started = time.perf_counter()
+
+    def compute(self) -> dict[str, float]:
+        """Mean of each value since the last call, and `time/images_per_s`; then start over. Every rank must call it."""
+        if self.sums is None:
+            return {}
+        means = self.strategy.all_reduce(self.sums / self.steps, "mean").tolist()
+        self.pause()
+        metrics = dict(zip(self.names, means, strict=True))
+        metrics["time/images_per_s"] = self.images / max(self.seconds, 1e-9)
+        self._clear()
+        return metrics

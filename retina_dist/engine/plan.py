@@ -1,0 +1,141 @@
+"""What a run will do, settled before anything is built.
+
+Layer 2. The user states the total batch, the length and the learning rate; the plan says how many images each process takes
+in a micro-batch, which learning rate that gives and at which steps something happens. It does not depend on the backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from retina_dist.engine.duration import to_steps
+from retina_dist.errors import ConfigError
+from retina_dist.optim.schedule import Schedule, ScheduleName
+
+LrRule = Literal["none", "linear", "sqrt"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything in optimizer steps and images; `str(plan)` is the table that a run prints first."""
+
+    num_images: int
+    batch_size: int
+    world_size: int
+    accumulate: int
+    micro_batch: int
+    steps_per_epoch: int
+    total_steps: int
+    stop_step: int
+    lr: float
+    schedule: Schedule
+    validate_every: int
+    log_every: int
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of optimizer step `step` (0 is the first), before any group's own scale."""
+        return self.lr * self.schedule(step)
+
+    def epoch_at(self, step: int) -> float:
+        """Epochs done after `step` optimizer steps."""
+        return step / self.steps_per_epoch
+
+    def __str__(self) -> str:
+        schedule = self.schedule
+        shape = schedule.name
+        if schedule.name == "multistep":
+            shape += f", x{schedule.gamma:g} at steps {', '.join(map(str, schedule.milestones))}"
+        if schedule.name == "cosine":
+            shape += f" to {self.lr * schedule.final_factor:g}"
+        if schedule.warmup:
+            shape += f", warm-up over {schedule.warmup} steps from {self.lr * schedule.warmup_factor:g}"
+        rows = {
+            "batch": f"{self.batch_size} images a step = {self.world_size} processes x {self.accumulate} accumulated "
+            f"x {self.micro_batch}",
+            "epoch": f"{self.num_images} images in {self.steps_per_epoch} steps",
+            "length": f"{self.total_steps} steps = {self.epoch_at(self.total_steps):.4g} epochs",
+            "lr": f"{self.lr:g}, {shape}",
+            "validate": f"every {self.validate_every} steps" if self.validate_every else "never",
+        }
+        if self.stop_step < self.total_steps:
+            rows["stop"] = f"after step {self.stop_step}, to be resumed"
+        return "\n".join(f"  {name:<9}{value}" for name, value in rows.items())
+
+
+def resolve_plan(
+    *,
+    num_images: int,
+    batch_size: int,
+    length: str,
+    lr: float,
+    world_size: int = 1,
+    accumulate: int = 1,
+    lr_rule: LrRule = "none",
+    lr_reference_batch: int = 16,
+    schedule: ScheduleName = "constant",
+    warmup: str = "0steps",
+    warmup_factor: float = 0.001,
+    milestones: Sequence[str] = (),
+    gamma: float = 0.1,
+    final_factor: float = 0.0,
+    validate_every: str = "1epoch",
+    stop_after: str | None = None,
+    log_every: int = 10,
+) -> Plan:
+    """Turn durations into steps and the total batch into per-process batches.
+
+    `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
+    `lr_rule` scales `lr` by batch_size / lr_reference_batch ("linear": Goyal et al. 2017, https://arxiv.org/abs/1706.02677)
+    or by its square root. Raises ConfigError for a plan that is impossible, with the nearest possible values.
+    """
+
+    def steps(key: str, duration: str) -> int:
+        return to_steps(duration, key=key, num_images=num_images, batch_size=batch_size)
+
+    if num_images < 1:
+        raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
+    slots = world_size * accumulate
+    if batch_size % slots:
+        below, above = batch_size // slots * slots, math.ceil(batch_size / slots) * slots
+        near = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(
+            f"data.batch_size={batch_size} cannot be shared by {world_size} processes x trainer.accumulate={accumulate} = "
+            f"{slots} equal micro-batches; use {near}."
+        )
+    total = steps("trainer.length", length)
+    if total < 1:
+        raise ConfigError(f"trainer.length={length} is no step at all; use at least 1step.")
+    warmup_steps = steps("schedule.warmup", warmup)
+    if warmup_steps >= total:
+        raise ConfigError(
+            f"schedule.warmup={warmup} ({warmup_steps} steps) leaves nothing of trainer.length={length} ({total} steps); "
+            f"use a warm-up of at most {total - 1}steps."
+        )
+    drops = [steps("schedule.milestones", m) for m in milestones] if schedule == "multistep" else []
+    for text, drop in zip(milestones, drops, strict=False):
+        if not 0 < drop < total:
+            raise ConfigError(
+                f"schedule.milestones has {text} (step {drop}), past the end: trainer.length={length} is {total} steps; "
+                "lengthen the run or bring the milestone forward."
+            )
+    if drops != sorted(set(drops)):
+        raise ConfigError(f"schedule.milestones={list(milestones)} do not rise; list them in order, each once.")
+    scale = {"none": 1.0, "linear": batch_size / lr_reference_batch, "sqrt": math.sqrt(batch_size / lr_reference_batch)}
+    stop = total if stop_after is None else min(total, steps("trainer.stop_after", stop_after))
+    return Plan(
+        num_images=num_images,
+        batch_size=batch_size,
+        world_size=world_size,
+        accumulate=accumulate,
+        micro_batch=batch_size // slots,
+        steps_per_epoch=math.ceil(num_images / batch_size),
+        total_steps=total,
+        stop_step=stop,
+        lr=lr * scale[lr_rule],
+        schedule=Schedule(schedule, total, warmup_steps, warmup_factor, tuple(drops), gamma, final_factor),
+        validate_every=steps("trainer.validate_every", validate_every),
+        log_every=log_every,
+    )

@@ -1,0 +1,63 @@
+"""Everything about a run that must survive a restart. Layer 2.
+
+What is not here is derived from `step`: the learning rate (the plan), the epoch and the place in it (the sampler).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.seeding import random_state, set_random_state
+
+
+class TrainState:
+    """Model, optimizer, scaler and average, with the counters that belong to them.
+
+    `step` counts finished optimizer steps. `best` is the best monitored value so far, None before the first validation;
+    `stale` the number of validations since then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        ema: ExponentialMovingAverage | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.scaler, self.ema = model, optimizer, scaler, ema
+        self.step = 0
+        self.best: float | None = None
+        self.stale = 0
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The weights to judge and to ship: the average if there is one."""
+        return self.ema.model if self.ema else self.model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain Python values only, so that it loads with `weights_only=True`."""
+        return {
+            "step": self.step,
+            "best": self.best,
+            "stale": self.stale,
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
+        self.step, self.best, self.stale = state["step"], state["best"], state["stale"]
+        self.model.load_state_dict(state["model"])
+        if self.ema:
+            self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        set_random_state(state["random"])

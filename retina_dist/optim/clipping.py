@@ -1,0 +1,35 @@
+"""Gradient clipping. Layer 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+ClipKind = Literal["global_norm", "tensor_norm", "value"]
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], limit: float | None, kind: ClipKind = "global_norm"
+) -> Tensor:
+    """Clip all gradients in place and return their total 2-norm before, a scalar on their device.
+
+    "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" each tensor by its own
+    (what Keras calls `clipnorm`), "value" clamps each element to [-limit, limit]. `limit=None` only measures.
+    """
+    with_gradient = [p for p in parameters if p.grad is not None]
+    if limit is not None and kind == "global_norm":
+        return nn.utils.clip_grad_norm_(with_gradient, limit)
+    gradients = [p.grad for p in with_gradient if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if limit is None:
+        return norm
+    if kind == "value":
+        torch._foreach_clamp_max_(gradients, limit)
+        torch._foreach_clamp_min_(gradients, -limit)
+    else:
+        for gradient in gradients:
+            gradient.mul_((limit / (gradient.norm() + 1e-6)).clamp(max=1.0))
+    return norm

@@ -1,0 +1,66 @@
+"""Plain `torch.optim` optimizers with parameter groups.
+
+Layer 1. The trainer writes the learning rate of each step into the groups: `lr` here is what the schedule's factor 1 means,
+and a group's `lr_scale` multiplies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from retina_dist.errors import ConfigError
+
+OptimizerName = Literal["sgd", "adamw", "adam"]
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    norm_weight_decay: float | None = None,
+    bias_weight_decay: float | None = None,
+    backbone_prefix: str = "backbone.body.",
+    backbone_lr_scale: float = 1.0,
+) -> list[dict]:
+    """The trainable parameters in groups of equal weight decay and `lr_scale`, in the model's order within each.
+
+    `norm_weight_decay` is for the parameters of normalisation layers, `bias_weight_decay` for all other biases; None means
+    `weight_decay`, as everywhere else.
+    """
+    norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            special = norm_weight_decay if isinstance(module, norms) else bias_weight_decay if name == "bias" else None
+            decay = weight_decay if special is None else special
+            scale = backbone_lr_scale if f"{module_name}.".startswith(backbone_prefix) else 1.0
+            groups.setdefault((decay, scale), []).append(parameter)
+    return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (decay, scale), ps in groups.items()]
+
+
+def build_optimizer(
+    groups: list[dict],
+    *,
+    name: OptimizerName,
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """SGD (momentum, nesterov), AdamW (decoupled decay) or Adam (betas, eps) over `parameter_groups`.
+
+    Raises ConfigError when nothing is trainable.
+    """
+    if not groups:
+        raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps)

@@ -1,0 +1,47 @@
+"""The learning rate as a pure function of the step: nothing to save, nothing to repair on resume. Layer 1."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+ScheduleName = Literal["multistep", "cosine", "constant"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the base learning rate is multiplied with at each step; all durations in optimizer steps.
+
+    Warm-up runs linearly from `warmup_factor` to 1 over the first `warmup` steps. Then "constant" stays at 1, "multistep"
+    multiplies by `gamma` at each milestone, and "cosine" falls from 1 to `final_factor` at `total` along half a cosine
+    (Loshchilov and Hutter 2017, equation 5, https://arxiv.org/abs/1608.03983). Warm-up and decay multiply, so a milestone
+    is at the same step with and without warm-up.
+
+    >>> s = Schedule("multistep", total=10, warmup=2, warmup_factor=0.5, milestones=(6,), gamma=0.1)
+    >>> [round(s(i), 3) for i in (0, 1, 2, 5, 6, 9)]
+    [0.5, 0.75, 1.0, 1.0, 0.1, 0.1]
+    """
+
+    name: ScheduleName
+    total: int
+    warmup: int = 0
+    warmup_factor: float = 0.001
+    milestones: Sequence[int] = ()
+    gamma: float = 0.1
+    final_factor: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        """The factor for optimizer step `step` (0 is the first)."""
+        ramp = 1.0
+        if step < self.warmup:
+            ramp = self.warmup_factor + (1 - self.warmup_factor) * step / self.warmup
+        if self.name == "multistep":
+            return ramp * self.gamma ** bisect.bisect_right(self.milestones, step)
+        if self.name == "cosine":
+            progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
+            cosine = (1 + math.cos(math.pi * progress)) / 2
+            return ramp * (self.final_factor + (1 - self.final_factor) * cosine)
+        return ramp

@@ -1,0 +1,122 @@
+"""The contract between the trainer and a communication backend.
+
+Layer 1. A strategy does communication and nothing else: no learning rate, no clipping, no files, no seeds. The trainer and
+the evaluator know this class only; each backend is one file beside it.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from retina_dist.types import Stateful
+
+T = TypeVar("T")
+ReduceOp = Literal["mean", "sum", "min", "max"]
+
+
+class DistributedStrategy(ABC):
+    """How one process takes part in a job of `world_size` equal processes.
+
+    Used as a context manager around everything that communicates. Collectives must be called by every rank in the same
+    order. The properties are read live, because elastic jobs change them.
+    """
+
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number, 0..world_size-1."""
+        return 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its host; it picks the GPU."""
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the job has."""
+        return 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and speaks to the user."""
+        return self.rank == 0
+
+    # lifetime
+
+    def __enter__(self) -> Self:
+        """Join the job and pin the device."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the job; after an exception without waiting for the others."""
+
+    # training
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+        """The module to call in training. `optimizer` is stepped as it is by the trainer. No communication."""
+
+    def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """Around one micro-batch's forward and backward; disabled for all but the last of a step."""
+        return nullcontext()
+
+    def reduce_gradients(self) -> None:  # noqa: B027 - one process has nothing to reduce
+        """Return when every `p.grad` is the mean over ranks."""
+
+    # collectives
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        """[*] -> a new [*], equal on all ranks."""
+
+    @abstractmethod
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """[n_r, *] -> [sum of n_r, *] in rank order; n_r may differ and may be 0."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        """[*] -> the same tensor, overwritten with `src`'s values."""
+
+    def broadcast_object(self, obj: T, src: int = 0) -> T:
+        """`src`'s object on every rank; made of tensors and plain Python values, which is all that is unpickled."""
+        if self.world_size == 1:
+            return obj
+        payload = torch.empty(0, dtype=torch.uint8)
+        if self.rank == src:
+            buffer = io.BytesIO()
+            torch.save(obj, buffer)
+            payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        size = self.broadcast(torch.tensor([payload.numel()], device=self.device), src)
+        if self.rank != src:
+            payload = torch.empty(int(size), dtype=torch.uint8)
+        payload = self.broadcast(payload.to(self.device), src).cpu()
+        return obj if self.rank == src else torch.load(io.BytesIO(payload.numpy().tobytes()), weights_only=True)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.all_reduce(torch.zeros(1, device=self.device), "sum")
+
+    # membership
+
+    def run(self, fit: Callable[[], T], state: Stateful) -> T:
+        """Make `state` equal to rank 0's on every rank, then return `fit()`; an elastic backend repeats both."""
+        if self.world_size > 1:
+            state.load_state_dict(self.broadcast_object(state.state_dict()))
+        return fit()
+
+    def commit(self) -> None:  # noqa: B027 - only elastic backends fall back
+        """Mark a point that an elastic job can fall back to."""

@@ -1,0 +1,111 @@
+"""Parameter groups, optimizers, clipping and the moving average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist.errors import ConfigError
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))})
+        self.head = nn.Sequential(nn.Conv2d(4, 2, 1), nn.GroupNorm(1, 2))
+
+
+def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], set[str]]:
+    names = {id(p): n for n, p in model.named_parameters()}
+    return {(g["weight_decay"], g["lr_scale"]): {names[id(p)] for p in g["params"]} for g in groups}
+
+
+def test_one_group_by_default() -> None:
+    groups = parameter_groups(Net(), weight_decay=0.1)
+    assert len(groups) == 1
+    assert len(groups[0]["params"]) == 8
+
+
+def test_norms_and_biases_and_backbone_apart() -> None:
+    model = Net()
+    groups = parameter_groups(
+        model, weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5
+    )
+    assert names_by_group(model, groups) == {
+        (0.1, 0.5): {"backbone.body.0.weight"},
+        (0.2, 0.5): {"backbone.body.0.bias"},
+        (0.0, 0.5): {"backbone.body.1.weight", "backbone.body.1.bias"},
+        (0.1, 1.0): {"head.0.weight"},
+        (0.2, 1.0): {"head.0.bias"},
+        (0.0, 1.0): {"head.1.weight", "head.1.bias"},
+    }
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    model = Net().requires_grad_(False)
+    assert parameter_groups(model, weight_decay=0.1) == []
+    with pytest.raises(ConfigError, match="trainable"):
+        build_optimizer([], name="sgd", lr=0.1)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adamw", "AdamW"), ("adam", "Adam")])
+def test_optimizers(name: str, kind: str) -> None:
+    optimizer = build_optimizer(parameter_groups(Net(), weight_decay=0.1), name=name, lr=0.1)  # type: ignore[arg-type]
+    assert type(optimizer).__name__ == kind
+
+
+def with_gradients(*values: list[float]) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.zeros(len(v))) for v in values]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = torch.tensor(value)
+    return parameters
+
+
+def test_clipping_by_hand() -> None:
+    def clipped(kind: str, limit: float | None) -> tuple[float, list[list[float]]]:
+        parameters = with_gradients([3.0, 4.0], [0.0, 12.0])  # norms 5 and 12, total 13
+        norm = clip_gradients(parameters, limit, kind)  # type: ignore[arg-type]
+        return float(norm), [p.grad.tolist() for p in parameters]
+
+    assert clipped("global_norm", None) == (13.0, [[3.0, 4.0], [0.0, 12.0]])
+    norm, gradients = clipped("global_norm", 1.3)
+    assert norm == pytest.approx(13.0)
+    assert sum(gradients, []) == pytest.approx([0.3, 0.4, 0.0, 1.2], rel=1e-5)
+    assert sum(clipped("tensor_norm", 10.0)[1], []) == pytest.approx([3.0, 4.0, 0.0, 10.0], rel=1e-5)
+    assert clipped("value", 3.5)[1] == [[3.0, 3.5], [0.0, 3.5]]
+
+
+def test_clipping_skips_parameters_without_gradient() -> None:
+    parameters = [*with_gradients([3.0, 4.0]), nn.Parameter(torch.zeros(2))]
+    assert float(clip_gradients(parameters, 1.0)) == 5.0
+
+
+def test_average_follows_by_hand() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    ema = ExponentialMovingAverage(model, decay=0.5)
+    nn.init.constant_(model.weight, 2.0)
+    ema.update(model)  # decay min(0.5, 1/10)
+    assert ema.model.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
+    for _ in range(20):
+        ema.update(model)
+    before = ema.model.weight.item()
+    nn.init.constant_(model.weight, 0.0)
+    ema.update(model)  # the decay has reached its limit
+    assert ema.model.weight.item() == pytest.approx(before / 2)
+
+
+def test_average_copies_statistics_and_survives_a_round_trip() -> None:
+    model = nn.BatchNorm1d(2)
+    ema = ExponentialMovingAverage(model)
+    model(torch.randn(8, 2) + 5)
+    ema.update(model)
+    assert torch.equal(ema.model.running_mean, model.running_mean)
+    other = ExponentialMovingAverage(nn.BatchNorm1d(2))
+    other.load_state_dict(ema.state_dict())
+    assert other.updates == 1
+    assert torch.equal(other.model.running_mean, model.running_mean)

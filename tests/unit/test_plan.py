@@ -1,0 +1,101 @@
+"""Durations, schedules and the plan, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from retina_dist.engine.duration import to_steps
+from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.errors import ConfigError
+from retina_dist.optim.schedule import Schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("7steps", 7),
+        ("1 step", 1),
+        ("90ksteps", 90_000),
+        ("2epochs", 14),  # ceil(100 / 16) = 7 steps each
+        ("0.5ep", 4),
+        ("100images", 7),
+        ("1.6k images", 100),
+    ],
+)
+def test_durations(text: str, steps: int) -> None:
+    assert to_steps(text, key="trainer.length", num_images=100, batch_size=16) == steps
+
+
+@pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "3 days", "1e3steps", ""])
+def test_what_is_no_duration_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.length=.*12epochs"):
+        to_steps(text, key="trainer.length", num_images=100, batch_size=16)
+
+
+def test_warmup_is_linear_and_ends_at_one() -> None:
+    schedule = Schedule("constant", total=100, warmup=4, warmup_factor=0.2)
+    assert [schedule(i) for i in (0, 1, 2, 3, 4, 99)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+def test_multistep_drops_at_its_milestones() -> None:
+    schedule = Schedule("multistep", total=10, milestones=(4, 8), gamma=0.1)
+    assert [schedule(i) for i in (0, 3, 4, 7, 8, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_cosine_halves_halfway_and_ends_at_the_final_factor() -> None:
+    schedule = Schedule("cosine", total=110, warmup=10, final_factor=0.1)
+    assert schedule(10) == pytest.approx(1.0)
+    assert schedule(60) == pytest.approx(0.55)
+    assert schedule(110) == pytest.approx(0.1)
+    assert schedule(35) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def plan(**changes: object) -> Plan:
+    settings: dict = {"num_images": 100, "batch_size": 16, "length": "4epochs", "lr": 0.01}
+    return resolve_plan(**{**settings, **changes})
+
+
+def test_plan_in_steps() -> None:
+    result = plan(schedule="multistep", milestones=["2epochs"], warmup="3steps", validate_every="1epoch")
+    assert (result.steps_per_epoch, result.total_steps, result.validate_every) == (7, 28, 7)
+    assert result.schedule.milestones == (14,)
+    assert result.micro_batch == 16
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
+def test_learning_rate_rules(rule: str, lr: float) -> None:
+    assert plan(batch_size=64, lr_rule=rule, lr_reference_batch=16).lr == pytest.approx(lr)
+
+
+def test_plans_of_any_world_size_give_the_same_lr_at_the_same_step() -> None:
+    plans = [plan(world_size=w, accumulate=a, schedule="cosine") for w, a in ((1, 1), (1, 4), (2, 2), (8, 2))]
+    assert {p.micro_batch * p.world_size * p.accumulate for p in plans} == {16}
+    for step in range(0, 28, 5):
+        assert len({p.lr_at(step) for p in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 10, "world_size": 4}, "use 8 or 12"),
+        ({"batch_size": 2, "world_size": 4}, "use 4"),
+        ({"batch_size": 16, "world_size": 2, "accumulate": 3}, "use 12 or 18"),
+        ({"warmup": "4epochs"}, "at most 27steps"),
+        ({"schedule": "multistep", "milestones": ["4epochs"]}, "past the end"),
+        ({"schedule": "multistep", "milestones": ["3epochs", "2epochs"]}, "do not rise"),
+        ({"length": "0steps"}, "no step at all"),
+        ({"num_images": 0}, "no image"),
+    ],
+)
+def test_impossible_plans_say_what_would_work(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(**changes)
+
+
+def test_the_printed_plan_has_the_numbers() -> None:
+    text = str(plan(schedule="multistep", milestones=["2epochs"], stop_after="5steps"))
+    for part in ("16 images a step = 1 processes x 1 accumulated x 16", "28 steps = 4 epochs", "x0.1 at steps 14"):
+        assert part in text
+    assert "after step 5" in text

@@ -1,0 +1,215 @@
+"""The loop on a model that has nothing to do with detection: it must not matter to the trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint
+from retina_dist.engine.plan import resolve_plan
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Divergence, Trainer
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+NUM_IMAGES = 10
+
+
+@dataclass
+class Rows:
+    x: Tensor
+    y: Tensor
+    weight: float = 1.0
+    warnings: tuple[str, ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
+        return Rows(self.x.to(device), self.y.to(device), self.weight)
+
+
+@dataclass
+class Data:
+    """Ten rows, four a step: 4, 4 and 2 an epoch, in an order of each epoch's own."""
+
+    accumulate: int = 1
+    batch_size: int = 4
+    seen: list[int] = field(default_factory=list)
+
+    def position(self, step: int) -> tuple[int, int]:
+        epoch, index = divmod(step, math.ceil(NUM_IMAGES / self.batch_size))
+        return epoch, index * self.batch_size
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+        everything = torch.randn(NUM_IMAGES, 5, generator=torch.Generator().manual_seed(1))
+        for step in range(start, stop):
+            epoch, cursor = self.position(step)
+            order = torch.randperm(NUM_IMAGES, generator=torch.Generator().manual_seed(epoch))
+            rows = order[cursor : cursor + self.batch_size]
+            self.seen += rows.tolist()
+            parts = [part for part in rows.tensor_split(self.accumulate) if len(part)]
+            yield [Rows(everything[p], (p % 3), weight=len(p) / len(rows)) for p in parts]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, batch: Rows) -> Any:
+        logits = self.layers(batch.x)
+        return {"cross_entropy": nn.functional.cross_entropy(logits, batch.y), "size": 1e-3 * logits.square().mean()}
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    plan_changes = {k: changes.pop(k) for k in ("length", "stop_after", "validate_every", "log_every") if k in changes}
+    data = data or Data()
+    model = changes.pop("model", None) or Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    ema = ExponentialMovingAverage(model, 0.9) if changes.pop("ema", False) else None
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=changes.get("precision") == "fp16"), ema)
+    plan = resolve_plan(
+        num_images=NUM_IMAGES,
+        batch_size=data.batch_size,
+        accumulate=data.accumulate,
+        lr=0.1,
+        schedule="cosine",
+        warmup="2steps",
+        **{"length": "4epochs", "log_every": 2, **plan_changes},
+    )
+    settings: dict[str, Any] = {
+        "state": state,
+        "plan": plan,
+        "data": data,
+        "strategy": SingleDeviceStrategy("cpu"),
+        "sink": Recorder(),
+        "checkpoints": CheckpointStore(folder, keep_last=100) if folder else None,
+        "report": lambda text: None,
+    }
+    return Trainer(**{**settings, **changes})
+
+
+def weights(one: Trainer) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in one.state.model.parameters()])
+
+
+def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
+    one = trainer()
+    one.fit()
+    assert one.state.step == 12
+    for epoch in range(4):
+        assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
+    steps = [step for step, _ in one.sink.rows]
+    assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
+    _, row = one.sink.rows[-1]
+    assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
+    assert row["train/lr"] == one.plan.lr_at(11)
+    assert row["train/epoch"] == 4.0
+
+
+def test_one_step_by_hand() -> None:
+    """The trainer's step equals plain PyTorch: mean loss, clip, SGD."""
+    one = trainer(clip=0.05)
+    (batch,) = next(one.data.train_steps(0, 1))
+    reference = Classifier()
+    reference.load_state_dict(one.state.model.state_dict())
+    sum(reference(batch).values()).backward()
+    norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=one.plan.lr_at(0), momentum=0.9, weight_decay=1e-3)
+    optimizer.step()
+    values = one.train_step([batch])
+    assert values["train/grad_norm"] == norm > 0.05
+    assert torch.equal(weights(one), torch.cat([p.detach().flatten() for p in reference.parameters()]))
+
+
+def test_accumulation_gives_the_same_weights() -> None:
+    whole, parts = trainer(), trainer(data=Data(accumulate=2))
+    whole.fit()
+    parts.fit()
+    torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 7])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str) -> None:
+    whole = trainer(tmp_path / "whole", ema=True, precision=precision)
+    whole.fit()
+    first = trainer(tmp_path / "parts", ema=True, precision=precision, stop_after=f"{stop}steps")
+    first.fit()
+    second = trainer(tmp_path / "parts", ema=True, precision=precision)
+    second.state.load_state_dict(load_checkpoint(tmp_path / "parts" / "last.pt"))
+    assert second.state.step == stop
+    second.fit()
+    assert torch.equal(weights(whole), weights(second))
+    assert first.data.seen + second.data.seen == whole.data.seen
+    a, b = load_checkpoint(tmp_path / "whole" / "last.pt"), load_checkpoint(tmp_path / "parts" / "last.pt")
+    for name, value in a["ema"]["model"].items():
+        assert torch.equal(value, b["ema"]["model"][name])
+    for key, value in a["optimizer"]["state"].items():
+        assert torch.equal(value["momentum_buffer"], b["optimizer"]["state"][key]["momentum_buffer"])
+    assert a["scaler"] == b["scaler"]
+    assert torch.equal(a["random"]["torch"], b["random"]["torch"])
+
+
+def scripted(values: list[float]) -> Any:
+    remaining = iter(values)
+    return lambda model: {"score": next(remaining)}
+
+
+def test_best_and_early_stop(tmp_path: Path) -> None:
+    one = trainer(tmp_path, evaluate=scripted([0.1, 0.5, 0.4, 0.3]), monitor="score", patience=2)
+    one.fit()
+    assert one.state.step == 12
+    assert one.state.best == 0.5
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
+    two = trainer(tmp_path / "two", evaluate=scripted([0.5, 0.4, 0.3]), monitor="score", patience=2)
+    assert two.fit() == {"score": 0.3}
+    assert two.state.step == 9  # of 12
+
+
+def test_validation_sees_the_average(tmp_path: Path) -> None:
+    seen = []
+    one = trainer(tmp_path, ema=True, evaluate=lambda model: seen.append(model) or {"score": 1.0}, length="1epoch")
+    one.fit()
+    assert seen == [one.state.ema.model]
+    assert one.state.model.training
+
+
+def test_a_loss_that_is_no_number_stops_before_it_is_saved(tmp_path: Path) -> None:
+    class Broken(Classifier):
+        def forward(self, batch: Rows) -> Any:
+            return {k: v / 0.0 * 0.0 for k, v in super().forward(batch).items()}
+
+    one = trainer(tmp_path, model=Broken())
+    with pytest.raises(Divergence, match=r"train/loss=nan by step 2.*lower optimizer\.lr"):
+        one.fit()
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_sampler_position_and_metadata_are_saved(tmp_path: Path) -> None:
+    trainer(tmp_path, stop_after="4steps", metadata={"categories": [1, 2]}).fit()
+    content = load_checkpoint(tmp_path / "last.pt")
+    assert content["sampler"] == {"epoch": 1, "cursor": 4}
+    assert content["categories"] == [1, 2]
+
+
+def test_bfloat16_stays_close() -> None:
+    exact, half = trainer(), trainer(precision="bf16")
+    exact.fit()
+    half.fit()
+    difference = (weights(exact) - weights(half)).norm() / weights(exact).norm()
+    assert 0 < difference < 0.05
