@@ -1,0 +1,492 @@
+"""The typed schema of every setting, and what stops a wrong one at once.
+
+Layer 4. `conf/` holds the values; a key that is not here, or a value of another type, is refused by name. Defaults that
+every experiment shares stand here, once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Optional
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from retina_dist.errors import ConfigError, UserError
+
+# Optional[...] and list[...] of plain types, not unions: what omegaconf's structured configs understand.
+
+
+@dataclass
+class ShapesConfig:
+    """The drawn data set; see `retina_dist.data.synthetic`."""
+
+    num_train: int = 800
+    num_val: int = 160
+    image_size: int = 160
+    seed: int = 0
+
+
+@dataclass
+class DataConfig:
+    """Where the pictures are and how they become batches."""
+
+    name: str = MISSING
+    format: str = "coco"  # coco | csv | voc
+    root: Optional[str] = None  # folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder)
+    train_annotations: Optional[str] = None  # explicit files, instead of or beside root
+    train_images: Optional[str] = None
+    val_annotations: Optional[str] = None
+    val_images: Optional[str] = None
+    classes: Optional[str] = None  # csv only: name,index
+    shapes: Optional[ShapesConfig] = None  # draw this data set into root if it is not there
+    label_mapping: str = "contiguous"  # contiguous | category_id (label = COCO id, as in torchvision's COCO weights)
+    keep_empty_images: bool = True
+    missing_images: str = "error"  # error | skip: files that the annotations name and that are not there
+    bad_images: str = "error"  # error | skip: files that cannot be decoded
+    max_pixels: int = 100_000_000
+
+    batch_size: int = 16  # images of one optimizer step, over all processes and accumulated micro-batches
+    val_batch_size: int = 8
+    num_workers: int = 2
+    shuffle: bool = True
+    min_sizes: list[int] = field(default_factory=lambda: [800])  # shorter side in px; one is drawn for each step
+    val_min_size: Optional[int] = None  # null: the largest of min_sizes
+    max_size: int = 1333  # longer side at most, px
+    num_buckets: int = 6  # static canvases for each of min_sizes
+
+    hflip: float = 0.5  # probabilities
+    photometric: float = 0.0
+    iou_crop: float = 0.0
+    scale_jitter: Optional[list[float]] = None  # factors [low, high] on the resize, e.g. [0.8, 1.25]
+
+
+@dataclass
+class ModelConfig:
+    """Arguments of `retina_dist.model.retinanet.build_retinanet`, and weights."""
+
+    num_classes: Optional[int] = None  # null: as many as the data has
+    backbone: str = "resnet50"  # resnet18 | resnet34 | resnet50 | resnet101
+    variant: str = "v1"  # v1 | v2: torchvision's two RetinaNets
+    fpn_channels: int = 256
+    trainable_layers: int = 5  # ResNet stages that train, counted from the last; 5 is all
+    batch_norm: str = "live"  # frozen | live | sync
+    batch_norm_eps: float = 1e-5
+    anchor_sizes: list[list[int]] = field(
+        default_factory=lambda: [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
+    )
+    aspect_ratios: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0])
+    score_threshold: float = 0.05
+    nms_threshold: float = 0.5
+    detections_per_image: int = 300
+    topk_candidates: int = 1000
+    foreground_iou: float = 0.5
+    background_iou: float = 0.4
+    focal_alpha: float = 0.25
+    focal_gamma: float = 2.0
+    box_loss: Optional[str] = None  # l1 | smooth_l1 | giou; null: the variant's own
+    smooth_l1_beta: float = 1 / 9
+    loss_path: str = "batched"  # batched | torchvision (the slow reference)
+    weights: Optional[str] = None  # whole detector: a file or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
+    backbone_weights: Optional[str] = None  # classifier: a file or e.g. ResNet50_Weights.IMAGENET1K_V1
+
+
+@dataclass
+class OptimizerConfig:
+    """Arguments of `retina_dist.optim.optimizer`."""
+
+    name: str = "sgd"  # sgd | adamw | adam
+    lr: float = MISSING
+    lr_rule: str = "none"  # none | linear | sqrt: scale lr by batch_size / lr_reference_batch
+    lr_reference_batch: int = 16
+    momentum: float = 0.9
+    nesterov: bool = False
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    norm_weight_decay: Optional[float] = None  # null: as weight_decay
+    bias_weight_decay: Optional[float] = None
+    backbone_lr_scale: float = 1.0
+
+
+@dataclass
+class ScheduleConfig:
+    """Arguments of `retina_dist.optim.schedule.Schedule`; durations as 16epochs, 1000steps or 5000images."""
+
+    name: str = "cosine"  # multistep | cosine | constant
+    warmup: str = "0steps"
+    warmup_factor: float = 0.001
+    milestones: list[str] = field(default_factory=list)
+    gamma: float = 0.1
+    final_factor: float = 0.0
+
+
+@dataclass
+class TrainerConfig:
+    """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
+
+    length: str = MISSING
+    stop_after: Optional[str] = None  # end early with a checkpoint, to go on with resume=
+    validate_every: str = "1epoch"
+    checkpoint_every: str = "1epoch"
+    log_every: int = 10  # steps
+    accumulate: int = 1  # micro-batches of one optimizer step on each process
+    precision: str = "fp32"  # fp32 | bf16 | fp16
+    clip: Optional[float] = None
+    clip_kind: str = "global_norm"  # global_norm | tensor_norm | value
+    ema_decay: Optional[float] = None  # e.g. 0.999; validation and best then use the average
+    channels_last: bool = False
+    deterministic: bool = False  # only operations that give the same bits each time; slower on GPUs
+    num_threads: Optional[int] = None  # torch threads of this process; null: torch's own choice
+    monitor: str = "coco/AP"
+    monitor_mode: str = "max"  # max | min
+    patience: Optional[int] = None  # stop after so many validations without a better monitor
+    keep_last: int = 1  # checkpoints kept
+    keep_top: int = 1
+    fast_dev_run: bool = False  # two steps, two validation batches: does everything run?
+    overfit_batches: int = 0  # train and validate on so many batches of train images, unaugmented
+
+
+@dataclass
+class StrategyConfig:
+    """How processes work together."""
+
+    name: str = "single"
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+
+
+@dataclass
+class LoggingConfig:
+    """What a run writes beside its checkpoints."""
+
+    tensorboard: bool = True
+    plots: bool = True
+
+
+@dataclass
+class TrainConfig:
+    """`python -m retina_dist.train`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    seed: int = 0
+    output_dir: Optional[str] = None  # null: runs/NAME, runs/NAME-2, ...
+    resume: Optional[str] = None  # null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file
+    dry_run: bool = False  # print the plan and stop
+    debug: bool = False  # show tracebacks
+
+
+@dataclass
+class DoctorConfig:
+    """`python -m retina_dist.doctor`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    output: Optional[str] = None  # a JSON file
+    debug: bool = False
+
+
+@dataclass
+class EvaluateConfig:
+    """`python -m retina_dist.evaluate`."""
+
+    checkpoint: Optional[str] = None  # a run's .pt file ...
+    results: Optional[str] = None  # ... or a COCO results json
+    annotations: Optional[str] = None  # null: the checkpoint's validation set
+    images: Optional[str] = None
+    output_dir: Optional[str] = None
+    backend: str = "auto"  # auto | pycocotools | faster-coco-eval
+    device: str = "auto"
+    precision: str = "fp32"
+    batch_size: int = 8
+    num_workers: int = 2
+    debug: bool = False
+
+
+@dataclass
+class PredictConfig:
+    """`python -m retina_dist.predict`."""
+
+    checkpoint: str = MISSING
+    input: str = MISSING  # file, folder or glob
+    output_dir: str = "predictions"
+    score_threshold: float = 0.3
+    device: str = "auto"
+    precision: str = "fp32"
+    debug: bool = False
+
+
+@dataclass
+class ConvertConfig:
+    """`python -m retina_dist.convert`."""
+
+    format: str = MISSING  # csv | voc
+    annotations: str = MISSING  # csv: the annotations file; voc: the VOC folder
+    classes: Optional[str] = None  # csv: the classes file
+    split: str = "train"  # voc: name of the list in ImageSets/Main
+    output: str = MISSING  # COCO json to write
+    debug: bool = False
+
+
+CHOICES = {
+    "data.format": ("coco", "csv", "voc"),
+    "data.label_mapping": ("contiguous", "category_id"),
+    "data.missing_images": ("error", "skip"),
+    "data.bad_images": ("error", "skip"),
+    "model.variant": ("v1", "v2"),
+    "model.batch_norm": ("frozen", "live", "sync"),
+    "model.box_loss": (None, "l1", "smooth_l1", "giou"),
+    "model.loss_path": ("batched", "torchvision"),
+    "optimizer.name": ("sgd", "adamw", "adam"),
+    "optimizer.lr_rule": ("none", "linear", "sqrt"),
+    "schedule.name": ("multistep", "cosine", "constant"),
+    "trainer.precision": ("fp32", "bf16", "fp16"),
+    "trainer.clip_kind": ("global_norm", "tensor_norm", "value"),
+    "trainer.monitor_mode": ("max", "min"),
+    "strategy.name": ("single",),
+    "backend": ("auto", "pycocotools", "faster-coco-eval"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "format": ("csv", "voc"),
+}
+
+AT_LEAST = {
+    "data.batch_size": 1,
+    "data.val_batch_size": 1,
+    "data.num_workers": 0,
+    "data.max_size": 32,
+    "data.num_buckets": 1,
+    "data.max_pixels": 1,
+    "model.num_classes": 1,
+    "model.fpn_channels": 1,
+    "optimizer.lr": 0,
+    "optimizer.weight_decay": 0,
+    "trainer.log_every": 1,
+    "trainer.accumulate": 1,
+    "trainer.overfit_batches": 0,
+    "trainer.keep_last": 1,
+    "trainer.keep_top": 0,
+    "trainer.patience": 1,
+    "trainer.num_threads": 1,
+    "batch_size": 1,
+    "num_workers": 0,
+}
+
+FRACTIONS = (
+    "data.hflip",
+    "data.photometric",
+    "data.iou_crop",
+    "model.score_threshold",
+    "model.nms_threshold",
+    "model.foreground_iou",
+    "model.background_iou",
+    "trainer.ema_decay",
+    "score_threshold",
+)
+
+
+def validate(config: Any) -> None:
+    """Raise ConfigError for the first value that cannot be, by its key."""
+    for key, allowed in CHOICES.items():
+        value = _get(config, key, allowed[0])
+        if value not in allowed:
+            near = difflib.get_close_matches(str(value), [str(a) for a in allowed], 1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"{key}={value} is not one of {', '.join(map(str, allowed))}{hint}")
+    for key, least in AT_LEAST.items():
+        value = _get(config, key, None)
+        if value is not None and value < least:
+            raise ConfigError(f"{key}={value} is too small; it must be at least {least}.")
+    for key in FRACTIONS:
+        value = _get(config, key, None)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{key}={value} is not within 0 and 1.")
+    sizes = _get(config, "data.min_sizes", [1])
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"data.min_sizes={list(sizes)} needs at least one size in pixels, such as [800].")
+    low_high = _get(config, "data.scale_jitter", None)
+    if low_high is not None and not (len(low_high) == 2 and 0 < low_high[0] <= low_high[1]):
+        raise ConfigError(f"data.scale_jitter={list(low_high)} is not a pair of rising factors, such as [0.8,1.25].")
+    if _get(config, "model.background_iou", 0) > _get(config, "model.foreground_iou", 1):
+        raise ConfigError(
+            f"model.background_iou={config.model.background_iou} is above model.foreground_iou="
+            f"{config.model.foreground_iou}; swap them."
+        )
+
+
+def _get(config: Any, key: str, default: Any) -> Any:
+    for part in key.split("."):
+        if config is None or not hasattr(config, part):
+            return default
+        config = getattr(config, part)
+    return config
+
+
+def config_dir() -> str:
+    """Directory of the Hydra configs: `retina_dist/conf` once installed, `conf/` in a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return str(installed if installed.is_dir() else package.parent / "conf")
+
+
+_SCHEMAS = {
+    "train": TrainConfig,
+    "doctor": DoctorConfig,
+    "evaluate": EvaluateConfig,
+    "predict": PredictConfig,
+    "convert": ConvertConfig,
+}
+
+
+def register_schemas() -> None:
+    """Make the schemas known to Hydra as `train_schema` and so on; the files of conf/ begin with them."""
+    store = ConfigStore.instance()
+    for name, schema in _SCHEMAS.items():
+        store.store(name=f"{name}_schema", node=schema)
+
+
+def load_config(name: str, overrides: list[str]) -> Any:
+    """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. TrainConfig), validated.
+
+    For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
+    """
+    register_schemas()
+    with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
+        return to_object(compose(name, overrides))
+
+
+def to_object(composed: Any) -> Any:
+    """The dataclass instance of a composed config, validated."""
+    for key in sorted(OmegaConf.missing_keys(composed)):
+        raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
+    config = OmegaConf.to_object(composed)
+    validate(config)
+    return config
+
+
+def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+    """Make a `main()` of a function of a typed config: Hydra's command line, our errors.
+
+    A UserError is printed as one line and the process exits with 2; with `debug=true` the traceback is shown too.
+    """
+
+    def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
+        @hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)
+        def run(composed: Any) -> Any:
+            with reported_errors(debug=bool(composed.get("debug"))):
+                return function(to_object(composed))
+
+        def main() -> None:
+            register_schemas()
+            with reported_errors(debug="debug=true" in sys.argv[1:]):
+                _check_overrides(name, sys.argv[1:])
+            run()
+
+        return main
+
+    return decorate
+
+
+@contextmanager
+def reported_errors(debug: bool = False) -> Iterator[None]:
+    """Print a UserError as one line and exit with 2."""
+    try:
+        yield
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        raise SystemExit(130) from None
+
+
+def _check_overrides(name: str, arguments: list[str]) -> None:
+    """Compose once before Hydra does, so that a wrong override ends in our sentence and exit code."""
+    if any(a in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for a in arguments):
+        return
+    search = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
+    search += [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
+    values = [a for a in arguments if not a.startswith("-") and a not in search]
+    with _explained(name):
+        parsed = OverridesParser.create().parse_overrides(values)
+        # A sweep is checked by the first value of each axis.
+        single = [
+            f"{o.input_line.split('=', 1)[0]}={next(o.sweep_string_iterator())}" if o.is_sweep_override() else o.input_line
+            for o in parsed
+        ]
+        if search:
+            single.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            compose(name, [s for s in single if not s.startswith("hydra.") or s.startswith("hydra.searchpath")])
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn what Hydra and omegaconf raise into a ConfigError that names the key, the value and the nearest valid key."""
+    try:
+        yield
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override} cannot be read as KEY=VALUE; quote the whole argument for the shell if the value has "
+            "spaces, commas or brackets."
+        ) from error
+    except (HydraException, OmegaConfBaseException, ConfigCompositionException) as error:
+        raise ConfigError(_sentence(name, error)) from error
+
+
+def _sentence(name: str, error: Exception) -> str:
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    text = "\n".join(str(e) for e in chain)
+    unknown = re.search(r"Key '([^']+)' (?:is )?not in|Could not override '([^']+)'", text)
+    override = re.search(r"Could not override '([^']+)'", text)
+    group = re.search(r"In '([^']+)': Could not find '([^']+)'", text)
+    available = re.search(r"Available options in '([^']+)':\n((?:\s+\S+\n?)+)", text)
+    if group and available:
+        options = available[2].split()
+        kind, _, value = group[2].rpartition("/")
+        near = difflib.get_close_matches(value, options, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"{kind}={value} does not exist; {hint}There are {', '.join(options)}."
+    wrong = re.search(r"(Value .*?)(?:\n|$)", text)
+    full_key = re.search(r"full_key: (\S+)", text)
+    if wrong and full_key:
+        return f"{full_key[1]}: {wrong[1].strip().rstrip('.')}."
+    if override or unknown:
+        key = override[1] if override else unknown[1] if unknown else ""
+        near = difflib.get_close_matches(key, _keys(_SCHEMAS[name]), 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"see the keys with python -m retina_dist.{name} --cfg job."
+        return f"{key} is not a setting; {hint}"
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _keys(schema: type, prefix: str = "") -> list[str]:
+    """All dotted keys of a schema."""
+    keys = []
+    for item in fields(schema):
+        nested = {"data": DataConfig, "model": ModelConfig, "optimizer": OptimizerConfig, "schedule": ScheduleConfig,
+                  "trainer": TrainerConfig, "strategy": StrategyConfig, "logging": LoggingConfig,
+                  "shapes": ShapesConfig}.get(item.name)
+        keys.append(prefix + item.name)
+        if nested is not None:
+            keys += _keys(nested, f"{prefix}{item.name}.")
+    return keys
