@@ -1,0 +1,1 @@
+"""Annotations and images in, batches on static canvases out."""

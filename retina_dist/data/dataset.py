@@ -1,0 +1,122 @@
+"""From a `BatchSpec` to a `Batch`: what a data worker does.
+
+Layer 1. Data workers import this module and little else; annotations reach them packed in a few tensors,
+which are shared between processes instead of copied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from retina_dist.data.collate import Sample, collate
+from retina_dist.data.images import read_image
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.errors import ConfigError, ImageError
+from retina_dist.types import Batch
+
+if TYPE_CHECKING:
+    from retina_dist.data.coco import Annotations
+
+BadImagePolicy = Literal["error", "skip"]
+
+
+class Transform(Protocol):
+    """Image [3, h, w] uint8, boxes [n, 4] xyxy, labels [n] -> the same, of an image that fits the canvas."""
+
+    def __call__(
+        self,
+        image: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        *,
+        min_size: int,
+        canvas: tuple[int, int],
+        key: tuple[int | str, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class DetectionDataset(Dataset[Batch]):
+    """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
+
+    Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. An image that
+    cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
+    the weight of the batch shrinks with it, so that the other images count as before. A batch of which
+    nothing is left is one black image without boxes, of weight 0.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        transform: Transform,
+        *,
+        seed: int = 0,
+        on_bad_image: BadImagePolicy = "error",
+        max_pixels: int = 100_000_000,
+    ) -> None:
+        if on_bad_image not in ("error", "skip"):
+            raise ConfigError(f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'.")
+        self.transform = transform
+        self.seed = seed
+        self.on_bad_image = on_bad_image
+        self.max_pixels = max_pixels
+        records = annotations.records
+        self._paths = [str(record.path) for record in records]
+        self._image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
+        self._sizes = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
+        # image i has rows ends[i] to ends[i + 1]
+        counts = [len(labels) for labels in annotations.labels]
+        self._ends = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+        boxes = [np.zeros((0, 4)), *annotations.boxes]
+        labels = [np.zeros(0), *annotations.labels]
+        self._boxes = torch.from_numpy(np.concatenate(boxes).astype(np.float32))
+        self._labels = torch.from_numpy(np.concatenate(labels).astype(np.int64))
+
+    def __len__(self) -> int:
+        """Number of images, not of batches."""
+        return len(self._paths)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[N, 2] (height, width) of the images as annotated."""
+        return self._sizes.numpy()
+
+    def __getitem__(self, spec: BatchSpec) -> Batch:
+        samples: list[Sample] = []
+        warnings: list[str] = []
+        for index in spec.indices:
+            try:
+                samples.append(self.sample(index, spec))
+            except ImageError as error:
+                if self.on_bad_image == "error":
+                    raise
+                warnings.append(str(error))
+        weight = spec.weight * len(samples) / len(spec.indices)
+        return collate(samples or [self._blank(spec)], spec.canvas, weight, warnings)
+
+    def sample(self, index: int, spec: BatchSpec) -> Sample:
+        """Image `index` as it is in the batches of `spec`."""
+        image_id = int(self._image_ids[index])
+        height, width = self._sizes[index].tolist()
+        image = read_image(self._paths[index], (width, height), self.max_pixels)
+        rows = slice(*self._ends[index : index + 2].tolist())
+        size = (image.shape[1], image.shape[2])
+        image, boxes, labels = self.transform(
+            image,
+            self._boxes[rows],
+            self._labels[rows],
+            min_size=spec.min_size,
+            canvas=spec.canvas,
+            key=(self.seed, spec.epoch, image_id),
+        )
+        return Sample(image, boxes, labels, image_id, size)
+
+    def _blank(self, spec: BatchSpec) -> Sample:
+        index = spec.indices[0]
+        height, width = self._sizes[index].tolist()
+        image = torch.zeros(3, *spec.canvas, dtype=torch.uint8)
+        return Sample(image, torch.zeros(0, 4), torch.zeros(0), int(self._image_ids[index]), (height, width))

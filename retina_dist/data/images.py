@@ -1,0 +1,118 @@
+"""Any picture file -> RGB pixels that agree with its boxes.
+
+Layer 1. Pillow decodes; what it cannot read ends in an ImageError that names the file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFile
+from torch import Tensor
+
+from retina_dist.errors import ImageError
+
+ORIENTATION_TAG = 0x0112
+TRANSPOSITIONS = {  # what shows a picture of each EXIF orientation upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
+
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
+
+
+def read_image(
+    path: str | Path, annotated_size: tuple[int, int] | None = None, max_pixels: int = 100_000_000
+) -> Tensor:
+    """The pixels of a file, uint8 [3, h, w] RGB, in the orientation its boxes are in.
+
+    EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in the
+    annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits, transparency
+    is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing, damaged, larger than
+    `max_pixels`, or of another size than annotated.
+    """
+    with _opened(Path(path), max_pixels) as image:
+        orientation = _orientation(image)
+        if annotated_size is not None:
+            orientation = _orientation_of_boxes(Path(path), image.size, orientation, annotated_size)
+        try:
+            pixels = _to_rgb(image)
+        except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
+            raise ImageError(
+                f"{path} is damaged ({error}); restore the file, take it out of the annotations, or set data.bad_images=skip."
+            ) from error
+    if orientation != 1:
+        pixels = pixels.transpose(TRANSPOSITIONS[orientation])
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
+    with _opened(Path(path), max_pixels=1 << 62) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image) in SWAPPING else (width, height)
+
+
+def _opened(path: Path, max_pixels: int) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own limit on pixels; ours follows
+            image = Image.open(path)
+    except FileNotFoundError as error:
+        raise ImageError(
+            f"{path} does not exist; check the images folder, or set data.missing_images=skip."
+        ) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(
+            f"{path} is no readable picture ({error}); restore the file, take it out of the annotations, or set "
+            "data.bad_images=skip."
+        ) from error
+    if image.width * image.height > max_pixels:
+        image.close()
+        raise ImageError(
+            f"{path} has {image.width} x {image.height} pixels, more than data.max_pixels={max_pixels}; raise the limit if "
+            "the file is to be trusted."
+        )
+    return image
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # damaged EXIF, in Pillow's many ways, is no reason to lose a sound picture
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _orientation_of_boxes(
+    path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]
+) -> int:
+    """The orientation to apply so that pixels agree with boxes drawn on a picture of `annotated` size."""
+    shown = stored[::-1] if orientation in SWAPPING else stored
+    if annotated == shown:
+        return orientation
+    if annotated == stored:
+        return 1
+    raise ImageError(
+        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes belong "
+        "to another version of it; annotate this file, or set data.bad_images=skip."
+    )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        values = np.asarray(image, dtype=np.float64)
+        return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,86 @@
+"""keras-retinanet's CSV annotations, as COCO.
+
+Layer 1. One object a row, `path,x1,y1,x2,y2,class`; an image without objects is one row `path,,,,,`. The class file has rows
+`class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from retina_dist.errors import DataError
+
+
+def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
+    """The files as one COCO dict: category ids are the indices of the class file, image ids count from 1 in order of
+    appearance, sizes are left to the images. Raises DataError naming file and line.
+    """
+    categories = _read_classes(classes)
+    images: dict[str, int] = {}
+    boxes = []
+    for line, row in _rows(annotations, columns=6):
+        name, *corners, label = row
+        if not name:
+            raise DataError(f"{annotations}:{line} names no image; write path,x1,y1,x2,y2,class.")
+        image_id = images.setdefault(name, len(images) + 1)
+        if not label and not any(corners):
+            continue
+        if label not in categories:
+            raise DataError(f"{annotations}:{line} has class {label!r}, which {classes} does not list.")
+        x1, y1, x2, y2 = (_number(text, annotations, line) for text in corners)
+        if x2 <= x1 or y2 <= y1:
+            raise DataError(f"{annotations}:{line} has the corners {x1:g},{y1:g} and {x2:g},{y2:g}; x2 and y2 must be larger.")
+        boxes.append(
+            {
+                "id": len(boxes) + 1,
+                "image_id": image_id,
+                "category_id": categories[label],
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "area": (x2 - x1) * (y2 - y1),
+                "iscrowd": 0,
+            }
+        )
+    return {
+        "images": [{"id": i, "file_name": name} for name, i in images.items()],
+        "annotations": boxes,
+        "categories": [{"id": i, "name": name} for name, i in categories.items()],
+    }
+
+
+def _read_classes(path: Path) -> dict[str, int]:
+    categories: dict[str, int] = {}
+    for line, (name, index) in _rows(path, columns=2):
+        if not index.strip().isdecimal():
+            raise DataError(f"{path}:{line} has index {index!r}, not a whole number; write class,index.")
+        if name in categories or int(index) in categories.values():
+            raise DataError(f"{path}:{line} gives class {name!r} or index {index} a second time.")
+        categories[name] = int(index)
+    if not categories:
+        raise DataError(f"{path} lists no class; write one class,index a row.")
+    return categories
+
+
+def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != columns:
+                    raise DataError(f"{path}:{reader.line_num} has {len(row)} columns, not {columns}.")
+                yield reader.line_num, row
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; name it with data.train_annotations or data.classes.") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no readable CSV ({error}).") from error
+
+
+def _number(text: str, path: Path, line: int) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise DataError(f"{path}:{line} has {text!r} where a coordinate in pixels belongs.") from error

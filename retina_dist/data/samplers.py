@@ -1,0 +1,176 @@
+"""Which images make up each optimizer step, and which of them are whose.
+
+Layer 1. Takes rank and world size as plain numbers. Every answer is a pure function of the step: resuming
+needs no replay, and a job that goes on with another number of ranks sees the same images in the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retina_dist.data.buckets import Buckets, IntArray
+from retina_dist.errors import ConfigError
+from retina_dist.seeding import derived_seed
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What a data worker needs to know to make one batch."""
+
+    epoch: int
+    indices: tuple[int, ...]  # of images in the data set
+    canvas: tuple[int, int]  # (height, width) in pixels
+    min_size: int  # pixels of the short side after the resize
+    weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `types.Batch`
+
+
+class _Sharded:
+    """Knows which rank it works for; elastic jobs change that."""
+
+    rank: int
+    world_size: int
+
+    def set_ranks(self, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} is not below world_size={world_size}; ranks count from 0.")
+        self.rank = rank
+        self.world_size = world_size
+
+
+class TrainSampler(_Sharded):
+    """Deals out each epoch's images, every one exactly once, `batch_size` an optimizer step over all ranks.
+
+    All images of a step lie on one canvas. A step's n images are split into `world_size * accumulate` slots
+    whose lengths differ by at most one; micro-batch `a` of rank `r` is slot `a * world_size + r`. Its weight
+    is len(slot) * world_size / n, so that the mean over ranks of the sum of weight * (mean over the slot) is
+    the mean over the step. A slot that gets no image holds the step's first one with weight 0, so that every
+    rank takes part.
+    """
+
+    def __init__(
+        self,
+        *,
+        buckets: Buckets,
+        batch_size: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        min_sizes: Sequence[int] | None = None,
+    ) -> None:
+        _check_counts(batch_size=batch_size, accumulate=accumulate)
+        self.buckets = buckets
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.set_ranks(rank, world_size)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.min_sizes = tuple(min_sizes or buckets.min_sizes)
+        self._cached: tuple[int, list[IntArray]] = (-1, [])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.buckets.num_images // self.batch_size)
+
+    def position(self, step: int) -> tuple[int, int]:
+        """(epoch, images of that epoch already consumed) before `step`."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return epoch, index * self.batch_size
+
+    def step_at(self, epoch: int, cursor: int) -> int:
+        """The inverse of `position`; between two steps, as after a change of batch size, the later one."""
+        return epoch * self.steps_per_epoch + -(-cursor // self.batch_size)
+
+    def step(self, step: int) -> list[BatchSpec]:
+        """The `accumulate` micro-batches of this rank, all on the same canvas as those of the other ranks."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        batch = self._epoch_plan(epoch)[index]
+        min_size = self.min_sizes[derived_seed(self.seed, "min_size", epoch, step) % len(self.min_sizes)]
+        canvas = self.buckets.canvas(batch, min_size)
+        slots = np.array_split(batch, self.world_size * self.accumulate)
+        return [
+            BatchSpec(
+                epoch=epoch,
+                indices=tuple(slot.tolist()) or (int(batch[0]),),
+                canvas=canvas,
+                min_size=min_size,
+                weight=len(slot) * self.world_size / len(batch),
+            )
+            for slot in slots[self.rank :: self.world_size]
+        ]
+
+    def _epoch_plan(self, epoch: int) -> list[IntArray]:
+        if self._cached[0] != epoch:
+            rng = np.random.default_rng(derived_seed(self.seed, "epoch", epoch)) if self.shuffle else None
+            self._cached = (epoch, plan_epoch(self.buckets, self.batch_size, rng))
+        return self._cached[1]
+
+
+class EvalSampler(_Sharded):
+    """This rank's share of one pass over a split; together the ranks' shares hold every image once.
+
+    `batch_size` is that of one rank. Each image keeps its own bucket's canvas, whatever the batch size and
+    the number of ranks, so neither changes what the model sees; the price is one short batch a bucket. Ranks
+    may get shares of different length, or none.
+    """
+
+    def __init__(self, *, buckets: Buckets, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        _check_counts(batch_size=batch_size)
+        self.buckets = buckets
+        self.batch_size = batch_size
+        self.set_ranks(rank, world_size)
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def __iter__(self) -> Iterator[BatchSpec]:
+        min_size = self.buckets.min_sizes[-1]
+        for batch in self._batches():
+            yield BatchSpec(0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size)
+
+    def _batches(self) -> list[IntArray]:
+        members = [np.flatnonzero(self.buckets.of_image == bucket) for bucket in range(len(self.buckets))]
+        batches = [batch for images in members for batch in _cut(images, self.batch_size)]
+        return batches[self.rank :: self.world_size]
+
+
+def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | None) -> list[IntArray]:
+    """The images of each step of one epoch: only the last step may hold fewer than `batch_size`.
+
+    Images stay in their bucket as far as whole steps go. What is left over moves to the next larger bucket,
+    where padding is all it costs; what is left in buckets that fit in no other (tall and wide images, as a
+    rule) is put together at the end. `rng` shuffles images within buckets, and all steps but a short one;
+    None leaves order alone.
+    """
+    members = [np.flatnonzero(buckets.of_image == bucket) for bucket in range(len(buckets))]
+    steps: list[IntArray] = []
+    last: list[IntArray] = []
+    for bucket, images in enumerate(members):
+        if rng is not None:
+            images = rng.permutation(images)
+        whole = len(images) // batch_size * batch_size
+        steps += _cut(images[:whole], batch_size)
+        larger = buckets.next_larger(bucket)
+        if larger is None:
+            last.append(images[whole:])
+        else:
+            members[larger] = np.concatenate([members[larger], images[whole:]])
+    steps += _cut(np.concatenate(last), batch_size)
+    if rng is None:
+        return steps
+    full = steps if len(steps[-1]) == batch_size else steps[:-1]
+    return [full[i] for i in rng.permutation(len(full))] + steps[len(full) :]
+
+
+def _cut(images: IntArray, batch_size: int) -> list[IntArray]:
+    return [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} is not possible; use a whole number of at least 1.")

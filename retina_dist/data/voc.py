@@ -1,0 +1,102 @@
+"""Pascal VOC annotations, as COCO.
+
+Layer 1. A folder with ImageSets/Main/SPLIT.txt, Annotations/*.xml and JPEGImages/*.jpg.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from retina_dist.errors import DataError
+
+# The order of the challenge's development kit, so that category ids do not depend on the file read.
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog", "horse",
+    "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+
+
+def read_voc(root: Path, split: str) -> dict[str, Any]:
+    """One split as a COCO dict; images are relative to JPEGImages, ids count from 1 in the order of the list.
+
+    VOC's corners are pixel numbers counted from 1, both included, so a box is x = xmin - 1, width = xmax - xmin + 1. Objects
+    marked difficult become crowd regions, which are not trained on and cost nothing in the metric, as in VOC's own. Classes
+    are VOC's twenty, or, when an object has another, all names under Annotations in alphabetical order. Raises DataError
+    naming file and object.
+    """
+    names = _read_list(root, split)
+    trees = {name: _read_xml(root / "Annotations" / f"{name}.xml") for name in names}
+    classes = _classes(root, trees)
+    images, boxes = [], []
+    for image_id, (name, tree) in enumerate(trees.items(), start=1):
+        path = root / "Annotations" / f"{name}.xml"
+        image: dict[str, Any] = {"id": image_id, "file_name": tree.findtext("filename") or f"{name}.jpg"}
+        for side in ("width", "height"):
+            text = tree.findtext(f"size/{side}") or ""
+            if text.isdecimal() and int(text) > 0:
+                image[side] = int(text)
+        images.append(image)
+        for number, thing in enumerate(tree.iter("object"), start=1):
+            left, top, right, bottom = (_corner(thing, tag, path, number) for tag in ("xmin", "ymin", "xmax", "ymax"))
+            x, y, width, height = left - 1, top - 1, right - left + 1, bottom - top + 1
+            boxes.append(
+                {
+                    "id": len(boxes) + 1,
+                    "image_id": image_id,
+                    "category_id": classes[_class_name(thing, path, number)],
+                    "bbox": [x, y, width, height],
+                    "area": width * height,
+                    "iscrowd": int((thing.findtext("difficult") or "0").strip() == "1"),
+                }
+            )
+    return {
+        "images": images,
+        "annotations": boxes,
+        "categories": [{"id": i, "name": name} for name, i in classes.items()],
+    }
+
+
+def _read_list(root: Path, split: str) -> list[str]:
+    path = root / "ImageSets" / "Main" / f"{split}.txt"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
+    names = [line.split()[0] for line in lines if line.strip()]
+    for name in names:
+        if "/" in name or "\\" in name or name.startswith(".."):
+            raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
+    return list(dict.fromkeys(names))
+
+
+def _read_xml(path: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
+
+
+def _classes(root: Path, trees: dict[str, ElementTree.Element]) -> dict[str, int]:
+    used = {_class_name(o, root / name, n) for name, t in trees.items() for n, o in enumerate(t.iter("object"), 1)}
+    names: list[str] = list(VOC_CLASSES)
+    if not used <= set(VOC_CLASSES):
+        everything = (_read_xml(path) for path in sorted((root / "Annotations").glob("*.xml")))
+        names = sorted({(o.findtext("name") or "").strip() for tree in everything for o in tree.iter("object")} - {""})
+    return {name: i for i, name in enumerate(names, start=1)}
+
+
+def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:
+    name = (thing.findtext("name") or "").strip()
+    if not name:
+        raise DataError(f"{path}: object {number} has no name; add one.")
+    return name
+
+
+def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> float:
+    text = thing.findtext(f"bndbox/{tag}")
+    try:
+        return float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.") from error
