@@ -1,0 +1,1 @@
+"""COCO metrics, on one process or many."""

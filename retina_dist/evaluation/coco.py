@@ -1,0 +1,261 @@
+"""COCO's box metrics, by pycocotools or an evaluator that gives the same numbers.
+
+Layer 2. Ground truth is the annotation file as it is, never boxes that went through a transform. Detections travel as rows
+[n, 7] of float64: image_id, x, y, width, height, score, category_id; float64, because ids above 2^24 do not fit float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retina_dist.data.categories import Categories
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import write_atomically
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.types import Batch, Detections
+
+Backend = Literal["auto", "pycocotools", "faster-coco-eval"]
+
+STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+COLUMNS = 7
+ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
+
+
+@dataclass(frozen=True)
+class CocoResult:
+    """The twelve official numbers and what lies behind them; -1 where there is no ground truth."""
+
+    stats: dict[str, float]
+    per_class: dict[str, float | None]  # AP of each class; None without ground truth
+    precision: np.ndarray  # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and AP of each class, for JSON."""
+        return {**self.stats, "per_class_AP": self.per_class}
+
+
+def evaluate_rows(
+    coco: dict[str, Any],
+    rows: np.ndarray,
+    *,
+    image_ids: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> CocoResult:
+    """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict).
+
+    `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. "auto" takes
+    faster-coco-eval where it is installed, else pycocotools, the reference. Raises ConfigError for a backend that is not
+    installed.
+    """
+    make_truth, make_evaluation = _implementation(backend)
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = make_truth()
+        truth.dataset = coco
+        truth.createIndex()
+        found = make_truth()
+        found.dataset = {"images": coco["images"], "categories": coco["categories"], "annotations": _as_annotations(rows)}
+        found.createIndex()
+        evaluation = make_evaluation(truth, found, "bbox")
+        if image_ids is not None:
+            evaluation.params.imgIds = sorted(image_ids)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MOST_DETECTIONS]  # [T, R, K]
+    names = _distinct_names(coco["categories"])
+    return CocoResult(
+        stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
+        per_class={names[c]: _class_ap(precision[:, :, k]) for k, c in enumerate(evaluation.params.catIds)},
+        precision=precision,
+    )
+
+
+def detections_to_rows(detections: Sequence[Detections], image_ids: Sequence[int], categories: Categories) -> np.ndarray:
+    """Rows [n, 7] of some images' detections; labels become category ids, corners become width and height.
+
+    Labels that stand for no category are left out.
+    """
+    ids = np.array(categories.ids, dtype=np.float64)
+    parts = [np.zeros((0, COLUMNS))]
+    for image_id, found in zip(image_ids, detections, strict=True):
+        boxes = found["boxes"].double().cpu().numpy()
+        category = ids[found["labels"].cpu().numpy()]
+        scores = found["scores"].double().cpu().numpy()
+        image = np.full(len(boxes), image_id, dtype=np.float64)
+        rows = np.column_stack((image, boxes[:, :2], boxes[:, 2:] - boxes[:, :2], scores, category))
+        parts.append(rows[category >= 0])
+    return np.concatenate(parts)
+
+
+def write_results(rows: np.ndarray, path: Path) -> None:
+    """COCO's results json; boxes to a hundredth of a pixel, scores to five digits, as COCO's own files."""
+    results = [
+        {
+            "image_id": int(row[0]),
+            "category_id": int(row[6]),
+            "bbox": [round(v, 2) for v in row[1:5]],
+            "score": round(row[5], 5),
+        }
+        for row in rows.tolist()
+    ]
+    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(results)))
+
+
+def load_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
+    """Rows [n, 7] of a COCO results json for the ground truth `coco`. Raises DataError naming file and entry."""
+    try:
+        entries = json.loads(path.read_bytes())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
+    if not isinstance(entries, list):
+        raise DataError(f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …].")
+    images = {image["id"] for image in coco["images"]}
+    categories = {category["id"] for category in coco["categories"]}
+    rows = np.zeros((len(entries), COLUMNS))
+    for i, entry in enumerate(entries):
+        try:
+            x, y, width, height = entry["bbox"]
+            row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
+            rows[i] = row
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
+            ) from error
+        if entry["image_id"] not in images:
+            raise DataError(f"{path}: entry {i} is of image {entry['image_id']}, which the ground truth does not have.")
+        if entry["category_id"] not in categories:
+            raise DataError(f"{path}: entry {i} is of category {entry['category_id']}, which the ground truth does not have.")
+    return rows
+
+
+class CocoEvaluator:
+    """Metrics of a model over a validation set that all ranks share out: call it with the model, on every rank.
+
+    The model has `evaluate(batch) -> (losses, detections)`: scalars, mean over the batch, and one Detections an image.
+    """
+
+    def __init__(
+        self,
+        *,
+        annotations_coco: dict[str, Any],
+        categories: Categories,
+        batches: Callable[[], Iterable[Batch]],
+        strategy: DistributedStrategy,
+        image_ids: Sequence[int] | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        backend: Backend = "auto",
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
+        self.image_ids, self.autocast, self.backend, self.report = image_ids, autocast, backend, report
+        self.last_result: CocoResult | None = None
+        self.last_rows: np.ndarray | None = None
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """`coco/AP` and the other eleven, and `val/loss` with its parts; the same on every rank."""
+        was_training = model.training
+        model.eval()
+        rows, losses = self._run(model)
+        model.train(was_training)
+        rows = self._gathered(rows)
+        self.last_rows = rows
+        # Each rank computes from the same rows: no rank waits in a collective for another's long work.
+        self.last_result = evaluate_rows(self.coco, rows, image_ids=self.image_ids, backend=self.backend)
+        return {**{f"coco/{k}": v for k, v in self.last_result.stats.items()}, **losses}
+
+    @torch.inference_mode()
+    def _run(self, model: nn.Module) -> tuple[np.ndarray, dict[str, float]]:
+        """This rank's rows, and the mean losses over all ranks' images."""
+        device = self.strategy.device
+        parts = [np.zeros((0, COLUMNS))]
+        sums: dict[str, Tensor] = {}
+        images = 0
+        for batch in self.batches():
+            for warning in batch.warnings:
+                self.report(f"warning: {warning}")
+            if batch.weight == 0:  # nothing of it could be read
+                continue
+            with self.autocast():
+                losses, detections = model.evaluate(batch.to(device, non_blocking=True))  # type: ignore[operator]
+            for name, value in losses.items():
+                sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
+            images += len(batch)
+            parts.append(detections_to_rows(detections, batch.image_ids.tolist(), self.categories))
+        return np.concatenate(parts), self._mean_losses(sums, images)
+
+    def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
+        # A rank without images takes part too, so the names must not come from its own batches.
+        names = ("classification", "bbox_regression")
+        zero = torch.zeros((), device=self.strategy.device)
+        stacked = torch.stack([*(sums.get(n, zero) for n in names), zero + images]).double()
+        *totals, count = self.strategy.all_reduce(stacked, "sum").tolist()
+        if not count:
+            return {}
+        means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
+        return {"val/loss": sum(means.values()), **means}
+
+    def _gathered(self, rows: np.ndarray) -> np.ndarray:
+        """All ranks' rows, in an order that does not depend on who held them."""
+        everyone = self.strategy.all_gather(torch.from_numpy(rows).to(self.strategy.device)).cpu().numpy()
+        return everyone[np.argsort(everyone[:, 0], kind="stable")]
+
+
+def _implementation(backend: Backend) -> tuple[type, type]:
+    """The classes that hold ground truth and compute the metrics."""
+    if backend == "auto":
+        backend = "faster-coco-eval" if importlib.util.find_spec("faster_coco_eval") else "pycocotools"
+    if backend == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        return COCO, COCOeval
+    try:
+        from faster_coco_eval import COCO as FasterCOCO
+        from faster_coco_eval import COCOeval_faster
+    except ImportError as error:
+        raise ConfigError(
+            "backend=faster-coco-eval is not installed; run `pip install retina-dist[fast-eval]` or use backend=pycocotools."
+        ) from error
+    return FasterCOCO, COCOeval_faster
+
+
+def _as_annotations(rows: np.ndarray) -> list[dict[str, Any]]:
+    """Rows as what `COCO.loadRes` makes of a results json."""
+    areas = (rows[:, 3] * rows[:, 4]).tolist()
+    return [
+        {
+            "id": i,
+            "image_id": int(row[0]),
+            "bbox": row[1:5],
+            "score": row[5],
+            "category_id": int(row[6]),
+            "area": area,
+            "iscrowd": 0,
+        }
+        for i, (row, area) in enumerate(zip(rows.tolist(), areas, strict=True), start=1)
+    ]
+
+
+def _distinct_names(entries: list[dict[str, Any]]) -> dict[int, str]:
+    """Category id -> name, with the id added where two categories share a name."""
+    times = Counter(entry["name"] for entry in entries)
+    return {e["id"]: e["name"] if times[e["name"]] == 1 else f"{e['name']} ({e['id']})" for e in entries}
+
+
+def _class_ap(precision: np.ndarray) -> float | None:
+    """Mean of a class's [T, R] precision, None where it has no ground truth."""
+    defined = precision[precision > -1]
+    return float(defined.mean()) if len(defined) else None
