@@ -1,0 +1,323 @@
+"""Pictures of a run: curves over the steps, precision over recall, AP of every class.
+
+Layer 1. matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
+backend nor the settings of a program that imports this package are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from retina_dist.reporting.sinks import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = Mapping[str, tuple[list[int], list[float]]]
+
+# Okabe and Ito's colours, to be told apart with any colour vision; their yellow is too pale for lines.
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7A5195",
+    "#8C564B",
+    "#5F6B6D",
+    "#88A80D",
+)
+INK, FAINT, BAR = "#222222", "#9A9A9A", "#5B9BC8"
+MAX_CLASS_LINES = 8
+MAX_BARS = 60
+RECALLS = np.linspace(0, 1, 101)  # COCO's recall points
+IOU_50, IOU_75 = 0, 5  # rows of COCO's IoU thresholds .50, .55, ... .95
+
+STYLE: Any = {  # matplotlib settings
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # a class may be called "$"
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "#BBBBBB",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "savefig.dpi": 130,
+}
+
+
+def plot_curves(metrics_csv: Path, out: Path) -> None:
+    """Loss and its parts, learning rate, gradient norm, AP and images/s over the steps, as far as logged.
+
+    Training values are drawn thin with their running median on top. Values that are not finite leave gaps.
+    Raises DataError when `metrics_csv` is missing or is no file of a CsvSink.
+    """
+    series = read_metrics(metrics_csv)
+    panels = [panel for panel in _PANELS if not series.keys().isdisjoint(panel.names)]
+    columns = 1 if len(panels) <= 1 else 2 if len(panels) <= 4 else 3
+    rows = max(1, -(-len(panels) // columns))
+    with _figure(out, (1 + 5.2 * columns, 0.4 + 3.4 * rows)) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        last_step = max((steps[-1] for steps, _ in series.values()), default=1)
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            axes.set(title=panel.title, xlabel="optimizer step", ylabel=panel.unit)
+            panel.draw(axes, series)
+            axes.set_xlim(0, max(1, last_step) * 1.02)
+            axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        if not panels:
+            grid[0, 0].text(0.5, 0.5, "nothing has been logged yet", ha="center", color=FAINT)
+
+
+def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
+    """Precision over recall at IoU .50, at .75 and as mean over .50:.95.
+
+    `precision` is [10, 101, K] as COCO's evaluator gives it (all areas, 100 detections), -1 where a class
+    has no ground truth; such classes are left out. A few classes get a line each; of many, the mean and the
+    middle half are drawn.
+    """
+    has_truth = np.all(precision > -1, axis=(0, 1))  # [K]
+    kept = precision[:, :, has_truth]
+    kept_names = [name for name, keep in zip(names, has_truth.tolist(), strict=True) if keep]
+    views = (("IoU .50", kept[IOU_50]), ("IoU .75", kept[IOU_75]), ("mean of IoU .50:.95", kept.mean(axis=0)))
+    num_lines = len(kept_names) if len(kept_names) <= MAX_CLASS_LINES else 1
+    with _figure(out, (14.5, 5.0 + 0.18 * num_lines)) as figure:
+        all_axes = figure.subplots(1, 3, sharey=True)
+        for axes, (title, curves) in zip(all_axes, views, strict=True):
+            axes.set(title=title, xlabel="recall", xlim=(0, 1), ylim=(0, 1.02))
+            if kept_names:
+                _draw_pr(axes, curves, kept_names)
+            else:
+                axes.text(0.5, 0.5, "no class has ground truth", ha="center", color=FAINT)
+        all_axes[0].set_ylabel("precision")
+        _footnote(figure, _without_truth(len(names) - len(kept_names)))
+
+
+def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
+    """AP of every class as horizontal bars, best on top; of very many, the best and the worst thirty.
+
+    Classes without ground truth (None) are left out, and a line below says so.
+    """
+    known = [(ap, name) for name, ap in per_class.items() if ap is not None]
+    known.sort(key=lambda pair: -pair[0])
+    cut = len(known) > MAX_BARS
+    bars = known[: MAX_BARS // 2] + known[-MAX_BARS // 2 :] if cut else known
+    notes = _without_truth(len(per_class) - len(known))
+    if cut:
+        notes.insert(0, f"best and worst {MAX_BARS // 2} of {len(known)} classes")
+    with _figure(out, (8, 1.5 + 0.24 * max(3, len(bars) + cut))) as figure:
+        axes = figure.subplots()
+        axes.set(title="AP per class", xlabel="AP, mean of IoU .50:.95", xlim=(0, 1))
+        axes.grid(axis="y", visible=False)
+        if known:
+            _draw_bars(
+                axes, bars, mean=float(np.mean([ap for ap, _ in known])), gap=MAX_BARS // 2 if cut else None
+            )
+        else:
+            axes.set_yticks([])
+            axes.text(
+                0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT
+            )
+        _footnote(figure, notes)
+
+
+def running_median(values: Sequence[float], span: int) -> np.ndarray:
+    """Median of the `span` (odd) values around each; at the ends the window shrinks on both sides.
+
+    Unlike an exponential mean it neither lags behind nor follows a single wild value. Values that are not
+    finite do not count; where there are no others the median is nan.
+
+    >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
+    [1.0, 3.0, 4.0, 4.0, 5.0]
+    """
+    numbers = np.asarray(values, dtype=float)
+    medians = np.full(len(numbers), np.nan)
+    for i in range(len(numbers)):
+        reach = min(span // 2, i, len(numbers) - 1 - i)
+        window = numbers[i - reach : i + reach + 1]
+        finite = window[np.isfinite(window)]
+        if len(finite):
+            medians[i] = np.median(finite)
+    return medians
+
+
+@contextmanager
+def _figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """A figure of `size` inches in this module's style, saved to `out` at the end of the block."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        FigureCanvasAgg(figure)
+        yield figure
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+
+
+def _draw_loss(axes: Axes, series: Series) -> None:
+    _draw_smoothed(axes, series, {"train/loss": "training"})
+    if "val/loss" in series:
+        axes.plot(*series["val/loss"], color=COLORS[1], marker="o", markersize=4, label="validation")
+    _limit_above(axes, [series[name][1] for name in LOSS_NAMES if name in series])
+    axes.legend()
+
+
+def _draw_parts(axes: Axes, series: Series) -> None:
+    _draw_smoothed(axes, series, PARTS)
+    axes.legend()
+
+
+def _draw_grad_norm(axes: Axes, series: Series) -> None:
+    _draw_smoothed(axes, series, {"train/grad_norm": "gradient norm"})
+
+
+def _draw_smoothed(axes: Axes, series: Series, labels: Mapping[str, str]) -> None:
+    """The metrics as they were logged, thin, and their running median."""
+    shown = [name for name in labels if name in series]
+    for color, name in zip(COLORS, shown, strict=False):
+        steps, values = series[name]
+        axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
+        smooth = running_median(values, span=2 * (len(values) // 40) + 1)
+        axes.plot(steps, smooth, color=color, label=labels[name])
+    _limit_above(axes, [series[name][1] for name in shown])
+
+
+def _draw_lr(axes: Axes, series: Series) -> None:
+    axes.plot(*series["train/lr"], color=COLORS[0])
+    axes.set_ylim(bottom=0)
+
+
+def _draw_ap(axes: Axes, series: Series) -> None:
+    for color, name in zip(COLORS, AP_NAMES, strict=False):
+        if name in series:
+            steps, values = series[name]
+            known = [np.nan if value < 0 else value for value in values]  # pycocotools' -1: no ground truth
+            axes.plot(
+                steps,
+                known,
+                color=color,
+                marker="o",
+                markersize=4,
+                label=f"{name.removeprefix('coco/')} {known[-1]:.3f}",
+            )
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _draw_speed(axes: Axes, series: Series) -> None:
+    steps, values = series["time/images_per_s"]
+    axes.plot(steps, values, color=COLORS[2], linewidth=1.0)
+    median = np.median(values)
+    axes.axhline(median, color=INK, linewidth=1.0, linestyle="--", label=f"median {median:.1f}")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower right")
+
+
+class _Panel(NamedTuple):
+    """One of the curves' panels, drawn when any of `names` was logged."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    draw: Callable[[Axes, Series], None]
+
+
+AP_NAMES = ("coco/AP", "coco/AP50", "coco/AP75")
+LOSS_NAMES = ("train/loss", "val/loss")
+PARTS = {"train/loss_classification": "classification", "train/loss_bbox_regression": "box regression"}
+_PANELS = (
+    _Panel("Loss", "loss", LOSS_NAMES, _draw_loss),
+    _Panel("Parts of the training loss", "loss", tuple(PARTS), _draw_parts),
+    _Panel("Validation AP", "AP", AP_NAMES, _draw_ap),
+    _Panel("Learning rate", "learning rate", ("train/lr",), _draw_lr),
+    _Panel("Gradient norm", "L2 norm", ("train/grad_norm",), _draw_grad_norm),
+    _Panel("Throughput", "images/s", ("time/images_per_s",), _draw_speed),
+)
+
+
+def _draw_pr(axes: Axes, curves: np.ndarray, names: Sequence[str]) -> None:
+    """curves: [101, K]. The legend gives the area under each curve, which is the AP."""
+    if len(names) <= MAX_CLASS_LINES:
+        for k in np.argsort(-curves.mean(axis=0), kind="stable"):
+            label = f"{curves[:, k].mean():.3f}  {names[k]}"
+            axes.plot(*_reached(curves[:, k]), color=COLORS[k], label=label)
+    else:
+        low, high = np.percentile(curves, (25, 75), axis=1)
+        axes.fill_between(
+            RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes"
+        )
+    if len(names) > 1:
+        mean = curves.mean(axis=1)
+        axes.plot(
+            *_reached(mean),
+            color=INK,
+            linewidth=2.4,
+            label=f"{mean.mean():.3f}  mean of {len(names)} classes",
+        )
+    # below, since curves may pass anywhere in the square
+    axes.legend(title="AP", loc="upper left", bbox_to_anchor=(0, -0.13), alignment="left", borderaxespad=0)
+
+
+def _reached(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The curve down to its first zero: beyond the greatest recall there is nothing to draw."""
+    end = int(np.argmax(curve <= 0)) + 1 if (curve <= 0).any() else len(curve)
+    return RECALLS[:end], curve[:end]
+
+
+def _draw_bars(axes: Axes, bars: Sequence[tuple[float, str]], mean: float, gap: int | None) -> None:
+    """bars: (AP, class), best first; `gap` is the number of bars before the classes left out."""
+    places = [i + (gap is not None and i >= gap) for i in range(len(bars))]
+    values = [ap for ap, _ in bars]
+    axes.barh(places, values, height=0.72, color=BAR)
+    for place, ap in zip(places, values, strict=True):
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line of the mean may pass here
+        axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=paper)
+    axes.axvline(mean, color=COLORS[1], linewidth=1.3, linestyle="--", label=f"mean {mean:.3f}")
+    if gap is not None:
+        axes.text(0.008, gap, "\N{VERTICAL ELLIPSIS}", va="center", color=FAINT)
+    axes.set_yticks(places, [name for _, name in bars])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+
+
+def _limit_above(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+    """Cut the axis above almost all values, so that a few wild ones do not flatten the rest."""
+    values = np.array([value for curve in curves for value in curve])
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() >= 0 and values.max() > 0:
+        usual = np.percentile(values, 99)
+        axes.set_ylim(0, 1.08 * (values.max() if values.max() < 2 * usual else usual))
+
+
+def _without_truth(count: int) -> list[str]:
+    return [f"{count} class{'es' if count > 1 else ''} without ground truth left out"] if count else []
+
+
+def _footnote(figure: Figure, notes: Sequence[str]) -> None:
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=8.5, color="#666666")

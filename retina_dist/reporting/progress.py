@@ -1,0 +1,171 @@
+"""One live line on a terminal; plain lines in a log file.
+
+Layer 1. Imports tqdm only for the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from retina_dist.reporting.sinks import NullSink
+
+TRAINING_GROUPS = ("train", "time", "memory")
+LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
+LEADING_RESULTS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100", "loss")
+BAR = "{bar:20}"  # in tqdm's format, 20 characters wide
+
+
+class Progress:
+    """A sink that shows the run: a bar on a terminal, elsewhere a plain line per `log` of training metrics.
+
+    Metrics of the groups train, time and memory are training metrics; all others are validation results,
+    which get a line of their own. The time left comes from the clock since the start, evaluations and
+    checkpoints included; so does the speed where no `time/images_per_s` is logged and `images_per_step` is
+    given. `initial` is the step that a resumed run starts after.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        initial: int = 0,
+        *,
+        steps_per_epoch: int | None = None,
+        images_per_step: int | None = None,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.initial = initial
+        self.steps_per_epoch = steps_per_epoch
+        self.images_per_step = images_per_step
+        self.file = sys.stderr if file is None else file
+        self._clock = clock
+        self._start = clock()
+        self._metrics: dict[str, float] = {}
+        self._bar = self._make_bar() if _is_screen(self.file) else None
+
+    def update(self, step: int) -> None:
+        """Move the bar to `step`; cheap enough for every step. Says nothing where there is no terminal."""
+        if self._bar is not None:
+            # not tqdm's description and postfix, which bring punctuation of their own
+            self._bar.bar_format = f"{self._where(step)} |{BAR}| {self._how(step)}"
+            self._bar.update(step - self._bar.n)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        training = {name: value for name, value in metrics.items() if name.split("/")[0] in TRAINING_GROUPS}
+        results = {name: value for name, value in metrics.items() if name not in training}
+        if training:
+            self._metrics.update(training)
+            self.update(step)
+            if self._bar is None:
+                self.write(f"{self._where(step)}  {self._how(step)}")
+            else:
+                self._bar.refresh()
+        if results:
+            self.write(f"{self._where(step)}  {format_results(results)}")
+
+    def write(self, text: str) -> None:
+        """Print a line of its own, above the bar where there is one."""
+        if self._bar is None:
+            print(text, file=self.file, flush=True)
+        else:
+            self._bar.write(text, file=self.file)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
+
+    def _make_bar(self) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(
+            total=self.total_steps,
+            initial=self.initial,
+            bar_format=f"{self._where(self.initial)} |{BAR}|",
+            dynamic_ncols=True,
+            file=self.file,
+        )
+
+    def _where(self, step: int) -> str:
+        """`step  50/1000  epoch 0.50`, of the same width all along, so that lines stand under each other."""
+        text = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
+        if not self.steps_per_epoch:
+            return text
+        width = len(f"{self.total_steps / self.steps_per_epoch:.2f}")
+        return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
+
+    def _how(self, step: int) -> str:
+        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is not known."""
+        steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
+        images_per_s = self._metrics.get(SPEED)
+        if images_per_s is None and self.images_per_step is not None and steps_per_s > 0:
+            images_per_s = steps_per_s * self.images_per_step
+        parts = []
+        if LOSS in self._metrics:
+            parts.append(f"loss {self._metrics[LOSS]:.4f}")
+        if LR in self._metrics:
+            parts.append(f"lr {self._metrics[LR]:.3g}")
+        if images_per_s is not None:
+            parts.append(f"{images_per_s:.1f} img/s")
+        if steps_per_s > 0:
+            parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
+        return "  ".join(parts)
+
+
+class NullProgress(NullSink):
+    """A Progress that shows nothing, for all ranks but the main one."""
+
+    def update(self, step: int) -> None:
+        pass
+
+    def write(self, text: str) -> None:
+        pass
+
+
+def format_results(metrics: Mapping[str, float]) -> str:
+    """Validation results as one line, the best known first.
+
+    Recalls other than AR100 and parts of the loss are left to the files; an undefined value (nan, or -1 as
+    pycocotools puts it) is a dash.
+
+    >>> format_results({"val/loss": 0.5, "coco/AP": 0.4125, "coco/APs": -1.0, "coco/AR1": 0.3})
+    'validation: AP 0.412  APs -  loss 0.5000'
+    """
+    named = {name.split("/", 1)[-1]: value for name, value in metrics.items()}
+    shown = [name for name in LEADING_RESULTS if name in named]
+    shown += [n for n in named if n not in shown and not n.startswith(("AR", "loss_")) and "/" not in n]
+    return "validation: " + "  ".join(f"{name} {_format_result(name, named[name])}" for name in shown)
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds, with days where there are any.
+
+    >>> format_duration(3723.4), format_duration(59.6), format_duration(90061)
+    ('1:02:03', '1:00', '1d 1:01:01')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def _is_screen(file: TextIO) -> bool:
+    """Whether `file` is a terminal with a size: a container's may have none, and tqdm shows nothing there."""
+    try:
+        return file.isatty() and min(os.get_terminal_size(file.fileno())) > 0
+    except (OSError, ValueError):
+        return False
+
+
+def _format_result(name: str, value: float) -> str:
+    if math.isnan(value) or value == -1:
+        return "-"
+    return f"{value:.4f}" if name == "loss" else f"{value:.3f}"

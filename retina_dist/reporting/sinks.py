@@ -1,0 +1,174 @@
+"""Where metrics go: the trainer calls `log(metrics, step)`, off the main rank on the null object.
+
+Layer 1. Metric names are `group/name`; a step is an optimizer step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import write_atomically
+
+STEP = "step"
+
+
+class Sink(Protocol):
+    """Takes metrics as they come; only the main rank has a real one."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NullSink:
+    """Takes everything, keeps nothing."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MultiSink:
+    """Passes everything on to several sinks, in order. All of them are closed even if one fails to."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self.sinks = tuple(sinks)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for sink in self.sinks:
+            sink.log(metrics, step)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for sink in reversed(self.sinks):  # the stack closes the last one first
+                stack.callback(sink.close)
+
+
+class CsvSink:
+    """One row per `log`, the step in the first column, an empty cell where a metric was not logged.
+
+    Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is
+    continued: rows of later steps, which the resumed run will log again, and a half-written last row are
+    dropped, columns are kept. Without it a new file is started, whatever was there.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        columns: list[str] = [STEP]
+        rows: list[dict[str, str]] = []
+        if resume_step is not None and self.path.exists():
+            columns, rows = _read_rows(self.path)
+            rows = [row for row in rows if int(row[STEP]) <= resume_step]
+        self._rewrite(columns, rows)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        new = [name for name in metrics if name not in self._columns]
+        if new:
+            columns, rows = _read_rows(self.path)
+            self._rewrite(columns + new, rows)
+        # repr gives every digit, so that curves read back are the curves logged
+        values = {name: repr(float(value)) for name, value in metrics.items()}
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            _writer(file, self._columns).writerow({STEP: step, **values})
+
+    def close(self) -> None:
+        pass
+
+    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        """Replace the file in one go: a reader, or a run killed here, sees the old one or the new one."""
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = _writer(file, columns)
+                writer.writeheader()
+                writer.writerows(rows)
+
+        write_atomically(self.path, write)
+        self._columns = columns
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard; with `resume_step` it hides what an earlier run logged for later steps.
+
+    Raises ConfigError where TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "logging to TensorBoard needs the package 'tensorboard', which cannot be imported; "
+                "run `pip install tensorboard` or turn this logging off."
+            ) from error
+        purge_step = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Metric name -> (steps, values) of a CsvSink's file, cells left empty left out, in the order logged.
+
+    Raises DataError when the file is missing or is no such file.
+    """
+    _, rows = _read_rows(path)
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    for row in rows:
+        step = int(row.pop(STEP))
+        for name, text in row.items():
+            if text:
+                steps, values = series.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(_to_float(text))
+    return series
+
+
+def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
+    return csv.DictWriter(file, columns, restval="", lineterminator="\n")
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and the complete rows; one cut short by a killed run or a full disk does not count."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot read the metrics ({error.strerror}); give a run's metrics.csv."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: this is no text file; give a run's metrics.csv.") from error
+    complete = text[: text.rfind("\n") + 1]
+    header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
+    if not header or header[0] != STEP:
+        raise DataError(
+            f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
+        )
+    rows = [
+        dict(zip(header, line, strict=True))
+        for line in lines
+        if len(line) == len(header) and line[0].isdecimal()
+    ]
+    return header, rows
+
+
+def _to_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,139 @@
+import io
+import math
+import os
+import sys
+
+import pytest
+
+from retina_dist.reporting.progress import NullProgress, Progress, format_duration, format_results
+
+NOTHING_KNOWN = {"val/loss": math.nan, "coco/AP": -1.0, "coco/AR1": 0.1}
+
+
+class Clock:
+    """A clock that a test moves by hand."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def file():
+    return io.StringIO()
+
+
+def test_plain_line_per_log_with_time_left(file, clock):
+    progress = Progress(1000, steps_per_epoch=40, images_per_step=16, file=file, clock=clock)
+    clock.now += 25
+    for step in range(1, 51):
+        progress.update(step)
+    progress.log({"train/loss": 0.51234, "train/lr": 0.0025}, 50)
+    # 2 steps/s: 16 images each make 32 img/s, and 950 steps are left
+    expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
+    assert file.getvalue() == expected
+
+
+def test_resumed_run_counts_only_its_own_steps(file, clock):
+    progress = Progress(100, initial=60, file=file, clock=clock)
+    clock.now += 10
+    progress.log({"train/loss": 1.0}, 80)
+    assert file.getvalue() == "step  80/100  loss 1.0000  ETA 0:10\n"
+
+
+def test_logged_speed_wins_over_the_clock(file, clock):
+    progress = Progress(100, images_per_step=16, file=file, clock=clock)
+    clock.now += 1
+    progress.log({"time/images_per_s": 57.31}, 1)
+    assert "57.3 img/s" in file.getvalue()
+
+
+def test_validation_results_are_one_line_the_best_known_first(file, clock):
+    progress = Progress(100, file=file, clock=clock)
+    results = {
+        "val/loss": 0.6,
+        "val/loss_classification": 0.4,
+        "coco/APs": -1.0,
+        "coco/AR1": 0.3,
+        "coco/AR100": 0.55,
+        "coco/AP50": 0.61,
+        "coco/AP": 0.4125,
+        "coco/AP/cat": 0.2,
+        "val/top1": 0.9,
+    }
+    progress.log(results, 100)
+    assert file.getvalue() == (
+        "step 100/100  validation: AP 0.412  AP50 0.610  APs -  AR100 0.550  loss 0.6000  top1 0.900\n"
+    )
+
+
+def test_undefined_results_are_dashes():
+    assert format_results(NOTHING_KNOWN) == "validation: AP -  loss -"
+
+
+def test_training_and_validation_metrics_of_one_call_are_two_lines(file, clock):
+    progress = Progress(10, file=file, clock=clock)
+    progress.log({"train/loss": 1.0, "coco/AP": 0.5}, 5)
+    training, validation = file.getvalue().splitlines()
+    assert training.startswith("step  5/10  loss 1.0000")
+    assert validation == "step  5/10  validation: AP 0.500"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.4, "0:59"), (59.5, "1:00"), (3599.9, "1:00:00"), (86400, "1d 0:00:00")],
+)
+def test_format_duration(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_null_progress_says_nothing(capsys):
+    progress = NullProgress()
+    progress.update(1)
+    progress.log({"train/loss": 1.0}, 1)
+    progress.write("hello")
+    progress.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def on_a_terminal(lines, columns):
+    """What a terminal of that size is sent by a short run."""
+    fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
+    reader, writer = pty.openpty()
+    fcntl.ioctl(
+        writer,
+        termios.TIOCSWINSZ,
+        lines.to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder) + bytes(4),
+    )
+    with os.fdopen(writer, "w", encoding="utf-8") as file:
+        progress = Progress(20, steps_per_epoch=10, file=file)
+        progress.update(5)
+        progress.log({"train/loss": 0.25, "train/lr": 0.01}, 10)
+        progress.log({"coco/AP": 0.5}, 10)
+        progress.write("image 7 is truncated")
+        progress.close()
+        file.flush()
+        sent = os.read(reader, 100_000).decode()
+    os.close(reader)
+    return sent
+
+
+def test_bar_on_a_terminal_with_lines_above_it():
+    pytest.importorskip("tqdm")
+    sent = on_a_terminal(lines=40, columns=120)
+    assert "step 10/20  epoch 1.00 |██████████          | loss 0.2500  lr 0.01  ETA 0:00" in sent
+    assert "step 10/20  epoch 1.00  validation: AP 0.500\r\n" in sent
+    assert "image 7 is truncated\r\n" in sent
+    assert sent.rstrip().split("\r")[-1].startswith("step 10/20  epoch 1.00 |")
+
+
+def test_plain_lines_on_a_terminal_without_a_size():
+    sent = on_a_terminal(lines=0, columns=0)
+    assert "|" not in sent
+    assert "step 10/20  epoch 1.00  loss 0.2500  lr 0.01  ETA 0:00\r\n" in sent
