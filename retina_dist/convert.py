@@ -1,0 +1,43 @@
+"""keras-retinanet's CSV or Pascal VOC to one COCO json.
+
+    python -m retina_dist.convert format=csv annotations=train.csv classes=classes.csv output=train.json
+    python -m retina_dist.convert format=voc annotations=VOC2007 split=train output=train.json
+
+Layer 4. Training reads both forms directly (`data=csv`, `data=voc`); this is for other tools.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from retina_dist.config import ConvertConfig, entry_point
+from retina_dist.data.keras_csv import read_csv
+from retina_dist.data.voc import read_voc
+from retina_dist.files import write_atomically
+
+
+def convert(config: ConvertConfig) -> dict[str, Any]:
+    """Write `output` and return its content."""
+    source = Path(config.annotations)
+    if config.format == "csv":
+        coco = read_csv(source, Path(config.classes) if config.classes else source.parent / "classes.csv")
+    else:
+        coco = read_voc(source, config.split)
+    output = Path(config.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, lambda temporary: temporary.write_text(json.dumps(coco)))
+    counts = ", ".join(f"{len(coco[key])} {key}" for key in ("images", "annotations", "categories"))
+    print(f"{output}: {counts}")
+    return coco
+
+
+@entry_point("convert")
+def main(config: ConvertConfig) -> None:
+    """Convert."""
+    convert(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A trained detector, ready to use: pictures in, boxes out.
+
+Layer 3. Pre-processing is that of the validation during training, from what the checkpoint says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retina_dist.data.categories import Categories
+from retina_dist.data.collate import Sample, collate
+from retina_dist.data.images import read_image
+from retina_dist.data.transforms import EvalTransform, resized_size
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.engine.trainer import Precision, autocast
+from retina_dist.errors import CheckpointError
+from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.types import Batch, Detections
+
+CANVAS_DIVISOR = 32
+
+
+class Detector:
+    """A RetinaNet with its categories and its input size.
+
+    >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")       # doctest: +SKIP
+    >>> detector.predict(["picture.jpg"])[0]["boxes"]                                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: RetinaNet,
+        categories: Categories,
+        *,
+        min_size: int,
+        max_size: int,
+        device: torch.device,
+        precision: Precision = "fp32",
+    ) -> None:
+        self.model = model.to(device).eval()
+        self.categories = categories
+        self.min_size, self.max_size = min_size, max_size
+        self.device = device
+        self.autocast = autocast(device, precision)
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path, *, device: str = "cpu", precision: Precision = "fp32"
+    ) -> Detector:
+        """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError."""
+        return cls.from_content(load_checkpoint(Path(path)), str(path), device=device, precision=precision)
+
+    @classmethod
+    def from_content(
+        cls, content: dict[str, Any], source: str, *, device: str = "cpu", precision: Precision = "fp32"
+    ) -> Detector:
+        """The detector of a checkpoint already read; `source` is its name in errors."""
+        try:
+            model = build_retinanet(**content["model_arguments"])
+            weights = content["ema"]["model"] if content["ema"] else content["model"]
+            model.load_state_dict(weights)
+            categories = Categories.from_state(content["categories"])
+            size = content["input"]
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error
+        return cls(
+            model,
+            categories,
+            min_size=size["min_size"],
+            max_size=size["max_size"],
+            device=torch.device(device),
+            precision=precision,
+        )
+
+    def predict(self, images: Sequence[str | Path | Tensor]) -> list[Detections]:
+        """Detections of each image (a file, or uint8 [3, h, w] RGB), boxes in pixels of the image as it is displayed.
+
+        Images are taken one by one, each on its own canvas, so that no image's result depends on another.
+        Raises ImageError for a file that cannot be read.
+        """
+        return [self._predict(image) for image in images]
+
+    @torch.inference_mode()
+    def _predict(self, image: str | Path | Tensor) -> Detections:
+        pixels = image if isinstance(image, Tensor) else read_image(Path(image))
+        with self.autocast():
+            found = self.model(self._batch(pixels).to(self.device))[0]
+        return Detections(**{name: value.cpu() for name, value in found.items()})
+
+    def _batch(self, pixels: Tensor) -> Batch:
+        height, width = pixels.shape[-2:]
+        resized = resized_size(height, width, self.min_size, self.max_size)
+        canvas = (_round_up(resized[0]), _round_up(resized[1]))
+        image, boxes, labels = EvalTransform(max_size=self.max_size)(
+            pixels,
+            torch.zeros(0, 4),
+            torch.zeros(0, dtype=torch.int64),
+            min_size=self.min_size,
+            canvas=canvas,
+            key=(),
+        )
+        return collate([Sample(image, boxes, labels, 0, (height, width))], canvas)
+
+
+def _round_up(length: int) -> int:
+    return -(-length // CANVAS_DIVISOR) * CANVAS_DIVISOR

@@ -1,0 +1,134 @@
+"""COCO metrics of a checkpoint or of a results json.
+
+    python -m retina_dist.evaluate checkpoint=runs/shapes/checkpoints/best.pt
+    python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
+    python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
+
+Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from retina_dist.config import DataConfig, EvaluateConfig, entry_point
+from retina_dist.data.coco import Annotations, load_annotations
+from retina_dist.data.module import CocoDataModule
+from retina_dist.detector import Detector
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.engine.trainer import autocast
+from retina_dist.errors import ConfigError
+from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
+from retina_dist.files import write_atomically
+from retina_dist.reporting.plots import plot_per_class, plot_pr
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tasks.detection import read_split
+
+TITLES = {
+    "AP": "AP     IoU .50:.95",
+    "AP50": "AP50   IoU .50",
+    "AP75": "AP75   IoU .75",
+    "APs": "APs    area below 32^2 px",
+    "APm": "APm    area 32^2 to 96^2 px",
+    "APl": "APl    area above 96^2 px",
+    "AR1": "AR1    1 detection an image",
+    "AR10": "AR10   10 detections",
+    "AR100": "AR100  100 detections",
+    "ARs": "ARs    area below 32^2 px",
+    "ARm": "ARm    area 32^2 to 96^2 px",
+    "ARl": "ARl    area above 96^2 px",
+}
+
+
+def evaluate(config: EvaluateConfig) -> CocoResult:
+    """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
+    if (config.checkpoint is None) == (config.results is None):
+        raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
+    folder = Path(config.output_dir) if config.output_dir else None
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    result = _of_results(config) if config.results else _of_checkpoint(config, folder)
+    if folder:
+        text = json.dumps(result.to_dict(), indent=1) + "\n"
+        write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
+        plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
+        plot_per_class(result.per_class, folder / "per_class_ap.png")
+    return result
+
+
+def format_table(result: CocoResult) -> str:
+    """The twelve numbers and AP of each class, a line each; a dash where there is no ground truth."""
+    lines = [f"{TITLES[name]:<34}{_number(value)}" for name, value in result.stats.items()]
+    width = max((len(name) for name in result.per_class), default=0)
+    lines += ["", "AP of each class"] + [f"  {n:<{width}}  {_number(ap)}" for n, ap in result.per_class.items()]
+    return "\n".join(lines)
+
+
+def _of_results(config: EvaluateConfig) -> CocoResult:
+    if config.annotations is None:
+        raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
+    truth = _truth(config)
+    rows = load_results(Path(str(config.results)), truth)
+    return evaluate_rows(truth, rows, backend=config.backend)  # type: ignore[arg-type]
+
+
+def _truth(config: EvaluateConfig) -> dict:
+    """The ground truth of a json without its pictures."""
+    path = Path(str(config.annotations))
+    return load_annotations(path, path.parent, missing_images="ignore").coco
+
+
+def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
+    path = Path(str(config.checkpoint))
+    content = load_checkpoint(path)
+    strategy = SingleDeviceStrategy(config.device)
+    detector = Detector.from_content(content, str(path), device=str(strategy.device))
+    data = DataConfig(**content["config"]["data"])
+    data.shapes = None  # drawn by the run, if it was
+    if config.annotations:
+        data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
+    annotations: Annotations | None = read_split(data, "val", detector.categories)
+    if annotations is None:
+        raise ConfigError(f"{path} was trained without a validation set; give annotations=FILE.json and images=FOLDER.")
+    module = CocoDataModule(
+        train=None,
+        val=annotations,
+        batch_size=config.batch_size,
+        val_batch_size=config.batch_size,
+        min_sizes=(detector.min_size,),
+        max_size=detector.max_size,
+        num_buckets=data.num_buckets,
+        num_workers=config.num_workers,
+        on_bad_image=data.bad_images,  # type: ignore[arg-type]
+        max_pixels=data.max_pixels,
+    )
+    evaluator = CocoEvaluator(
+        annotations_coco=annotations.coco,
+        categories=detector.categories,
+        image_ids=[record.image_id for record in annotations.records],
+        batches=module.val_batches,
+        strategy=strategy,
+        autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
+        backend=config.backend,  # type: ignore[arg-type]
+    )
+    evaluator(detector.model)
+    assert evaluator.last_result is not None
+    if folder and evaluator.last_rows is not None:
+        write_results(evaluator.last_rows, folder / "results.json")
+    return evaluator.last_result
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or value < 0 else f"{value:.4f}"
+
+
+@entry_point("evaluate")
+def main(config: EvaluateConfig) -> None:
+    """Print the table."""
+    print(format_table(evaluate(config)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Boxes on pictures, and a COCO results json.
+
+    python -m retina_dist.predict checkpoint=runs/shapes/checkpoints/best.pt input=FILE|FOLDER|GLOB
+
+Layer 4. A file that cannot be read is named and left out; with none left the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retina_dist.config import PredictConfig, entry_point
+from retina_dist.data.images import read_image
+from retina_dist.detector import Detector
+from retina_dist.errors import DataError, ImageError
+from retina_dist.evaluation.coco import detections_to_rows, write_results
+from retina_dist.reporting.draw import draw_boxes
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def predict(config: PredictConfig) -> Path:
+    """Write `output_dir`/NAME.jpg for each picture and `output_dir`/results.json; return the folder.
+
+    results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says.
+    """
+    files = find_pictures(config.input)
+    device = SingleDeviceStrategy(config.device).device
+    detector = Detector.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, failures, names = [], [], detector.categories.names
+    for image_id, file in enumerate(files):
+        try:
+            pixels = read_image(file)
+        except ImageError as error:
+            failures.append(file)
+            print(f"warning: {error}", file=sys.stderr)
+            continue
+        found = detector.predict([pixels])[0]
+        rows.append(detections_to_rows([found], [image_id], detector.categories))
+        shown = found["scores"] >= config.score_threshold
+        picture = draw_boxes(pixels, found["boxes"][shown], found["labels"][shown], names, found["scores"][shown])
+        target = folder / f"{file.stem}.jpg"
+        if target.exists() and any(f.stem == file.stem for f in files[:image_id]):
+            target = folder / f"{file.stem}_{image_id}.jpg"
+        picture.save(target, quality=92)
+        counts = torch.bincount(found["labels"][shown], minlength=len(names)).tolist()
+        what = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
+        print(f"{file}: {what} -> {target}")
+    if len(failures) == len(files):
+        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable picture.")
+    write_results(np.concatenate(rows), folder / "results.json")
+    write_image_list(files, failures, folder / "images.json")
+    left_out = f", {len(failures)} unreadable files left out" if failures else ""
+    print(f"{len(files) - len(failures)} pictures and results.json in {folder}{left_out}")
+    return folder
+
+
+def find_pictures(pattern: str) -> list[Path]:
+    """The file, the picture files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
+    path = Path(pattern)
+    if path.is_file():
+        return [path]
+    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
+    files = sorted(f for f in found if f.is_file() and f.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError(
+            f"input={pattern} is no picture, no folder with pictures ({', '.join(sorted(SUFFIXES))}) and no glob that "
+            "matches any; quote a glob for the shell."
+        )
+    return files
+
+
+def write_image_list(files: list[Path], left_out: list[Path], path: Path) -> None:
+    """Which image id of results.json is which file, in COCO's form."""
+    import json
+
+    images = [{"id": i, "file_name": str(f)} for i, f in enumerate(files) if f not in left_out]
+    path.write_text(json.dumps({"images": images}, indent=1) + "\n")
+
+
+@entry_point("predict")
+def main(config: PredictConfig) -> None:
+    """Draw and write."""
+    predict(config)
+
+
+if __name__ == "__main__":
+    main()

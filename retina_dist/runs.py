@@ -1,0 +1,130 @@
+"""Run folders: where a run writes, and which checkpoint it goes on from.
+
+Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from retina_dist.config import TrainConfig
+from retina_dist.engine.checkpoint import latest, load_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import write_atomically
+
+CHECKPOINTS = "checkpoints"
+
+# Settings that decide which image comes at which step or what a weight means: a run cannot change them midway.
+FIXED = (
+    "seed",
+    "data.batch_size",
+    "data.shuffle",
+    "data.min_sizes",
+    "data.max_size",
+    "data.num_buckets",
+    "model.backbone",
+    "model.variant",
+    "model.fpn_channels",
+    "optimizer.name",
+    "trainer.overfit_batches",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder to write to and, when the run goes on, the checkpoint's path and content."""
+
+    folder: Path
+    resumed_from: Path | None = None
+    checkpoint: dict[str, Any] | None = None
+
+    @property
+    def resume_step(self) -> int | None:
+        """The step to go on from; None for a fresh start."""
+        return self.checkpoint["step"] if self.checkpoint else None
+
+
+def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
+    """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
+
+    1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given.
+    2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
+    3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
+
+    Nothing is written. Raises ConfigError or CheckpointError.
+    """
+    given = Path(config.output_dir) if config.output_dir else None
+    if config.resume is None:
+        if given and (given / CHECKPOINTS).is_dir():
+            raise ConfigError(f"output_dir={given} already holds a run; go on with resume=auto, or give another folder.")
+        return Run(given or _next_folder(config.data.name))
+    if config.resume == "auto":
+        folder = given or _newest_folder(config.data.name)
+        path = latest(folder / CHECKPOINTS, report) if folder else None
+        if folder is None or path is None:
+            return Run(folder or _next_folder(config.data.name))
+        return _continued(config, folder, path)
+    path = Path(config.resume)
+    if path.is_dir():
+        found = latest(path / CHECKPOINTS, report) or latest(path, report)
+        if found is None:
+            raise CheckpointError(f"resume={path} is a folder without checkpoints; give a run folder or a .pt file.")
+        path = found
+    own = path.parent.parent if path.parent.name == CHECKPOINTS else None
+    folder = given or own
+    if folder is None:
+        raise ConfigError(f"resume={path} lies in no run folder; say where to write with output_dir=….")
+    return _continued(config, folder, path)
+
+
+def write_config(config: TrainConfig, folder: Path) -> None:
+    """Every setting of the run as config.yaml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
+
+
+def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
+    content = load_checkpoint(path)
+    before, now = content["config"], asdict(config)
+    for key in FIXED:
+        old, new = _lookup(before, key), _lookup(now, key)
+        if old != new:
+            raise ConfigError(
+                f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
+                f"{key}={old}, or start a new run with model.weights={path}."
+            )
+    return Run(folder, path, content)
+
+
+def _lookup(tree: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _numbered(name: str) -> list[tuple[int, Path]]:
+    """(number, folder) of runs/NAME (number 1), runs/NAME-2 and so on that exist."""
+    form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    found = []
+    for folder in Path("runs").glob(f"{name}*"):
+        match = form.fullmatch(folder.name)
+        if match and folder.is_dir():
+            found.append((int(match[1] or 1), folder))
+    return sorted(found)
+
+
+def _next_folder(name: str) -> Path:
+    taken = _numbered(name)
+    return Path("runs") / (f"{name}-{taken[-1][0] + 1}" if taken else name)
+
+
+def _newest_folder(name: str) -> Path | None:
+    taken = _numbered(name)
+    return taken[-1][1] if taken else None

@@ -1,0 +1,246 @@
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and pictures, from the settings of a run.
+
+Layer 4. Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retina_dist.config import DataConfig, ModelConfig, TrainConfig
+from retina_dist.data.coco import Annotations, load_annotations
+from retina_dist.data.categories import Categories
+from retina_dist.data.layout import find_split
+from retina_dist.data.module import CocoDataModule
+from retina_dist.data.synthetic import make_shapes
+from retina_dist.engine.trainer import autocast
+from retina_dist.errors import ConfigError
+from retina_dist.evaluation.coco import CocoEvaluator
+from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.model.weights import load_backbone_weights, load_weights
+from retina_dist.strategies.base import DistributedStrategy
+
+NUM_PICTURES = 12
+
+
+def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
+    """The annotations of "train" or "val"; None for a validation set that the settings do not name.
+
+    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
+    """
+    if data.shapes is not None:
+        if data.root is None:
+            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
+        make_shapes(Path(data.root), **asdict(data.shapes))
+    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
+    options: dict[str, Any] = {
+        "format": data.format,
+        "label_mapping": data.label_mapping,
+        "categories": categories,
+        "keep_empty": data.keep_empty_images or split == "val",
+        "missing_images": data.missing_images,
+    }
+    if annotations is None and data.root is None:
+        if split == "val":
+            return None
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
+        )
+    root = Path(data.root) if data.root else Path(annotations).parent
+    if data.format == "voc":
+        return load_annotations(root, root, split=split, **options)
+    if data.format == "csv":
+        file = Path(annotations) if annotations else root / f"{split}.csv"
+        classes = Path(data.classes) if data.classes else None
+        return load_annotations(file, Path(images) if images else root, classes=classes, **options)
+    if annotations is not None:
+        return load_annotations(Path(annotations), Path(images) if images else root, **options)
+    file, folder = find_split(root, split)
+    return load_annotations(file, Path(images) if images else folder, **options)
+
+
+def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str], None]) -> RetinaNet:
+    """The detector with its weights, if any are named; what was left out is reported."""
+    arguments = asdict(settings)
+    weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
+    stated = arguments.pop("num_classes")
+    if stated is not None and stated < num_classes:
+        raise ConfigError(
+            f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
+        )
+    model = build_retinanet(num_classes=stated or num_classes, **arguments)
+    if weights:
+        report(str(load_weights(model, weights)))
+    elif backbone_weights:
+        report(str(load_backbone_weights(model, backbone_weights)))
+    return model
+
+
+class DetectionTask:
+    """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand."""
+
+    def __init__(self, config: TrainConfig, strategy: DistributedStrategy, report: Callable[[str], None]) -> None:
+        self.config, self.strategy, self.report = config, strategy, report
+        train = read_split(config.data, "train")
+        assert train is not None, "a missing train split is an error"
+        self.train = train
+        self.val = read_split(config.data, "val", self.train.categories)
+        if config.trainer.overfit_batches:
+            wanted = config.trainer.overfit_batches * config.data.batch_size
+            self.train = self.val = first_images_with_objects(self.train, wanted)
+        elif config.trainer.fast_dev_run and self.val is not None:
+            self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
+        self.evaluator: CocoEvaluator | None = None
+
+    @property
+    def num_images(self) -> int:
+        """Images of one epoch."""
+        return len(self.train.records)
+
+    def describe(self) -> str:
+        """What was read and what was left out, a line each."""
+        lines = [f"  {'train':<9}{_describe(self.train)}"]
+        lines.append(f"  {'val':<9}{_describe(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        names = [name for name in self.train.categories.names if name]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        lines.append(f"  {'classes':<9}{len(names)}: {shown}")
+        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
+        return "\n".join(lines)
+
+    def build_data(self) -> CocoDataModule:
+        """The batches of this rank."""
+        data, trainer = self.config.data, self.config.trainer
+        plain = bool(trainer.overfit_batches)
+        return CocoDataModule(
+            train=self.train,
+            val=self.val,
+            batch_size=data.batch_size,
+            val_batch_size=data.val_batch_size,
+            accumulate=trainer.accumulate,
+            min_sizes=(max(data.min_sizes),) if plain else tuple(data.min_sizes),
+            val_min_size=data.val_min_size,
+            max_size=data.max_size,
+            num_buckets=data.num_buckets,
+            hflip=0.0 if plain else data.hflip,
+            vflip=0.0 if plain else data.vflip,
+            photometric=0.0 if plain else data.photometric,
+            iou_crop=0.0 if plain else data.iou_crop,
+            scale_jitter=None if plain or data.scale_jitter is None else (data.scale_jitter[0], data.scale_jitter[1]),
+            shuffle=data.shuffle,
+            num_workers=data.num_workers,
+            seed=self.config.seed,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
+            on_bad_image=data.bad_images,  # type: ignore[arg-type]
+            max_pixels=data.max_pixels,
+            pin_memory=self.strategy.device.type == "cuda",
+        )
+
+    def build_model(self) -> RetinaNet:
+        """The detector, on the CPU."""
+        return build_model(self.config.model, self.train.categories.num_classes, self.report)
+
+    def build_evaluator(self, data: CocoDataModule) -> Callable[[nn.Module], dict[str, float]] | None:
+        """COCO metrics of a model over the validation set; None without one."""
+        if self.val is None:
+            return None
+        self.evaluator = CocoEvaluator(
+            annotations_coco=self.val.coco,
+            categories=self.val.categories,
+            image_ids=[record.image_id for record in self.val.records],
+            batches=data.val_batches,
+            strategy=self.strategy,
+            autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
+        )
+        return self.evaluator
+
+    def metadata(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the weights to be used on its own."""
+        model = {k: v for k, v in asdict(self.config.model).items() if k not in ("weights", "backbone_weights")}
+        return {
+            "config": asdict(self.config),
+            "categories": self.train.categories.state(),
+            "model_arguments": model | {"num_classes": model["num_classes"] or self.train.categories.num_classes},
+            "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
+        }
+
+    @property
+    def val_min_size(self) -> int:
+        """Shorter side in pixels at which the model is judged and used."""
+        return self.config.data.val_min_size or max(self.config.data.min_sizes)
+
+    def draw_first_batch(self, data: CocoDataModule, step: int, path: Path) -> None:
+        """The images of one step after augmentation, with the boxes that the loss will see."""
+        from retina_dist.reporting.draw import batch_mosaic
+
+        dataset = data.train_dataset
+        spec = data.train_sampler.step(step)[0]
+        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES])]
+        batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
+
+    def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
+        """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""
+        from retina_dist.reporting.draw import mosaic, side_by_side
+        from retina_dist.reporting.plots import plot_per_class, plot_pr
+
+        if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
+            return
+        result = self.evaluator.last_result
+        plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
+        plot_per_class(result.per_class, folder / "per_class_ap.png")
+        pictures = []
+        model.eval()
+        for batch in islice(data.val_batches(), -(-NUM_PICTURES // self.config.data.val_batch_size)):
+            with torch.inference_mode():
+                detections = model(batch.to(self.strategy.device))
+            for i, found in enumerate(detections):
+                height, width = batch.image_sizes[i].tolist()
+                scale = (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
+                on_canvas = {k: v.cpu() for k, v in found.items()}
+                on_canvas["boxes"] = on_canvas["boxes"] * scale
+                n = int(batch.num_boxes[i])
+                picture = side_by_side(
+                    batch.images[i, :, :height, :width],
+                    batch.boxes[i, :n],
+                    batch.labels[i, :n],
+                    on_canvas,  # type: ignore[arg-type]
+                    self.val.categories.names,
+                )
+                pictures.append(picture)
+        mosaic(pictures[:NUM_PICTURES], columns=2).save(folder / "predictions.jpg", quality=92)
+
+
+def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
+    """The first `count` images that have boxes, as a data set of its own, ground truth included."""
+    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
+    ids = {annotations.records[i].image_id for i in rows}
+    coco = copy.copy(annotations.coco)
+    coco["images"] = [image for image in coco["images"] if image["id"] in ids]
+    coco["annotations"] = [a for a in coco["annotations"] if a["image_id"] in ids]
+    return replace(
+        annotations,
+        coco=coco,
+        records=tuple(annotations.records[i] for i in rows),
+        boxes=[annotations.boxes[i] for i in rows],
+        labels=[annotations.labels[i] for i in rows],
+        num_crowd=sum(int(a.get("iscrowd", 0)) for a in coco["annotations"]),
+    )
+
+
+def _describe(part: Annotations) -> str:
+    boxes = sum(map(len, part.boxes))
+    empty = sum(1 for b in part.boxes if not len(b))
+    extra = [f"{empty} images without boxes"] if empty else []
+    extra += [f"{part.num_crowd} crowd regions (evaluated, not trained on)"] if part.num_crowd else []
+    extra += [f"{count} boxes dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += [f"{part.clipped} boxes clipped to their image"] if part.clipped else []
+    return "; ".join([f"{len(part.records)} images, {boxes} boxes", *extra])

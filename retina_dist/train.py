@@ -1,0 +1,238 @@
+"""Train a detector.
+
+    python -m retina_dist.train                                  the drawn shapes, the small model
+    python -m retina_dist.train data=coco data.root=/data/coco   your own data
+    python -m retina_dist.train experiment=torchvision_v1 data.root=/data/coco
+
+Layer 4: turns settings into objects and starts the loop.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torchvision
+
+import retina_dist
+from retina_dist.config import StrategyConfig, TrainConfig, entry_point
+from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.duration import to_steps
+from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import CheckpointError
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.reporting.progress import Progress, format_results
+from retina_dist.reporting.sinks import CsvSink, MultiSink, NullSink, Sink, TensorBoardSink
+from retina_dist.runs import CHECKPOINTS, Run, open_run, write_config
+from retina_dist.seeding import seed_everything
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tasks.detection import DetectionTask
+
+
+def train(config: TrainConfig) -> dict[str, float]:
+    """Train by `config` and return the metrics of the last validation. Every rank calls it."""
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
+    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    with build_strategy(config.strategy) as strategy:
+        return _train(config, strategy)
+
+
+def build_strategy(settings: StrategyConfig) -> DistributedStrategy:
+    """The strategy that `strategy.name` stands for."""
+    return SingleDeviceStrategy(settings.device)
+
+
+def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, float]:
+    say: Callable[[str], None] = print if strategy.is_main else lambda text: None
+    say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_device(strategy.device)}")
+    task = DetectionTask(config, strategy, say)
+    plan = build_plan(config, task.num_images, strategy.world_size)
+    say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
+    if config.dry_run:
+        return {}
+    run = open_run(config, say)
+
+    seed_everything(config.seed)
+    data = task.build_data()
+    state = build_state(config, task.build_model(), strategy.device)
+    if run.checkpoint:
+        _restore(state, run, task, say)
+    if strategy.is_main:
+        write_config(config, run.folder)
+        if config.logging.plots and not run.checkpoint:
+            task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
+    say(f"writing to {run.folder}")
+
+    sink, progress = _build_sink(config, plan, run, strategy.is_main)
+    every = config.trainer.checkpoint_every
+    trainer = Trainer(
+        state=state,
+        plan=plan,
+        data=data,
+        strategy=strategy,
+        sink=sink,
+        evaluate=task.build_evaluator(data),
+        checkpoints=CheckpointStore(
+            run.folder / CHECKPOINTS,
+            keep_last=config.trainer.keep_last,
+            keep_top=config.trainer.keep_top,
+            mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
+        ),
+        checkpoint_every=to_steps(
+            every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
+        ),
+        metadata=task.metadata() | {"versions": versions()},
+        precision=config.trainer.precision,  # type: ignore[arg-type]
+        clip=config.trainer.clip,
+        clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
+        monitor=config.trainer.monitor if task.val else None,
+        monitor_mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
+        patience=config.trainer.patience,
+        report=progress.write if progress else say,
+    )
+    try:
+        metrics = trainer.fit()
+    finally:
+        sink.close()
+    if strategy.is_main:
+        _finish(config, run, task, state, data, metrics, say)
+    return metrics
+
+
+def build_plan(config: TrainConfig, num_images: int, world_size: int) -> Plan:
+    """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
+    trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
+    if trainer.fast_dev_run:
+        trainer = replace(trainer, length="2steps", validate_every="2steps", stop_after=None)
+        schedule = replace(schedule, name="constant", warmup="0steps")
+    return resolve_plan(
+        num_images=num_images,
+        batch_size=config.data.batch_size,
+        world_size=world_size,
+        accumulate=trainer.accumulate,
+        length=trainer.length,
+        stop_after=trainer.stop_after,
+        validate_every=trainer.validate_every,
+        log_every=trainer.log_every,
+        lr=optimizer.lr,
+        lr_rule=optimizer.lr_rule,  # type: ignore[arg-type]
+        lr_reference_batch=optimizer.lr_reference_batch,
+        schedule=schedule.name,  # type: ignore[arg-type]
+        warmup=schedule.warmup,
+        warmup_factor=schedule.warmup_factor,
+        milestones=schedule.milestones,
+        gamma=schedule.gamma,
+        final_factor=schedule.final_factor,
+    )
+
+
+def build_state(config: TrainConfig, model: torch.nn.Module, device: torch.device) -> TrainState:
+    """Model, optimizer, scaler and average on `device`."""
+    settings, trainer = config.optimizer, config.trainer
+    layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
+    model = model.to(device, memory_format=layout)
+    groups = parameter_groups(
+        model,
+        weight_decay=settings.weight_decay,
+        norm_weight_decay=settings.norm_weight_decay,
+        bias_weight_decay=settings.bias_weight_decay,
+        backbone_lr_scale=settings.backbone_lr_scale,
+    )
+    optimizer = build_optimizer(
+        groups,
+        name=settings.name,  # type: ignore[arg-type]
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        betas=settings.betas,
+        eps=settings.eps,
+    )
+    scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
+    ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    return TrainState(model, optimizer, scaler, ema)
+
+
+def describe_device(device: torch.device) -> str:
+    """ "cpu, 2 threads", or the GPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on beside its settings."""
+    return {
+        "retina_dist": retina_dist.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def _restore(state: TrainState, run: Run, task: DetectionTask, say: Callable[[str], None]) -> None:
+    assert run.checkpoint is not None
+    if run.checkpoint["categories"] != task.train.categories.state():
+        raise CheckpointError(
+            f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
+            f"data, or start a new run with model.weights={run.resumed_from}."
+        )
+    state.load_state_dict(run.checkpoint)
+    say(f"going on from {run.resumed_from}, step {state.step}")
+
+
+def _build_sink(config: TrainConfig, plan: Plan, run: Run, is_main: bool) -> tuple[Sink, Progress | None]:
+    if not is_main:
+        return NullSink(), None
+    progress = Progress(
+        plan.stop_step,
+        run.resume_step or 0,
+        steps_per_epoch=plan.steps_per_epoch,
+        images_per_step=plan.batch_size,
+    )
+    sinks: list[Sink] = [progress, CsvSink(run.folder / "metrics.csv", run.resume_step)]
+    if config.logging.tensorboard:
+        sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
+    return MultiSink(sinks), progress
+
+
+def _finish(
+    config: TrainConfig,
+    run: Run,
+    task: DetectionTask,
+    state: TrainState,
+    data: Any,
+    metrics: dict[str, float],
+    say: Callable[[str], None],
+) -> None:
+    """Pictures and the last words."""
+    if config.logging.plots:
+        from retina_dist.reporting.plots import plot_curves
+
+        plot_curves(run.folder / "metrics.csv", run.folder / "curves.png")
+        task.draw_results(state.evaluated_model, data, run.folder)
+    if metrics:
+        say(format_results(metrics))
+    if task.evaluator and task.evaluator.last_result:
+        for name, ap in task.evaluator.last_result.per_class.items():
+            say(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
+    if state.best is not None:
+        say(f"best {config.trainer.monitor} {state.best:.3f}: {run.folder / CHECKPOINTS / 'best.pt'}")
+
+
+@entry_point("train")
+def main(config: TrainConfig) -> float | None:
+    """Train; the sweeper gets the monitored metric."""
+    return train(config).get(config.trainer.monitor)
+
+
+if __name__ == "__main__":
+    main()
