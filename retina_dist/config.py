@@ -68,6 +68,7 @@ class DataConfig:
     num_buckets: int = 6  # static canvases for each of min_sizes
 
     hflip: float = 0.5  # probabilities
+    vflip: float = 0.0
     photometric: float = 0.0
     iou_crop: float = 0.0
     scale_jitter: Optional[list[float]] = None  # factors [low, high] on the resize, e.g. [0.8, 1.25]
@@ -290,6 +291,7 @@ AT_LEAST = {
 
 FRACTIONS = (
     "data.hflip",
+    "data.vflip",
     "data.photometric",
     "data.iou_crop",
     "model.score_threshold",

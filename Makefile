@@ -1,0 +1,39 @@
+# make train and make test need nothing but Python >= 3.10 with pip; each sets up .venv first, once.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: train test lint clean help
+
+# The newest Python from 3.10 on; make train PYTHON=/path/to/python3.12 chooses another.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+# A change of the dependencies, of the Makefile or of the Python installs anew.
+KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -d' ' -f1)
+
+train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
+	$(RUN) -m retina_dist.train $(ARGS)
+
+test: $(VENV)/installed-$(KEY)  ## Set up and run all tests (ARGS="-k name" are passed on)
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/installed-$(KEY)  ## Style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+# torchvision first: it brings the one torch that fits it, where a range could pick a lone torch wheel lying about.
+$(VENV)/installed-$(KEY):
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 with venv and pip was found; install one (Debian: apt-get install python3 python3-venv) or say make PYTHON=/path/to/python3."; exit 1; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet "torchvision>=0.26,<0.30"
+	$(RUN) -m pip install --quiet -e ".[dev]"
+	rm -f $(VENV)/installed-*
+	touch $@
+
+clean:  ## Remove the virtual environment and caches; data sets and runs stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:  ## This list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/'

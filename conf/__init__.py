@@ -1,0 +1,1 @@
+"""Hydra configurations; installed as `retina_dist.conf`."""

@@ -1,0 +1,261 @@
+"""A COCO data set that needs no download: drawn shapes on textured backgrounds.
+
+Layer 1. It has what real data sets have: overlap, images without objects, crowd regions, several image sizes, category ids
+with gaps. The same settings give the same annotations everywhere, and the same files under the same Pillow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from retina_dist.errors import DataError
+from retina_dist.seeding import derived_seed
+
+CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
+ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
+SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
+LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
+EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
+MANIFEST = "shapes.json"
+VERSION = 1
+
+
+def make_shapes(
+    root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 160, seed: int = 0
+) -> None:
+    """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size` pixels on the long side.
+
+    A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
+    DataError. The folder is whole or absent, never half-written.
+    """
+    settings = {
+        "version": VERSION,
+        "num_train": num_train,
+        "num_val": num_val,
+        "image_size": image_size,
+        "seed": seed,
+    }
+    if image_size < 32 or min(num_train, num_val) < 1:
+        raise DataError(f"data.shapes={settings} needs at least one image a split and image_size=32.")
+    if root.exists():
+        _check_settings(root, settings)
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
+    try:
+        temporary.chmod(0o755)
+        (temporary / "annotations").mkdir()
+        for split, count in (("train", num_train), ("val", num_val)):
+            coco = _write_split(temporary / split, split, count, image_size, seed)
+            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+        (temporary / MANIFEST).write_text(json.dumps(settings, indent=1) + "\n")
+        try:
+            os.rename(temporary, root)
+        except OSError:  # another process was faster
+            _check_settings(root, settings)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_settings(root: Path, settings: dict[str, int]) -> None:
+    try:
+        found = json.loads((root / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=coco to read it."
+        ) from error
+    if found != settings:
+        changed = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in settings.items() if found.get(k) != v)
+        raise DataError(f"data.root={root} was drawn with other settings ({changed}); give another data.root or delete it.")
+
+
+def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:
+    folder.mkdir()
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index in range(count):
+        rng = np.random.default_rng(derived_seed("shapes", seed, split, index))
+        pixels, objects = draw_scene(rng, image_size)
+        name = f"{index:06d}.jpg"
+        pixels.save(folder / name, quality=90)
+        images.append({"id": index + 1, "file_name": name, "width": pixels.width, "height": pixels.height})
+        for found in objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **found})
+    return {
+        "info": {"description": f"drawn shapes, {split} split, seed {seed}"},
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": i, "name": name, "supercategory": "shape"} for i, name in CATEGORIES.items()],
+    }
+
+
+def draw_scene(rng: np.random.Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
+    """One picture and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
+    width, height = _size(rng, image_size)
+    canvas = _background(rng, width, height)
+    owner = np.full((height, width), -1)  # which object each pixel belongs to
+    areas: list[int] = []
+    categories: list[int] = []
+    if rng.random() >= EMPTY_SHARE:
+        for _ in range(rng.integers(1, 6)):
+            category = int(rng.choice(list(CATEGORIES)))
+            _place(rng, canvas, owner, areas, CATEGORIES[category], image_size)
+            categories += [category] * (len(areas) - len(categories))
+    objects = [_annotation(owner == i, category, 0) for i, category in enumerate(categories)]
+    if rng.random() < CROWD_SHARE:
+        objects += _crowd(rng, canvas, owner, image_size)
+    noise = rng.normal(0, 4, canvas.shape)
+    return Image.fromarray((canvas + noise).clip(0, 255).astype(np.uint8)), objects
+
+
+def _size(rng: np.random.Generator, image_size: int) -> tuple[int, int]:
+    across, down = ASPECTS[rng.integers(len(ASPECTS))]
+    longest = max(across, down)
+    return round(image_size * across / longest), round(image_size * down / longest)
+
+
+def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
+    """Float RGB [h, w, 3]: a colour gradient, smooth noise at three scales, and often stripes."""
+    corners = Image.fromarray(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8))
+    canvas = np.asarray(corners.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+    for cells, strength in ((4, 24), (12, 16), (40, 10)):
+        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+        canvas = canvas + (smooth[..., None] / 127.5 - 1) * strength * rng.uniform(0.5, 1.5, 3)
+    if rng.random() < 0.5:
+        angle, period = rng.uniform(0, math.pi), rng.uniform(0.06, 0.25) * max(width, height)
+        y, x = np.mgrid[:height, :width]
+        wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) * 2 * math.pi / period)
+        canvas = canvas + wave[..., None] * rng.uniform(-20, 20, 3)
+    return canvas.clip(0, 255)
+
+
+def _place(
+    rng: np.random.Generator,
+    canvas: np.ndarray,
+    owner: np.ndarray,
+    areas: list[int],
+    kind: str,
+    image_size: int,
+) -> None:
+    """Draw one shape where it hides no other too much; give up after some tries."""
+    height, width = owner.shape
+    for _ in range(12):
+        radius = image_size * rng.uniform(0.07, 0.22)
+        center = (rng.uniform(0.6 * radius, width - 0.6 * radius), rng.uniform(0.6 * radius, height - 0.6 * radius))
+        alpha = _mask(kind, center, radius, rng.uniform(0, 2 * math.pi), width, height)
+        solid = alpha >= 0.5
+        if not solid.any():
+            continue
+        left = [np.count_nonzero((owner == i) & ~solid) / area for i, area in enumerate(areas)]
+        if min(left, default=1.0) < LEAST_VISIBLE:
+            continue
+        owner[solid] = len(areas)
+        areas.append(int(solid.sum()))
+        _paint(canvas, alpha, _contrasting_color(rng, canvas[solid]))
+        return
+
+
+def _crowd(
+    rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int
+) -> list[dict[str, Any]]:
+    """A group of tiny circles, annotated as one crowd region, where there is room for it."""
+    height, width = owner.shape
+    side = int(image_size * 0.3)
+    x, y = rng.integers(0, width - side), rng.integers(0, height - side)
+    if (owner[y : y + side, x : x + side] >= 0).any():
+        return []
+    color = _contrasting_color(rng, canvas[y : y + side, x : x + side].reshape(-1, 3))
+    region = np.zeros(owner.shape, dtype=bool)
+    for _ in range(14):
+        radius = side * rng.uniform(0.05, 0.09)
+        center = (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius))
+        alpha = _mask("circle", center, radius, 0.0, width, height)
+        _paint(canvas, alpha, color)
+        region |= alpha >= 0.5
+    return [_annotation(region, 1, 1)]
+
+
+def _paint(canvas: np.ndarray, alpha: np.ndarray, color: np.ndarray) -> None:
+    canvas += alpha[..., None] * (color - canvas)
+
+
+def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+    return {
+        "category_id": category_id,
+        "bbox": [int(v) for v in box],
+        "area": int(mask.sum()),
+        "iscrowd": iscrowd,
+    }
+
+
+def _contrasting_color(rng: np.random.Generator, under: np.ndarray) -> np.ndarray:
+    """A colour at least 90 grey levels (Euclidean) from the mean of what it covers."""
+    mean = under.mean(axis=0)
+    while True:
+        color = rng.uniform(0, 255, 3)
+        if np.linalg.norm(color - mean) >= 90:
+            return color
+
+
+def _mask(
+    kind: str, center: tuple[float, float], radius: float, angle: float, width: int, height: int
+) -> np.ndarray:
+    """Coverage 0..1 of each pixel, [h, w]."""
+    scale = SUPERSAMPLE
+    image = Image.new("L", (width * scale, height * scale))
+    draw = ImageDraw.Draw(image)
+    cx, cy, r = center[0] * scale, center[1] * scale, radius * scale
+    if kind in ("circle", "ring"):
+        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
+        if kind == "ring":
+            inner = 0.55 * r
+            draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
+    else:
+        cos, sin = math.cos(angle), math.sin(angle)
+        outline = [(cx + r * (u * cos - v * sin), cy + r * (u * sin + v * cos)) for u, v in OUTLINES[kind]()]
+        draw.polygon(outline, fill=255)
+    reduced = image.resize((width, height), Image.Resampling.BOX)
+    return np.asarray(reduced, dtype=np.float64) / 255
+
+
+def _regular(corners: int, *radii: float) -> Callable[[], list[tuple[float, float]]]:
+    """Corners at equal angles, at `radii` in turn."""
+
+    def outline() -> list[tuple[float, float]]:
+        turns = [2 * math.pi * i / corners for i in range(corners)]
+        return [
+            (radii[i % len(radii)] * math.cos(t), radii[i % len(radii)] * math.sin(t)) for i, t in enumerate(turns)
+        ]
+
+    return outline
+
+
+def _cross() -> list[tuple[float, float]]:
+    arm, half = 0.95, 0.3
+    quarter = [(half, half), (half, arm), (-half, arm)]  # the rest by turning it
+    corners = []
+    for _ in range(4):
+        corners += quarter
+        quarter = [(-v, u) for u, v in quarter]
+    return corners
+
+
+OUTLINES = {
+    "square": _regular(4, 1.0),
+    "triangle": _regular(3, 1.0),
+    "star": _regular(10, 1.0, 0.42),
+    "cross": _cross,
+}

@@ -1,0 +1,1 @@
+"""The detector: targets, losses, network, weights."""

@@ -1,0 +1,1 @@
+"""How processes work together, one file a backend."""
