@@ -452,6 +452,10 @@ def _explained(name: str) -> Iterator[None]:
         ) from error
     except (HydraException, OmegaConfBaseException, ConfigCompositionException) as error:
         raise ConfigError(_sentence(name, error)) from error
+    except AssertionError as error:  # omegaconf's answer to a key below a node that is null
+        raise ConfigError(
+            "a key below data.shapes, such as data.shapes.num_train=…, can be set with data=shapes only."
+        ) from error
 
 
 def _sentence(name: str, error: Exception) -> str:

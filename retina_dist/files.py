@@ -41,8 +41,9 @@ def load_torch_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise nearly anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
+        if "Weights only load failed" in str(error):
+            reason = "damaged, or with objects in it that could run code, which are refused"
         raise CheckpointError(
-            f"{path} cannot be read as a torch file of tensors and plain values ({type(error).__name__}: {reason}); "
-            "use another file."
+            f"{path} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
         ) from error

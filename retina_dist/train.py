@@ -171,8 +171,8 @@ def versions() -> dict[str, str]:
     """What the numbers of a run depend on beside its settings."""
     return {
         "retina_dist": retina_dist.__version__,
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }

@@ -190,9 +190,10 @@ def build_retinanet(
         raise ConfigError(f"model.trainable_layers={trainable_layers} is not within 0..5 (5 trains the whole ResNet).")
     if len(anchor_sizes) != 5:
         raise ConfigError(f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7.")
-    if variant == "v2" and fpn_channels % 32:
+    if variant == "v2" and (fpn_channels % 32 or fpn_channels < 64):
         raise ConfigError(
-            f"model.fpn_channels={fpn_channels} cannot be divided into the 32 groups of variant v2; use a multiple of 32."
+            f"model.fpn_channels={fpn_channels} does not make the 32 groups of two channels or more that variant v2 normalises "
+            "over; use 64, 96, 128 or another multiple of 32."
         )
     box_loss = box_loss or ("giou" if variant == "v2" else "l1")
     if loss_path == "torchvision" and (focal_alpha, focal_gamma) != (0.25, 2.0):

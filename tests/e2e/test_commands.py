@@ -1,0 +1,158 @@
+"""The README's commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.e2e.conftest import SMALL
+
+RUN = Path("runs") / "shapes"
+
+
+def test_a_run_folder_has_everything(trained: Path) -> None:
+    names = {p.name for p in (trained / RUN).iterdir()}
+    assert names == {
+        "checkpoints",
+        "config.yaml",
+        "curves.png",
+        "first_batch.jpg",
+        "metrics.csv",
+        "per_class_ap.png",
+        "pr_curve.png",
+        "predictions.jpg",
+        "tensorboard",
+    }
+    assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}
+    for picture in ("curves.png", "first_batch.jpg", "per_class_ap.png", "pr_curve.png", "predictions.jpg"):
+        with Image.open(trained / RUN / picture) as image:
+            assert min(image.size) > 200
+            assert len(image.convert("L").resize((64, 64)).getcolors()) > 10  # not blank
+    rows = list(csv.DictReader((trained / RUN / "metrics.csv").open()))
+    assert {row["step"] for row in rows} == {str(i) for i in range(1, 13)}
+    assert sum(bool(row["coco/AP"]) for row in rows) == 2
+    assert list((trained / RUN / "tensorboard").iterdir())
+
+
+def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path, cli: Callable) -> None:
+    last = [row for row in csv.DictReader((trained / RUN / "metrics.csv").open()) if row["coco/AP"]][-1]
+    checkpoint = f"checkpoint={RUN}/checkpoints/last.pt"
+    output = cli("retina_dist.evaluate", checkpoint, "output_dir=eval", "batch_size=3", "num_workers=0", cwd=trained).stdout
+    assert "AP50   IoU .50" in output
+    metrics = json.loads((trained / "eval" / "metrics.json").read_text())
+    for name in ("AP", "AP50", "AR100"):
+        assert metrics[name] == pytest.approx(float(last[f"coco/{name}"]), abs=1e-9)
+    assert set(metrics["per_class_AP"]) == {"circle", "square", "triangle", "star", "cross", "ring"}
+    annotations = "annotations=datasets/shapes/annotations/instances_val.json"
+    cli("retina_dist.evaluate", "results=eval/results.json", annotations, "output_dir=again", cwd=trained)
+    again = json.loads((trained / "again" / "metrics.json").read_text())
+    assert again["AP50"] == pytest.approx(metrics["AP50"], abs=5e-3)  # boxes in the file are rounded
+
+
+def test_predict_draws_and_writes_results(trained: Path, cli: Callable) -> None:
+    checkpoint = f"checkpoint={RUN}/checkpoints/best.pt"
+    result = cli(
+        "retina_dist.predict", checkpoint, "input=datasets/shapes/val", "score_threshold=0.01", "output_dir=out", cwd=trained
+    )
+    assert len(list((trained / "out").glob("*.jpg"))) == 10
+    found = json.loads((trained / "out" / "results.json").read_text())
+    images = json.loads((trained / "out" / "images.json").read_text())["images"]
+    assert len(images) == 10
+    assert {entry["image_id"] for entry in found} <= {image["id"] for image in images}
+    assert {entry["category_id"] for entry in found} <= {1, 2, 4, 7, 8, 11}
+    assert "10 pictures and results.json in out" in result.stdout
+
+
+def test_predict_names_what_it_cannot_read(trained: Path, cli: Callable, tmp_path: Path) -> None:
+    source = next((trained / "datasets/shapes/val").glob("*.jpg"))
+    (tmp_path / "good.jpg").write_bytes(source.read_bytes())
+    (tmp_path / "cut.jpg").write_bytes(source.read_bytes()[:-1000])
+    checkpoint = f"checkpoint={trained}/{RUN}/checkpoints/best.pt"
+    result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
+    assert "cut.jpg is damaged" in result.stderr
+    assert "1 unreadable files left out" in result.stdout
+    (tmp_path / "good.jpg").unlink()
+    result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
+    assert result.returncode == 2
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, cli: Callable) -> None:
+    before = sorted(trained.rglob("*"))
+    result = cli("retina_dist.train", *SMALL, "dry_run=true", "output_dir=dry", cwd=trained)
+    assert "4 images a step = 1 processes x 1 accumulated x 4" in result.stdout
+    assert sorted(trained.rglob("*")) == before
+
+
+def test_fast_dev_run_goes_through_everything(tmp_path: Path, cli: Callable) -> None:
+    cli("retina_dist.train", *SMALL, "trainer=debug", "output_dir=run", cwd=tmp_path)
+    assert (tmp_path / "run" / "predictions.jpg").exists()
+    assert len(list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))) == 3
+
+
+def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path: Path, cli: Callable) -> None:
+    quick = (*SMALL, "logging=quiet", "trainer.validate_every=0steps")
+    cli("retina_dist.train", *quick, "trainer.length=1epoch", cwd=tmp_path)
+    cli("retina_dist.train", *quick, "trainer.length=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
+    result = cli("retina_dist.train", *quick, "trainer.length=1epoch", "resume=auto", cwd=tmp_path)
+    assert "going on from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["shapes", "shapes-2"]
+    steps = [row["step"] for row in csv.DictReader((tmp_path / "runs/shapes-2/metrics.csv").open())]
+    assert sorted(set(steps), key=int) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, cli: Callable) -> None:
+    for name in ("a", "b"):
+        cli("retina_dist.train", *SMALL, "trainer.length=1epoch", f"output_dir={name}", "logging=quiet", cwd=tmp_path)
+    a, b = (list(csv.DictReader((tmp_path / n / "metrics.csv").open())) for n in ("a", "b"))
+    for one, other in zip(a, b, strict=True):
+        one.pop("time/images_per_s")
+        other.pop("time/images_per_s")
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        (["data.batch_size=0"], "data.batch_size=0"),
+        (["data=coco"], "data.shapes.num_train"),  # SMALL sets what only data=shapes has
+        (["data=coco", "data.shapes=null"], "needs data.root"),
+        (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is no folder"),
+        (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
+        (["model.weights=nowhere.pt"], "nowhere.pt is neither a file"),
+        (["strategy.device=cuda:7"], "strategy.device=cuda:7"),
+        (["schedule=multistep", "schedule.warmup=0steps", "schedule.milestones=[99epochs]"], "past the end"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(trained: Path, cli: Callable, arguments: list, message: str) -> None:
+    small = [s for s in SMALL if not s.startswith("data.shapes") or "data.shapes=null" not in arguments]
+    result = cli("retina_dist.train", *small, "output_dir=wrong", *arguments, cwd=trained, check=False)
+    assert result.returncode == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.strip()]
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (trained / "wrong").exists()
+
+
+def test_fine_tuning_takes_what_fits(trained: Path, cli: Callable, tmp_path: Path) -> None:
+    weights = f"model.weights={trained}/{RUN}/checkpoints/best.pt"
+    small = [s for s in SMALL if not s.startswith("data.shapes")]
+    cli("retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path)
+    assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [{"id": 0, "name": "thing"}]
+    result = cli("retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path)
+    assert "left out  head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]" in result.stdout
+
+
+def _csv_data(folder: Path) -> list[str]:
+    (folder / "csv").mkdir()
+    for name in ("a", "b", "c", "d"):
+        Image.new("RGB", (64, 48), name == "a" and "red" or "blue").save(folder / "csv" / f"{name}.png")
+    rows = "a.png,5,5,30,30,thing\nb.png,10,10,40,40,thing\nc.png,,,,,\nd.png,1,1,20,20,thing\n"
+    (folder / "csv" / "train.csv").write_text(rows)
+    (folder / "csv" / "val.csv").write_text(rows)
+    (folder / "csv" / "classes.csv").write_text("thing,0\n")
+    return ["annotations=csv/train.csv", "classes=csv/classes.csv"]
