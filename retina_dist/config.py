@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,7 +36,7 @@ class ShapesConfig:
 
     num_train: int = 800
     num_val: int = 160
-    image_size: int = 160
+    image_size: int = 128
     seed: int = 0
 
 
@@ -45,13 +46,13 @@ class DataConfig:
 
     name: str = MISSING
     format: str = "coco"  # coco | csv | voc
-    root: Optional[str] = None  # folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder)
-    train_annotations: Optional[str] = None  # explicit files, instead of or beside root
-    train_images: Optional[str] = None
-    val_annotations: Optional[str] = None
-    val_images: Optional[str] = None
-    classes: Optional[str] = None  # csv only: name,index
-    shapes: Optional[ShapesConfig] = None  # draw this data set into root if it is not there
+    root: str | None = None  # folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder)
+    train_annotations: str | None = None  # explicit files, instead of or beside root
+    train_images: str | None = None
+    val_annotations: str | None = None
+    val_images: str | None = None
+    classes: str | None = None  # csv only: name,index
+    shapes: ShapesConfig | None = None  # draw this data set into root if it is not there
     label_mapping: str = "contiguous"  # contiguous | category_id (label = COCO id, as in torchvision's COCO weights)
     keep_empty_images: bool = True
     missing_images: str = "error"  # error | skip: files that the annotations name and that are not there
@@ -63,7 +64,7 @@ class DataConfig:
     num_workers: int = 2
     shuffle: bool = True
     min_sizes: list[int] = field(default_factory=lambda: [800])  # shorter side in px; one is drawn for each step
-    val_min_size: Optional[int] = None  # null: the largest of min_sizes
+    val_min_size: int | None = None  # null: the largest of min_sizes
     max_size: int = 1333  # longer side at most, px
     num_buckets: int = 6  # static canvases for each of min_sizes
 
@@ -71,14 +72,14 @@ class DataConfig:
     vflip: float = 0.0
     photometric: float = 0.0
     iou_crop: float = 0.0
-    scale_jitter: Optional[list[float]] = None  # factors [low, high] on the resize, e.g. [0.8, 1.25]
+    scale_jitter: list[float] | None = None  # factors [low, high] on the resize, e.g. [0.8, 1.25]
 
 
 @dataclass
 class ModelConfig:
     """Arguments of `retina_dist.model.retinanet.build_retinanet`, and weights."""
 
-    num_classes: Optional[int] = None  # null: as many as the data has
+    num_classes: int | None = None  # null: as many as the data has
     backbone: str = "resnet50"  # resnet18 | resnet34 | resnet50 | resnet101
     variant: str = "v1"  # v1 | v2: torchvision's two RetinaNets
     fpn_channels: int = 256
@@ -97,11 +98,11 @@ class ModelConfig:
     background_iou: float = 0.4
     focal_alpha: float = 0.25
     focal_gamma: float = 2.0
-    box_loss: Optional[str] = None  # l1 | smooth_l1 | giou; null: the variant's own
+    box_loss: str | None = None  # l1 | smooth_l1 | giou; null: the variant's own
     smooth_l1_beta: float = 1 / 9
     loss_path: str = "batched"  # batched | torchvision (the slow reference)
-    weights: Optional[str] = None  # whole detector: a file or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
-    backbone_weights: Optional[str] = None  # classifier: a file or e.g. ResNet50_Weights.IMAGENET1K_V1
+    weights: str | None = None  # whole detector: a file or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
+    backbone_weights: str | None = None  # classifier: a file or e.g. ResNet50_Weights.IMAGENET1K_V1
 
 
 @dataclass
@@ -117,8 +118,8 @@ class OptimizerConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
     weight_decay: float = 0.0
-    norm_weight_decay: Optional[float] = None  # null: as weight_decay
-    bias_weight_decay: Optional[float] = None
+    norm_weight_decay: float | None = None  # null: as weight_decay
+    bias_weight_decay: float | None = None
     backbone_lr_scale: float = 1.0
 
 
@@ -139,21 +140,21 @@ class TrainerConfig:
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
     length: str = MISSING
-    stop_after: Optional[str] = None  # end early with a checkpoint, to go on with resume=
+    stop_after: str | None = None  # end early with a checkpoint, to go on with resume=
     validate_every: str = "1epoch"
     checkpoint_every: str = "1epoch"
     log_every: int = 10  # steps
     accumulate: int = 1  # micro-batches of one optimizer step on each process
     precision: str = "fp32"  # fp32 | bf16 | fp16
-    clip: Optional[float] = None
+    clip: float | None = None
     clip_kind: str = "global_norm"  # global_norm | tensor_norm | value
-    ema_decay: Optional[float] = None  # e.g. 0.999; validation and best then use the average
+    ema_decay: float | None = None  # e.g. 0.999; validation and best then use the average
     channels_last: bool = False
     deterministic: bool = False  # only operations that give the same bits each time; slower on GPUs
-    num_threads: Optional[int] = None  # torch threads of this process; null: torch's own choice
+    num_threads: int | None = None  # torch threads of this process; null: torch's own choice
     monitor: str = "coco/AP"
     monitor_mode: str = "max"  # max | min
-    patience: Optional[int] = None  # stop after so many validations without a better monitor
+    patience: int | None = None  # stop after so many validations without a better monitor
     keep_last: int = 1  # checkpoints kept
     keep_top: int = 1
     fast_dev_run: bool = False  # two steps, two validation batches: does everything run?
@@ -188,8 +189,8 @@ class TrainConfig:
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     seed: int = 0
-    output_dir: Optional[str] = None  # null: runs/NAME, runs/NAME-2, ...
-    resume: Optional[str] = None  # null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file
+    output_dir: str | None = None  # null: runs/NAME, runs/NAME-2, ...
+    resume: str | None = None  # null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file
     dry_run: bool = False  # print the plan and stop
     debug: bool = False  # show tracebacks
 
@@ -200,7 +201,7 @@ class DoctorConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    output: Optional[str] = None  # a JSON file
+    output: str | None = None  # a JSON file
     debug: bool = False
 
 
@@ -208,11 +209,11 @@ class DoctorConfig:
 class EvaluateConfig:
     """`python -m retina_dist.evaluate`."""
 
-    checkpoint: Optional[str] = None  # a run's .pt file ...
-    results: Optional[str] = None  # ... or a COCO results json
-    annotations: Optional[str] = None  # null: the checkpoint's validation set
-    images: Optional[str] = None
-    output_dir: Optional[str] = None
+    checkpoint: str | None = None  # a run's .pt file ...
+    results: str | None = None  # ... or a COCO results json
+    annotations: str | None = None  # null: the checkpoint's validation set
+    images: str | None = None
+    output_dir: str | None = None
     backend: str = "auto"  # auto | pycocotools | faster-coco-eval
     device: str = "auto"
     precision: str = "fp32"
@@ -240,7 +241,7 @@ class ConvertConfig:
 
     format: str = MISSING  # csv | voc
     annotations: str = MISSING  # csv: the annotations file; voc: the VOC folder
-    classes: Optional[str] = None  # csv: the classes file
+    classes: str | None = None  # csv: the classes file
     split: str = "train"  # voc: name of the list in ImageSets/Main
     output: str = MISSING  # COCO json to write
     debug: bool = False
@@ -430,14 +431,16 @@ def _check_overrides(name: str, arguments: list[str]) -> None:
     with _explained(name):
         parsed = OverridesParser.create().parse_overrides(values)
         # A sweep is checked by the first value of each axis.
-        single = [
-            f"{o.input_line.split('=', 1)[0]}={next(o.sweep_string_iterator())}" if o.is_sweep_override() else o.input_line
-            for o in parsed
-        ]
+        single = [_first_value(override) for override in parsed]
         if search:
             single.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
         with initialize_config_dir(config_dir(), version_base="1.3"):
             compose(name, [s for s in single if not s.startswith("hydra.") or s.startswith("hydra.searchpath")])
+
+
+def _first_value(override: Override) -> str:
+    line = override.input_line or ""
+    return f"{line.split('=', 1)[0]}={next(override.sweep_string_iterator())}" if override.is_sweep_override() else line
 
 
 @contextmanager
@@ -489,9 +492,16 @@ def _keys(schema: type, prefix: str = "") -> list[str]:
     """All dotted keys of a schema."""
     keys = []
     for item in fields(schema):
-        nested = {"data": DataConfig, "model": ModelConfig, "optimizer": OptimizerConfig, "schedule": ScheduleConfig,
-                  "trainer": TrainerConfig, "strategy": StrategyConfig, "logging": LoggingConfig,
-                  "shapes": ShapesConfig}.get(item.name)
+        nested = {
+            "data": DataConfig,
+            "model": ModelConfig,
+            "optimizer": OptimizerConfig,
+            "schedule": ScheduleConfig,
+            "trainer": TrainerConfig,
+            "strategy": StrategyConfig,
+            "logging": LoggingConfig,
+            "shapes": ShapesConfig,
+        }.get(item.name)
         keys.append(prefix + item.name)
         if nested is not None:
             keys += _keys(nested, f"{prefix}{item.name}.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.trainer import Precision, autocast
 from retina_dist.errors import CheckpointError
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.model.weights import is_torchvision_name, load_weights, torchvision_categories
 from retina_dist.types import Batch, Detections
 
 CANVAS_DIVISOR = 32
@@ -49,11 +50,27 @@ class Detector:
         self.autocast = autocast(device, precision)
 
     @classmethod
-    def from_checkpoint(
-        cls, path: str | Path, *, device: str = "cpu", precision: Precision = "fp32"
-    ) -> Detector:
-        """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError."""
+    def from_checkpoint(cls, path: str | Path, *, device: str = "cpu", precision: Precision = "fp32") -> Detector:
+        """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
+
+        A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead of a path takes torchvision's published weights.
+        """
+        if is_torchvision_name(str(path)):
+            return cls.from_torchvision(str(path), device=device, precision=precision)
         return cls.from_content(load_checkpoint(Path(path)), str(path), device=device, precision=precision)
+
+    @classmethod
+    def from_torchvision(cls, name: str, *, device: str = "cpu", precision: Precision = "fp32") -> Detector:
+        """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
+        names = torchvision_categories(name)
+        variant: Literal["v1", "v2"] = "v2" if "_V2_" in name else "v1"
+        norm: Literal["frozen", "live"] = "live" if variant == "v2" else "frozen"
+        model = build_retinanet(num_classes=len(names), variant=variant, batch_norm=norm)
+        load_weights(model, name)
+        known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
+        ids = tuple(label if k else -1 for label, k in enumerate(known))
+        categories = Categories(ids, tuple(text if k else "" for text, k in zip(names, known, strict=True)))
+        return cls(model, categories, min_size=800, max_size=1333, device=torch.device(device), precision=precision)
 
     @classmethod
     def from_content(
@@ -90,7 +107,7 @@ class Detector:
         pixels = image if isinstance(image, Tensor) else read_image(Path(image))
         with self.autocast():
             found = self.model(self._batch(pixels).to(self.device))[0]
-        return Detections(**{name: value.cpu() for name, value in found.items()})
+        return Detections(boxes=found["boxes"].cpu(), scores=found["scores"].cpu(), labels=found["labels"].cpu())
 
     def _batch(self, pixels: Tensor) -> Batch:
         height, width = pixels.shape[-2:]

@@ -2,6 +2,7 @@
 
     python -m retina_dist.evaluate checkpoint=runs/shapes/checkpoints/best.pt
     python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
+    python -m retina_dist.evaluate checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1 annotations=… images=…
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
 
 Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
@@ -22,6 +23,7 @@ from retina_dist.engine.trainer import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
 from retina_dist.files import write_atomically
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tasks.detection import read_split
@@ -81,17 +83,20 @@ def _truth(config: EvaluateConfig) -> dict:
 
 
 def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
-    path = Path(str(config.checkpoint))
-    content = load_checkpoint(path)
+    path = str(config.checkpoint)
     strategy = SingleDeviceStrategy(config.device)
-    detector = Detector.from_content(content, str(path), device=str(strategy.device))
-    data = DataConfig(**content["config"]["data"])
-    data.shapes = None  # drawn by the run, if it was
+    if is_torchvision_name(path):
+        detector = Detector.from_torchvision(path, device=str(strategy.device))
+        data = DataConfig(name="coco")
+    else:
+        content = load_checkpoint(Path(path))
+        detector = Detector.from_content(content, path, device=str(strategy.device))
+        data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
     if config.annotations:
         data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
     annotations: Annotations | None = read_split(data, "val", detector.categories)
     if annotations is None:
-        raise ConfigError(f"{path} was trained without a validation set; give annotations=FILE.json and images=FOLDER.")
+        raise ConfigError(f"{path} names no validation set; give annotations=FILE.json and images=FOLDER.")
     module = CocoDataModule(
         train=None,
         val=annotations,
@@ -107,7 +112,6 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
     evaluator = CocoEvaluator(
         annotations_coco=annotations.coco,
         categories=detector.categories,
-        image_ids=[record.image_id for record in annotations.records],
         batches=module.val_batches,
         strategy=strategy,
         autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]

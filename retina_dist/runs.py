@@ -62,7 +62,9 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     given = Path(config.output_dir) if config.output_dir else None
     if config.resume is None:
         if given and (given / CHECKPOINTS).is_dir():
-            raise ConfigError(f"output_dir={given} already holds a run; go on with resume=auto, or give another folder.")
+            raise ConfigError(
+                f"output_dir={given} already holds a run; go on with resume=auto, or give another folder."
+            )
         return Run(given or _next_folder(config.data.name))
     if config.resume == "auto":
         folder = given or _newest_folder(config.data.name)

@@ -46,7 +46,7 @@ def torch_seed(*key: int | str) -> Iterator[None]:
 
 def random_state() -> dict[str, Any]:
     """All global random states of this process, as tensors and plain Python values only."""
-    numpy_state = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
     version, internal, gauss = random.getstate()
     return {
         "python": [version, list(internal), gauss],

@@ -9,16 +9,17 @@ Layer 4: turns settings into objects and starts the loop.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torchvision
 
 import retina_dist
 from retina_dist.config import StrategyConfig, TrainConfig, entry_point
+from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.plan import Plan, resolve_plan
@@ -40,6 +41,8 @@ def train(config: TrainConfig) -> dict[str, float]:
     """Train by `config` and return the metrics of the last validation. Every rank calls it."""
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
+    if config.trainer.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     with build_strategy(config.strategy) as strategy:
         return _train(config, strategy)
@@ -64,7 +67,10 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     data = task.build_data()
     state = build_state(config, task.build_model(), strategy.device)
     if run.checkpoint:
-        _restore(state, run, task, say)
+        _restore(state, run, task, data, say)
+        if state.step >= plan.stop_step:
+            say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
+            return {}
     if strategy.is_main:
         write_config(config, run.folder)
         if config.logging.plots and not run.checkpoint:
@@ -138,7 +144,7 @@ def build_state(config: TrainConfig, model: torch.nn.Module, device: torch.devic
     """Model, optimizer, scaler and average on `device`."""
     settings, trainer = config.optimizer, config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
-    model = model.to(device, memory_format=layout)
+    model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
     groups = parameter_groups(
         model,
         weight_decay=settings.weight_decay,
@@ -178,12 +184,20 @@ def versions() -> dict[str, str]:
     }
 
 
-def _restore(state: TrainState, run: Run, task: DetectionTask, say: Callable[[str], None]) -> None:
+def _restore(
+    state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
+) -> None:
     assert run.checkpoint is not None
     if run.checkpoint["categories"] != task.train.categories.state():
         raise CheckpointError(
             f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
             f"data, or start a new run with model.weights={run.resumed_from}."
+        )
+    step, place = run.checkpoint["step"], run.checkpoint["sampler"]
+    if data.position(step) != (place["epoch"], place["cursor"]):
+        raise CheckpointError(
+            f"{run.resumed_from} was at image {place['cursor']} of epoch {place['epoch']}, which is not where step {step} of these "
+            f"{task.num_images} images is: the data set has changed; start a new run with model.weights={run.resumed_from}."
         )
     state.load_state_dict(run.checkpoint)
     say(f"going on from {run.resumed_from}, step {state.step}")
@@ -209,7 +223,7 @@ def _finish(
     run: Run,
     task: DetectionTask,
     state: TrainState,
-    data: Any,
+    data: CocoDataModule,
     metrics: dict[str, float],
     say: Callable[[str], None],
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Photos and annotations made by others: $RETINA_DIST_TEST_DATA, or shared/data beside the checkout."""
+    """Photos and annotations made by others: $RETINA_DIST_TEST_DATA, or the folder beside the checkout."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("RETINA_DIST_TEST_DATA", beside))
     if not (folder / "coco-mini").is_dir():

@@ -66,9 +66,7 @@ def make_buckets(
             raise ConfigError(f"{name} holds {value}; use whole numbers of at least 1.")
     stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     if not len(stored):
-        raise DataError(
-            "The data set has no images; check the annotation file and the filters applied to it."
-        )
+        raise DataError("The data set has no images; check the annotation file and the filters applied to it.")
 
     # equal images first, then equal canvases: the search below sees dozens of kinds, not every image
     stored, image_kind = np.unique(stored, axis=0, return_inverse=True)

@@ -11,6 +11,7 @@ import numpy as np
 from retina_dist.errors import CheckpointError, DataError
 
 LabelMapping = Literal["contiguous", "category_id"]
+MAX_LABELS = 10_000  # a head for more classes than that comes from an id that was never meant as a label
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,17 @@ class Categories:
     def from_coco(cls, entries: list[dict[str, Any]], mapping: LabelMapping = "contiguous") -> Categories:
         """Of the `categories` of a COCO json: labels in ascending id order without gaps, or the ids themselves.
 
-        "category_id" is what torchvision's COCO weights use: 91 labels, label = id.
+        "category_id" is what torchvision's COCO weights use: 91 labels, label = id. Raises DataError for ids that
+        cannot be labels.
         """
         names = {int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])}
         if mapping == "contiguous":
             return cls(tuple(names), tuple(names.values()))
-        if min(names) < 0:
-            raise DataError(f"data.label_mapping=category_id needs ids from 0, not {min(names)}; use contiguous.")
+        if min(names) < 0 or max(names) >= MAX_LABELS:
+            wrong = min(names) if min(names) < 0 else max(names)
+            raise DataError(
+                f"data.label_mapping=category_id needs ids from 0 to {MAX_LABELS - 1}, not {wrong}; use contiguous."
+            )
         slots = range(max(names) + 1)
         return cls(tuple(i if i in names else -1 for i in slots), tuple(names.get(i, "") for i in slots))
 
@@ -73,6 +78,7 @@ class Categories:
     def from_state(cls, state: Mapping[str, Any]) -> Categories:
         """Raises CheckpointError when `state` is not what `state()` returns."""
         try:
-            return cls(tuple(map(int, state["ids"])), tuple(map(str, state["names"])))
+            pairs = [(int(i), str(name)) for i, name in zip(state["ids"], state["names"], strict=True)]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's categories cannot be read ({error}); use another one.") from error
+        return cls(tuple(i for i, _ in pairs), tuple(name for _, name in pairs))

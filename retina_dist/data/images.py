@@ -35,10 +35,10 @@ def read_image(
 ) -> Tensor:
     """The pixels of a file, uint8 [3, h, w] RGB, in the orientation its boxes are in.
 
-    EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in the
-    annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits, transparency
-    is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing, damaged, larger than
-    `max_pixels`, or of another size than annotated.
+    EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
+    the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
+    transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
+    damaged, larger than `max_pixels`, or of another size than annotated.
     """
     with _opened(Path(path), max_pixels) as image:
         orientation = _orientation(image)
@@ -46,9 +46,10 @@ def read_image(
             orientation = _orientation_of_boxes(Path(path), image.size, orientation, annotated_size)
         try:
             pixels = _to_rgb(image)
-        except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
+        except Exception as error:  # decoders meet damaged bytes with almost any exception
             raise ImageError(
-                f"{path} is damaged ({error}); restore the file, take it out of the annotations, or set data.bad_images=skip."
+                f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
+                "data.bad_images=skip."
             ) from error
     if orientation != 1:
         pixels = pixels.transpose(TRANSPOSITIONS[orientation])
@@ -68,10 +69,10 @@ def _opened(path: Path, max_pixels: int) -> Image.Image:
             warnings.simplefilter("ignore")  # Pillow's own limit on pixels; ours follows
             image = Image.open(path)
     except FileNotFoundError as error:
-        raise ImageError(
-            f"{path} does not exist; check the images folder, or set data.missing_images=skip."
-        ) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{path} is too large for Pillow ({error}); scale the picture down.") from error
+    except Exception as error:  # as above
         raise ImageError(
             f"{path} is no readable picture ({error}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
@@ -79,8 +80,8 @@ def _opened(path: Path, max_pixels: int) -> Image.Image:
     if image.width * image.height > max_pixels:
         image.close()
         raise ImageError(
-            f"{path} has {image.width} x {image.height} pixels, more than data.max_pixels={max_pixels}; raise the limit if "
-            "the file is to be trusted."
+            f"{path} has {image.width} x {image.height} pixels, more than data.max_pixels={max_pixels}; raise the "
+            "limit if the file is to be trusted."
         )
     return image
 
@@ -95,9 +96,7 @@ def _orientation(image: Image.Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def _orientation_of_boxes(
-    path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]
-) -> int:
+def _orientation_of_boxes(path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
     """The orientation to apply so that pixels agree with boxes drawn on a picture of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
     if annotated == shown:
@@ -105,14 +104,16 @@ def _orientation_of_boxes(
     if annotated == stored:
         return 1
     raise ImageError(
-        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes belong "
-        "to another version of it; annotate this file, or set data.bad_images=skip."
+        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes "
+        "belong to another version of it; annotate this file, or set data.bad_images=skip."
     )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     image.load()
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+    if image.mode == "F":
+        raise ValueError("floating-point pixels, whose range nothing tells; store it with 8 bits")
+    if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
         values = np.asarray(image, dtype=np.float64)
         return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")
     return image.convert("RGB")

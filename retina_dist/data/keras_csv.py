@@ -1,7 +1,7 @@
 """keras-retinanet's CSV annotations, as COCO.
 
-Layer 1. One object a row, `path,x1,y1,x2,y2,class`; an image without objects is one row `path,,,,,`. The class file has rows
-`class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
+Layer 1. One object a row, `path,x1,y1,x2,y2,class`; an image without objects is one row `path,,,,,`. The class file
+has rows `class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
     """
     categories = _read_classes(classes)
     images: dict[str, int] = {}
-    boxes = []
+    boxes: list[dict[str, Any]] = []
     for line, row in _rows(annotations, columns=6):
         name, *corners, label = row
         if not name:
@@ -32,7 +32,9 @@ def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
             raise DataError(f"{annotations}:{line} has class {label!r}, which {classes} does not list.")
         x1, y1, x2, y2 = (_number(text, annotations, line) for text in corners)
         if x2 <= x1 or y2 <= y1:
-            raise DataError(f"{annotations}:{line} has the corners {x1:g},{y1:g} and {x2:g},{y2:g}; x2 and y2 must be larger.")
+            raise DataError(
+                f"{annotations}:{line} has x1,y1,x2,y2 = {x1:g},{y1:g},{x2:g},{y2:g}; x2 and y2 must be larger."
+            )
         boxes.append(
             {
                 "id": len(boxes) + 1,

@@ -18,7 +18,7 @@ ALIASES = {"val": ("val", "valid", "validation"), "train": ("train",)}
 def find_split(root: Path, split: str) -> tuple[Path, Path]:
     """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
 
-    Of several annotation files the shortest name wins, so instances_train2017.json before instances_train2017_small.json.
+    Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
     Raises DataError with everything that was looked for.
     """
     if not root.is_dir():
@@ -33,9 +33,7 @@ def find_split(root: Path, split: str) -> tuple[Path, Path]:
         )
     annotations = found[0]
     stem = annotations.stem.removeprefix("instances_")
-    folders = [root / stem, root / "images" / stem, *(root / name for name in names)]
-    folders += [root / "images" / name for name in names] + [root / "images", annotations.parent]
-    for folder in folders[:-1]:
-        if folder.is_dir():
-            return annotations, folder
-    return annotations, folders[-1]
+    folders = [annotations.parent] if annotations.parent.name in names else []  # Roboflow's images lie beside them
+    folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
+    folders += [*(root / "images" / name for name in names), root / "images"]
+    return annotations, next((folder for folder in folders if folder.is_dir()), root)

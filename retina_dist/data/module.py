@@ -8,7 +8,11 @@ such start method, a script that trains must keep its code under `if __name__ ==
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -24,6 +28,8 @@ from retina_dist.types import Batch
 
 if TYPE_CHECKING:
     from retina_dist.data.coco import Annotations
+
+WATCH_S = 2.0  # how often a data worker looks whether the main process is still there
 
 
 class CocoDataModule:
@@ -75,13 +81,9 @@ class CocoDataModule:
                 iou_crop=iou_crop,
                 scale_jitter=scale_jitter,
             )
-            dataset = DetectionDataset(
-                train, transform, seed=seed, on_bad_image=on_bad_image, max_pixels=max_pixels
-            )
+            dataset = DetectionDataset(train, transform, seed=seed, on_bad_image=on_bad_image, max_pixels=max_pixels)
             sampler = TrainSampler(
-                buckets=make_buckets(
-                    dataset.sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets
-                ),
+                buckets=make_buckets(dataset.sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets),
                 batch_size=batch_size,
                 accumulate=accumulate,
                 rank=rank,
@@ -171,6 +173,7 @@ class CocoDataModule:
             num_workers=self._num_workers,
             multiprocessing_context=_start_method() if self._num_workers else None,
             pin_memory=self._pin_memory and torch.cuda.is_available(),
+            worker_init_fn=partial(_end_with, os.getpid()) if self._num_workers else None,
             generator=torch.Generator(),  # or else every start would draw from the global one
         )
         items = iter(loader)
@@ -196,6 +199,23 @@ class _ErrorsAsItems(Dataset[Batch | UserError]):
             return self.dataset[spec]
         except UserError as error:
             return error
+
+
+def _end_with(main_process: int, worker: int) -> None:
+    """In a data worker: end when the main process is gone.
+
+    torch's workers watch their parent, which is the fork server; that outlives a main process that was killed.
+    """
+
+    def watch() -> None:
+        while True:
+            time.sleep(WATCH_S)
+            try:
+                os.kill(main_process, 0)
+            except ProcessLookupError:
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _start_method() -> str:

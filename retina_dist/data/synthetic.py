@@ -24,15 +24,14 @@ from retina_dist.seeding import derived_seed
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
+MOST_TILT = math.radians(25)
 LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
 EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
 MANIFEST = "shapes.json"
 VERSION = 1
 
 
-def make_shapes(
-    root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 160, seed: int = 0
-) -> None:
+def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0) -> None:
     """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size` pixels on the long side.
 
     A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
@@ -76,7 +75,9 @@ def _check_settings(root: Path, settings: dict[str, int]) -> None:
         ) from error
     if found != settings:
         changed = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in settings.items() if found.get(k) != v)
-        raise DataError(f"data.root={root} was drawn with other settings ({changed}); give another data.root or delete it.")
+        raise DataError(
+            f"data.root={root} was drawn with other settings ({changed}); give another data.root or delete it."
+        )
 
 
 def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:
@@ -151,9 +152,9 @@ def _place(
     """Draw one shape where it hides no other too much; give up after some tries."""
     height, width = owner.shape
     for _ in range(12):
-        radius = image_size * rng.uniform(0.07, 0.22)
+        radius = image_size * rng.uniform(0.09, 0.24)
         center = (rng.uniform(0.6 * radius, width - 0.6 * radius), rng.uniform(0.6 * radius, height - 0.6 * radius))
-        alpha = _mask(kind, center, radius, rng.uniform(0, 2 * math.pi), width, height)
+        alpha = _mask(kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), width, height)
         solid = alpha >= 0.5
         if not solid.any():
             continue
@@ -166,9 +167,7 @@ def _place(
         return
 
 
-def _crowd(
-    rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int
-) -> list[dict[str, Any]]:
+def _crowd(rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[dict[str, Any]]:
     """A group of tiny circles, annotated as one crowd region, where there is room for it."""
     height, width = owner.shape
     side = int(image_size * 0.3)
@@ -210,9 +209,7 @@ def _contrasting_color(rng: np.random.Generator, under: np.ndarray) -> np.ndarra
             return color
 
 
-def _mask(
-    kind: str, center: tuple[float, float], radius: float, angle: float, width: int, height: int
-) -> np.ndarray:
+def _mask(kind: str, center: tuple[float, float], radius: float, angle: float, width: int, height: int) -> np.ndarray:
     """Coverage 0..1 of each pixel, [h, w]."""
     scale = SUPERSAMPLE
     image = Image.new("L", (width * scale, height * scale))
@@ -232,12 +229,12 @@ def _mask(
 
 
 def _regular(corners: int, *radii: float) -> Callable[[], list[tuple[float, float]]]:
-    """Corners at equal angles, at `radii` in turn."""
+    """Corners at equal angles, at `radii` in turn; the first one up, or a flat side up where there are four."""
 
     def outline() -> list[tuple[float, float]]:
-        turns = [2 * math.pi * i / corners for i in range(corners)]
+        turns = [2 * math.pi * (i + (corners == 4) / 2) / corners for i in range(corners)]
         return [
-            (radii[i % len(radii)] * math.cos(t), radii[i % len(radii)] * math.sin(t)) for i, t in enumerate(turns)
+            (radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)
         ]
 
     return outline

@@ -86,9 +86,7 @@ class TrainTransform:
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name}={value} is not a probability; use a number from 0 to 1.")
         if scale_jitter is not None and not 0.0 < scale_jitter[0] <= scale_jitter[1]:
-            raise ConfigError(
-                f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5)."
-            )
+            raise ConfigError(f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5).")
         self.max_size = max_size
         self.scale_jitter = scale_jitter
         self._augment = _chain(
@@ -135,9 +133,7 @@ class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
 
 def _chain(*steps: tuple[float, v2.Transform]) -> v2.Transform | None:
     """The steps in their order, each applied with its probability; those that never apply are left out."""
-    transforms = [
-        v2.RandomApply([transform], p=probability) for probability, transform in steps if probability > 0
-    ]
+    transforms = [v2.RandomApply([transform], p=probability) for probability, transform in steps if probability > 0]
     return v2.Compose(transforms) if transforms else None
 
 
@@ -162,9 +158,7 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
     return scale
 
 
-def _random_window(
-    image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The part of the image, at a random place, that fills the canvas after scaling.
 
     Cut before the resize, which then has less to do.

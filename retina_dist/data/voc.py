@@ -13,23 +13,24 @@ from retina_dist.errors import DataError
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog", "horse",
-    "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
 
 def read_voc(root: Path, split: str) -> dict[str, Any]:
     """One split as a COCO dict; images are relative to JPEGImages, ids count from 1 in the order of the list.
 
-    VOC's corners are pixel numbers counted from 1, both included, so a box is x = xmin - 1, width = xmax - xmin + 1. Objects
-    marked difficult become crowd regions, which are not trained on and cost nothing in the metric, as in VOC's own. Classes
-    are VOC's twenty, or, when an object has another, all names under Annotations in alphabetical order. Raises DataError
-    naming file and object.
+    VOC's corners are pixel numbers counted from 1, both included, so a box is x = xmin - 1, width = xmax - xmin + 1.
+    Objects marked difficult become crowd regions, which are not trained on and cost nothing in the metric, as in VOC's
+    own. Classes are VOC's twenty, or, when any file under Annotations has another, all names there in alphabetical
+    order: the same for every split. Raises DataError naming file and object.
     """
     names = _read_list(root, split)
     trees = {name: _read_xml(root / "Annotations" / f"{name}.xml") for name in names}
-    classes = _classes(root, trees)
-    images, boxes = [], []
+    classes = _classes(root)
+    images: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
     for image_id, (name, tree) in enumerate(trees.items(), start=1):
         path = root / "Annotations" / f"{name}.xml"
         image: dict[str, Any] = {"id": image_id, "file_name": tree.findtext("filename") or f"{name}.jpg"}
@@ -78,13 +79,14 @@ def _read_xml(path: Path) -> ElementTree.Element:
         raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
 
 
-def _classes(root: Path, trees: dict[str, ElementTree.Element]) -> dict[str, int]:
-    used = {_class_name(o, root / name, n) for name, t in trees.items() for n, o in enumerate(t.iter("object"), 1)}
-    names: list[str] = list(VOC_CLASSES)
-    if not used <= set(VOC_CLASSES):
-        everything = (_read_xml(path) for path in sorted((root / "Annotations").glob("*.xml")))
-        names = sorted({(o.findtext("name") or "").strip() for tree in everything for o in tree.iter("object")} - {""})
-    return {name: i for i, name in enumerate(names, start=1)}
+def _classes(root: Path) -> dict[str, int]:
+    # Of all files, not of one split's: a split that happens to lack a class must not get other ids.
+    names = {
+        _class_name(thing, path, number)
+        for path in sorted((root / "Annotations").glob("*.xml"))
+        for number, thing in enumerate(_read_xml(path).iter("object"), start=1)
+    }
+    return {name: i for i, name in enumerate(VOC_CLASSES if names <= set(VOC_CLASSES) else sorted(names), start=1)}
 
 
 def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:

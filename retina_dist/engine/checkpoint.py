@@ -80,7 +80,9 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (json.JSONDecodeError, OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file by its path.") from error
+        raise CheckpointError(
+            f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file by its path."
+        ) from error
     return sorted(entries, key=lambda e: e["step"])
 
 
@@ -103,7 +105,9 @@ def latest(folder: Path, report: Callable[[str], None] = lambda text: None) -> P
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled."""
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}; give the path of a .pt file of a run's checkpoints folder.")
+        raise CheckpointError(
+            f"there is no checkpoint {path}; give the path of a .pt file of a run's checkpoints folder."
+        )
     expected = {e["file"]: e["sha256"] for e in read_manifest(path.parent)}.get(path.name)
     if expected and _sha256(path) != expected:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; use another checkpoint.")

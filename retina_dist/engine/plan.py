@@ -45,7 +45,7 @@ class Plan:
 
     def __str__(self) -> str:
         schedule = self.schedule
-        shape = schedule.name
+        shape: str = schedule.name
         if schedule.name == "multistep":
             shape += f", x{schedule.gamma:g} at steps {', '.join(map(str, schedule.milestones))}"
         if schedule.name == "cosine":

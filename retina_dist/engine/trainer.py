@@ -112,17 +112,17 @@ class Trainer:
             values = self.train_step(micro_batches)
             self.meter.update(values, self._images_of(state.step))
             state.step += 1
-            last = state.step == plan.stop_step
+            # A run that stops early validates no more than one that goes on, so that both know the same best.
+            validating = state.step == plan.total_steps or _due(state.step, plan.validate_every)
+            saving = validating or state.step == plan.stop_step or _due(state.step, self.checkpoint_every)
 
-            if last or state.step % plan.log_every == 0:
-                self._log()
-            if last or _due(state.step, plan.validate_every) or _due(state.step, self.checkpoint_every):
-                self._log()  # no checkpoint of weights that are not numbers
+            if saving or _due(state.step, plan.log_every):
+                self._log()  # before saving, so that no checkpoint holds weights that are not numbers
+            if saving:
                 self.meter.pause()
-                validated = last or _due(state.step, plan.validate_every)
-                if validated:
+                if validating:
                     metrics = self._validate()
-                self._save(metrics if validated else {})
+                self._save(metrics if validating else {})
                 saved_step = state.step
                 self.meter.resume()
                 if self.patience is not None and state.stale >= self.patience:
@@ -190,7 +190,9 @@ class Trainer:
         metrics = self.evaluate(state.evaluated_model)
         self.net.train()
         self.sink.log(metrics, state.step)
-        value = metrics.get(self.monitor) if self.monitor else None
+        if self.monitor and self.monitor not in metrics:
+            raise UserError(f"trainer.monitor={self.monitor} is no metric; there are {', '.join(sorted(metrics))}.")
+        value = metrics[self.monitor] if self.monitor else None
         if value is not None and math.isfinite(value):
             better = state.best is None or (value > state.best if self.monitor_mode == "max" else value < state.best)
             state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)

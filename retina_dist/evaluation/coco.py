@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -40,7 +41,9 @@ class CocoResult:
 
     stats: dict[str, float]
     per_class: dict[str, float | None]  # AP of each class; None without ground truth
-    precision: np.ndarray  # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
+    precision: (
+        np.ndarray
+    )  # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and AP of each class, for JSON."""
@@ -63,10 +66,17 @@ def evaluate_rows(
     make_truth, make_evaluation = _implementation(backend)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = make_truth()
-        truth.dataset = coco
+        # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are given anew,
+        # because an id of 0 means "no match" to them: a box with it could never be found.
+        boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
+        truth.dataset = {**coco, "annotations": boxes}
         truth.createIndex()
         found = make_truth()
-        found.dataset = {"images": coco["images"], "categories": coco["categories"], "annotations": _as_annotations(rows)}
+        found.dataset = {
+            "images": coco["images"],
+            "categories": coco["categories"],
+            "annotations": _as_annotations(rows),
+        }
         found.createIndex()
         evaluation = make_evaluation(truth, found, "bbox")
         if image_ids is not None:
@@ -83,7 +93,9 @@ def evaluate_rows(
     )
 
 
-def detections_to_rows(detections: Sequence[Detections], image_ids: Sequence[int], categories: Categories) -> np.ndarray:
+def detections_to_rows(
+    detections: Sequence[Detections], image_ids: Sequence[int], categories: Categories
+) -> np.ndarray:
     """Rows [n, 7] of some images' detections; labels become category ids, corners become width and height.
 
     Labels that stand for no category are left out.
@@ -129,15 +141,19 @@ def load_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
         try:
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
+            if not math.isfinite(sum(row)):  # json lets NaN and Infinity pass; null and text are a TypeError here
+                raise ValueError("not finite")
             rows[i] = row
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"{path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
             ) from error
         if entry["image_id"] not in images:
             raise DataError(f"{path}: entry {i} is of image {entry['image_id']}, which the ground truth does not have.")
         if entry["category_id"] not in categories:
-            raise DataError(f"{path}: entry {i} is of category {entry['category_id']}, which the ground truth does not have.")
+            raise DataError(
+                f"{path}: entry {i} is of category {entry['category_id']}, which the ground truth does not have."
+            )
     return rows
 
 
@@ -145,6 +161,8 @@ class CocoEvaluator:
     """Metrics of a model over a validation set that all ranks share out: call it with the model, on every rank.
 
     The model has `evaluate(batch) -> (losses, detections)`: scalars, mean over the batch, and one Detections an image.
+    An image that comes more than once counts once in the metrics: the first time on a rank, and of several ranks on the
+    lowest that found anything in it. In the losses it counts each time.
     """
 
     def __init__(
@@ -183,6 +201,7 @@ class CocoEvaluator:
         parts = [np.zeros((0, COLUMNS))]
         sums: dict[str, Tensor] = {}
         images = 0
+        seen: set[int] = set()
         for batch in self.batches():
             for warning in batch.warnings:
                 self.report(f"warning: {warning}")
@@ -193,7 +212,10 @@ class CocoEvaluator:
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
             images += len(batch)
-            parts.append(detections_to_rows(detections, batch.image_ids.tolist(), self.categories))
+            for image_id, found in zip(batch.image_ids.tolist(), detections, strict=True):
+                if image_id not in seen:
+                    seen.add(image_id)
+                    parts.append(detections_to_rows([found], [image_id], self.categories))
         return np.concatenate(parts), self._mean_losses(sums, images)
 
     def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
@@ -208,9 +230,13 @@ class CocoEvaluator:
         return {"val/loss": sum(means.values()), **means}
 
     def _gathered(self, rows: np.ndarray) -> np.ndarray:
-        """All ranks' rows, in an order that does not depend on who held them."""
-        everyone = self.strategy.all_gather(torch.from_numpy(rows).to(self.strategy.device)).cpu().numpy()
-        return everyone[np.argsort(everyone[:, 0], kind="stable")]
+        """All ranks' rows by image, whoever held it; of an image that several ranks held, those of the first."""
+        ranked = np.column_stack((rows, np.full(len(rows), self.strategy.rank, dtype=np.float64)))
+        everyone = self.strategy.all_gather(torch.from_numpy(ranked).to(self.strategy.device)).cpu().numpy()
+        everyone = everyone[np.argsort(everyone[:, 0], kind="stable")]  # of one image, still in the order of ranks
+        _, first, image = np.unique(everyone[:, 0], return_index=True, return_inverse=True)
+        ranks = everyone[:, COLUMNS]
+        return everyone[ranks == ranks[first][image], :COLUMNS]
 
 
 def _implementation(backend: Backend) -> tuple[type, type]:

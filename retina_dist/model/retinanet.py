@@ -79,15 +79,15 @@ class RetinaNet(TorchvisionRetinaNet):
         """Images [B, 3, H, W] in the network's type: ImageNet mean and deviation removed, zeros outside the image."""
         images = batch.images
         parameter = next(self.parameters())
-        like = {"device": images.device, "dtype": torch.promote_types(parameter.dtype, torch.float32)}
-        mean = torch.tensor(self.transform.image_mean, **like)[:, None, None]
-        deviation = torch.tensor(self.transform.image_std, **like)[:, None, None]
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        mean = torch.tensor(self.transform.image_mean, device=images.device, dtype=dtype)[:, None, None]
+        deviation = torch.tensor(self.transform.image_std, device=images.device, dtype=dtype)[:, None, None]
         height, width = images.shape[-2:]
         inside_y = torch.arange(height, device=images.device) < batch.image_sizes[:, :1]  # [B, H]
         inside_x = torch.arange(width, device=images.device) < batch.image_sizes[:, 1:]  # [B, W]
         inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
         # Divide in two steps, as torchvision does, so that the last bit agrees.
-        values = (images.to(like["dtype"]) / 255 - mean) / deviation
+        values = (images.to(dtype) / 255 - mean) / deviation
         layout = torch.channels_last if _is_channels_last(self) else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
@@ -114,9 +114,7 @@ class RetinaNet(TorchvisionRetinaNet):
                 return self._torchvision_losses(outputs, anchors, batch)
             matcher = self.proposal_matcher
             with torch.no_grad():
-                matched = match(
-                    batch.boxes, batch.num_boxes, anchors, matcher.high_threshold, matcher.low_threshold
-                )
+                matched = match(batch.boxes, batch.num_boxes, anchors, matcher.high_threshold, matcher.low_threshold)
             return retinanet_losses(
                 outputs["cls_logits"],
                 outputs["bbox_regression"],

@@ -15,7 +15,7 @@ from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import get_weight
+from torchvision.models import WeightsEnum, get_weight
 
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import load_torch_file
@@ -33,7 +33,9 @@ class WeightsReport:
     kept: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
 
     def __str__(self) -> str:
-        lines = [f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.left_out)} left out, {len(self.kept)} kept"]
+        lines = [
+            f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.left_out)} left out, {len(self.kept)} kept"
+        ]
         lines += [f"  left out  {item}" for item in self.left_out]
         lines += [f"  kept      {item}" for item in self.kept]
         return "\n".join(lines)
@@ -49,13 +51,23 @@ def load_weights(model: nn.Module, source: str) -> WeightsReport:
     if source == "RetinaNet_ResNet50_FPN_Weights.COCO_V1":
         for module in model.modules():
             if hasattr(module, "running_var"):
-                module.eps = 0.0
+                module.eps = 0.0  # type: ignore[assignment]
     return report
 
 
 def load_backbone_weights(model: nn.Module, source: str) -> WeightsReport:
     """Load what fits of a classifier's ResNet into the detector's body: a file or e.g. `ResNet50_Weights.IMAGENET1K_V1`."""
     return _load(model, source, _state_dict_of(source), prefix="backbone.body.")
+
+
+def is_torchvision_name(source: str) -> bool:
+    """Whether `source` has the form of torchvision's names for weights, such as ResNet50_Weights.IMAGENET1K_V1."""
+    return re.fullmatch(r"\w+_Weights\.\w+", source) is not None
+
+
+def torchvision_categories(name: str) -> list[str]:
+    """The class names, by label, of published detector weights. Raises ConfigError for an unknown name."""
+    return list(_published(name).meta["categories"])
 
 
 def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: str) -> WeightsReport:
@@ -85,7 +97,7 @@ def _state_dict_of(source: str) -> Mapping[str, Tensor]:
     path = Path(source).expanduser()
     if path.is_file():
         return _from_file(path)
-    if re.fullmatch(r"\w+_Weights\.\w+", source):
+    if is_torchvision_name(source):
         return _from_torchvision(source)
     raise CheckpointError(
         f"{source} is neither a file nor one of torchvision's weights; give a path, or a name such as "
@@ -106,14 +118,18 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
     return {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}
 
 
-def _from_torchvision(name: str) -> Mapping[str, Tensor]:
+def _published(name: str) -> WeightsEnum:
     try:
-        weights = get_weight(name)
+        return get_weight(name)
     except ValueError as error:
         raise ConfigError(
             f"{name} is not known to torchvision; detectors: RetinaNet_ResNet50_FPN_Weights.COCO_V1, "
             "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1, backbones: ResNet50_Weights.IMAGENET1K_V1 and the like."
         ) from error
+
+
+def _from_torchvision(name: str) -> Mapping[str, Tensor]:
+    weights = _published(name)
     try:
         return weights.get_state_dict(progress=True, check_hash=True)
     except (URLError, OSError, RuntimeError) as error:

@@ -110,9 +110,7 @@ def side_by_side(
     return mosaic(
         [
             _with_header(truth, f"ground truth: {_boxes(len(truth_labels))}", truth_labels, names),
-            _with_header(
-                found, f"prediction: {_boxes(len(labels))}, score {min_score:.2f} and above", labels, names
-            ),
+            _with_header(found, f"prediction: {_boxes(len(labels))}, score {min_score:.2f} and above", labels, names),
         ],
         columns=2,
     )
@@ -238,9 +236,7 @@ def _corners(box: _Rectangle, width: int, height: int) -> Iterator[tuple[int, in
         yield from ((x, y) for y in inside)
 
 
-def _draw_label(
-    draw: ImageDraw.ImageDraw, text: str, place: _Rectangle, color: Color, font: Font, line: int
-) -> None:
+def _draw_label(draw: ImageDraw.ImageDraw, text: str, place: _Rectangle, color: Color, font: Font, line: int) -> None:
     draw.rectangle((place.x1, place.y1, place.x2 - 1, place.y2 - 1), fill=color)
     _, top, _, _ = draw.textbbox((0, 0), "Äg", font=font)
     draw.text((place.x1 + 2 * line, place.y1 + 2 * line - top), text, font=font, fill=_readable_on(color))

@@ -131,14 +131,10 @@ def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
         axes.set(title="AP per class", xlabel="AP, mean of IoU .50:.95", xlim=(0, 1))
         axes.grid(axis="y", visible=False)
         if known:
-            _draw_bars(
-                axes, bars, mean=float(np.mean([ap for ap, _ in known])), gap=MAX_BARS // 2 if cut else None
-            )
+            _draw_bars(axes, bars, mean=float(np.mean([ap for ap, _ in known])), gap=MAX_BARS // 2 if cut else None)
         else:
             axes.set_yticks([])
-            axes.text(
-                0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT
-            )
+            axes.text(0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT)
         _footnote(figure, notes)
 
 
@@ -267,9 +263,7 @@ def _draw_pr(axes: Axes, curves: np.ndarray, names: Sequence[str]) -> None:
             axes.plot(*_reached(curves[:, k]), color=COLORS[k], label=label)
     else:
         low, high = np.percentile(curves, (25, 75), axis=1)
-        axes.fill_between(
-            RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes"
-        )
+        axes.fill_between(RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes")
     if len(names) > 1:
         mean = curves.mean(axis=1)
         axes.plot(

@@ -148,22 +148,14 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         with Path(path).open(newline="", encoding="utf-8") as file:
             text = file.read()
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot read the metrics ({error.strerror}); give a run's metrics.csv."
-        ) from error
+        raise DataError(f"{path}: cannot read the metrics ({error.strerror}); give a run's metrics.csv.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: this is no text file; give a run's metrics.csv.") from error
     complete = text[: text.rfind("\n") + 1]
     header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
     if not header or header[0] != STEP:
-        raise DataError(
-            f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
-        )
-    rows = [
-        dict(zip(header, line, strict=True))
-        for line in lines
-        if len(line) == len(header) and line[0].isdecimal()
-    ]
+        raise DataError(f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away.")
+    rows = [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header) and line[0].isdecimal()]
     return header, rows
 
 

@@ -59,7 +59,7 @@ class DistributedStrategy(ABC):
         """Join the job and pin the device."""
         return self
 
-    def __exit__(
+    def __exit__(  # noqa: B027 - one process has nobody to leave
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the job; after an exception without waiting for the others."""

@@ -12,13 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from retina_dist.config import DataConfig, ModelConfig, TrainConfig
-from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.categories import Categories
+from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.synthetic import make_shapes
@@ -156,9 +155,9 @@ class DetectionTask:
         self.evaluator = CocoEvaluator(
             annotations_coco=self.val.coco,
             categories=self.val.categories,
-            image_ids=[record.image_id for record in self.val.records],
             batches=data.val_batches,
             strategy=self.strategy,
+            report=self.report,
             autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
         )
         return self.evaluator

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+
 from tests.e2e.conftest import SMALL
 
 RUN = Path("runs") / "shapes"
@@ -41,7 +42,9 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
 def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path, cli: Callable) -> None:
     last = [row for row in csv.DictReader((trained / RUN / "metrics.csv").open()) if row["coco/AP"]][-1]
     checkpoint = f"checkpoint={RUN}/checkpoints/last.pt"
-    output = cli("retina_dist.evaluate", checkpoint, "output_dir=eval", "batch_size=3", "num_workers=0", cwd=trained).stdout
+    output = cli(
+        "retina_dist.evaluate", checkpoint, "output_dir=eval", "batch_size=3", "num_workers=0", cwd=trained
+    ).stdout
     assert "AP50   IoU .50" in output
     metrics = json.loads((trained / "eval" / "metrics.json").read_text())
     for name in ("AP", "AP50", "AR100"):
@@ -56,7 +59,12 @@ def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path,
 def test_predict_draws_and_writes_results(trained: Path, cli: Callable) -> None:
     checkpoint = f"checkpoint={RUN}/checkpoints/best.pt"
     result = cli(
-        "retina_dist.predict", checkpoint, "input=datasets/shapes/val", "score_threshold=0.01", "output_dir=out", cwd=trained
+        "retina_dist.predict",
+        checkpoint,
+        "input=datasets/shapes/val",
+        "score_threshold=0.01",
+        "output_dir=out",
+        cwd=trained,
     )
     assert len(list((trained / "out").glob("*.jpg"))) == 10
     found = json.loads((trained / "out" / "results.json").read_text())
@@ -73,7 +81,7 @@ def test_predict_names_what_it_cannot_read(trained: Path, cli: Callable, tmp_pat
     (tmp_path / "cut.jpg").write_bytes(source.read_bytes()[:-1000])
     checkpoint = f"checkpoint={trained}/{RUN}/checkpoints/best.pt"
     result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
-    assert "cut.jpg is damaged" in result.stderr
+    assert "cut.jpg cannot be decoded" in result.stderr
     assert "1 unreadable files left out" in result.stdout
     (tmp_path / "good.jpg").unlink()
     result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
@@ -128,7 +136,9 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, cli: Callable) -> 
         (["schedule=multistep", "schedule.warmup=0steps", "schedule.milestones=[99epochs]"], "past the end"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_exit_code_2(trained: Path, cli: Callable, arguments: list, message: str) -> None:
+def test_a_wrong_setting_is_one_line_and_exit_code_2(
+    trained: Path, cli: Callable, arguments: list, message: str
+) -> None:
     small = [s for s in SMALL if not s.startswith("data.shapes") or "data.shapes=null" not in arguments]
     result = cli("retina_dist.train", *small, "output_dir=wrong", *arguments, cwd=trained, check=False)
     assert result.returncode == 2
@@ -144,7 +154,10 @@ def test_fine_tuning_takes_what_fits(trained: Path, cli: Callable, tmp_path: Pat
     cli("retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path)
     assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [{"id": 0, "name": "thing"}]
     result = cli("retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path)
-    assert "left out  head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]" in result.stdout
+    assert (
+        "left out  head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
+        in result.stdout
+    )
 
 
 def _csv_data(folder: Path) -> list[str]:

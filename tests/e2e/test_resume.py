@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.conftest import SMALL
 
 from retina_dist.config import load_config
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.train import train
+from tests.e2e.conftest import ROOT, SMALL
 
 
 def run(folder: Path, *overrides: str) -> dict:
@@ -37,3 +41,35 @@ def test_20_steps_are_7_and_13(tmp_path: Path, workers: int) -> None:
             assert torch.equal(value, parts["optimizer"]["state"][key][name])
     assert whole["sampler"] == parts["sampler"] == {"epoch": 3, "cursor": 8}
     assert whole["metrics"] == parts["metrics"]
+
+
+def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = [*SMALL, "data.num_workers=2", "trainer.length=1000epochs", "output_dir=run", "logging=quiet"]
+    command = [sys.executable, "-m", "retina_dist.train", *arguments]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    ) as run:
+        for line in run.stderr:  # until it trains
+            if b"loss" in line:
+                break
+        workers = [pid for pid in group_of(run.pid) if pid != run.pid]
+        assert len(workers) >= 2
+        run.kill()
+    deadline = time.monotonic() + 20
+    while group_of(run.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not group_of(run.pid)
+
+
+def group_of(group: int) -> list[int]:
+    """The processes of a process group, without those that have ended and wait to be collected."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # gone meanwhile
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found

@@ -88,20 +88,14 @@ def test_every_image_fits_its_canvas(sizes, num_buckets, divisor):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    sizes=st.lists(st.sampled_from([(h, w) for h in (3, 5, 8) for w in (4, 5, 9)]), min_size=1, max_size=12)
-)
+@given(sizes=st.lists(st.sampled_from([(h, w) for h in (3, 5, 8) for w in (4, 5, 9)]), min_size=1, max_size=12))
 def test_cuts_are_the_best_there_are(sizes):
     """Against trying every way to cut the images, sorted by aspect ratio, into three runs."""
     found = make_buckets(sizes, min_sizes=[64], max_size=100, num_buckets=3, divisor=8)
     resized = sorted((resized_size(h, w, 64, 100) for h, w in sizes), key=lambda size: size[1] / size[0])
     padded = -(-np.array(resized) // 8) * 8
     best = min(
-        sum(
-            len(run) * int(run.max(axis=0).prod())
-            for run in (padded[:a], padded[a:b], padded[b:])
-            if len(run)
-        )
+        sum(len(run) * int(run.max(axis=0).prod()) for run in (padded[:a], padded[a:b], padded[b:]) if len(run))
         for a, b in itertools.combinations_with_replacement(range(len(sizes) + 1), 2)
     )
     assert padded_area(sizes, found, 64) == best

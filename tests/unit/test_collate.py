@@ -58,10 +58,7 @@ def test_weight_and_warnings_pass_through():
 
 
 def test_large_image_ids_stay_exact():
-    assert (
-        collate([sample(4, 4, 0, image_id=0)._replace(image_id=2**53 + 1)], (4, 4)).image_ids.item()
-        == 2**53 + 1
-    )
+    assert collate([sample(4, 4, 0, image_id=0)._replace(image_id=2**53 + 1)], (4, 4)).image_ids.item() == 2**53 + 1
 
 
 def test_image_larger_than_the_canvas_is_refused():

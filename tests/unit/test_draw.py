@@ -56,9 +56,7 @@ def test_class_colors_differ_and_stay():
 
 
 def test_picture_without_boxes_is_the_image():
-    image = torch.randint(
-        0, 256, (3, 480, 640), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    image = torch.randint(0, 256, (3, 480, 640), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     picture = draw.draw_boxes(image, boxes(), labels(), NAMES)
     assert picture.mode == "RGB"
     assert (pixels(picture) == image.permute(1, 2, 0).numpy()).all()
@@ -73,9 +71,7 @@ def test_box_edges_are_the_first_and_the_last_pixel_inside():
 
 
 def test_label_stands_on_its_color_above_the_box(places):
-    picture = draw.draw_boxes(
-        gray(480, 640), boxes([100, 200, 300, 400]), labels(0), NAMES, torch.tensor([0.876])
-    )
+    picture = draw.draw_boxes(gray(480, 640), boxes([100, 200, 300, 400]), labels(0), NAMES, torch.tensor([0.876]))
     [(text, place)] = places
     assert text == "cat 0.88"
     assert (place.x1, place.y2) == (100, 200)
@@ -184,17 +180,13 @@ def test_mosaic_of_nothing_is_an_error():
 def test_side_by_side_leaves_out_low_scores(places, monkeypatch):
     titles = []
     header = draw._with_header
-    monkeypatch.setattr(
-        draw, "_with_header", lambda p, title, *rest: titles.append(title) or header(p, title, *rest)
-    )
+    monkeypatch.setattr(draw, "_with_header", lambda p, title, *rest: titles.append(title) or header(p, title, *rest))
     found = {
         "boxes": boxes([10, 50, 90, 150], [200, 50, 300, 150]),
         "labels": labels(1, 2),
         "scores": torch.tensor([0.5, 0.49]),
     }
-    sheet = draw.side_by_side(
-        gray(480, 640), boxes([10, 50, 95, 155]), labels(1), found, NAMES, min_score=0.5
-    )
+    sheet = draw.side_by_side(gray(480, 640), boxes([10, 50, 95, 155]), labels(1), found, NAMES, min_score=0.5)
     assert titles == ["ground truth: 1 box", "prediction: 1 box, score 0.50 and above"]
     assert [text for text, _ in places] == ["dog", "dog 0.50"]
     assert sheet.width == 2 * 640 + 3 * draw.GAP_PX

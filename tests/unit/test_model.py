@@ -162,15 +162,22 @@ def test_encode_by_hand_and_back() -> None:
     box = torch.tensor([[5.0, 0.0, 25.0, 20.0]], dtype=torch.float64)
     offsets = encode(box, anchor)
     # centre 15, 10 against 5, 10; size 20x20 against 10x20
-    torch.testing.assert_close(offsets, torch.tensor([[1.0, 0.0, 2.0, 1.0]]).double().log().where(
-        torch.tensor([[False, False, True, True]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()))
+    torch.testing.assert_close(
+        offsets,
+        torch.tensor([[1.0, 0.0, 2.0, 1.0]])
+        .double()
+        .log()
+        .where(torch.tensor([[False, False, True, True]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()),
+    )
     torch.testing.assert_close(decode(offsets, anchor), box)
 
 
 def test_frozen_batch_norm_and_trainable_layers() -> None:
     model = build_retinanet(num_classes=2, batch_norm="frozen", trainable_layers=3)
     assert any(isinstance(m, FrozenBatchNorm2d) for m in model.modules())
-    trained = {n.split(".")[2] for n, p in model.backbone.body.named_parameters(prefix="backbone.body") if p.requires_grad}
+    trained = {
+        n.split(".")[2] for n, p in model.backbone.body.named_parameters(prefix="backbone.body") if p.requires_grad
+    }
     assert trained == {"layer2", "layer3", "layer4"}
 
 

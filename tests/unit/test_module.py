@@ -42,9 +42,7 @@ def make_annotations(folder: Path, count: int = 10) -> SimpleNamespace:
         height, width = SIZES[i % len(SIZES)]
         path = folder / f"{i}.png"
         Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
-        records.append(
-            SimpleNamespace(image_id=100 + i, path=path, file_name=path.name, width=width, height=height)
-        )
+        records.append(SimpleNamespace(image_id=100 + i, path=path, file_name=path.name, width=width, height=height))
         boxes.append(np.array([[2.0, 3.0, 20.0, 22.0]] * (i % 3), dtype=np.float32).reshape(-1, 4))
         labels.append(np.full(i % 3, i, dtype=np.int64))
     return SimpleNamespace(records=tuple(records), boxes=boxes, labels=labels)
@@ -221,18 +219,14 @@ def test_a_bad_image_in_a_worker_is_one_sentence_and_stops_the_workers(annotatio
 def test_validation_sees_every_image_once_and_unchanged(annotations):
     ids, pixels = [], 0
     for rank in range(3):
-        module = make_module(
-            None, val=annotations, val_batch_size=2, val_min_size=40, rank=rank, world_size=3
-        )
+        module = make_module(None, val=annotations, val_batch_size=2, val_min_size=40, rank=rank, world_size=3)
         for batch in module.val_batches():
             ids += batch.image_ids.tolist()
             pixels += int(batch.image_sizes.prod(dim=1).sum())
             assert batch.weight == 1.0
             assert batch.image_sizes.min() == 40
     assert sorted(ids) == list(range(100, 110))
-    assert (
-        list(make_module(None, val=annotations, rank=9, world_size=10, val_batch_size=10).val_batches()) == []
-    )
+    assert list(make_module(None, val=annotations, rank=9, world_size=10, val_batch_size=10).val_batches()) == []
 
 
 def test_validation_can_be_read_while_training_goes_on(annotations):

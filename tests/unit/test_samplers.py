@@ -51,8 +51,7 @@ def test_a_job_of_any_size_sees_every_image_once(sizes, batch_size, accumulate, 
     reference: dict[int, set[int]] = {}
     for world_size in WORLD_SIZES:
         samplers = [
-            TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs)
-            for rank in range(world_size)
+            TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs) for rank in range(world_size)
         ]
         assert samplers[0].steps_per_epoch == steps
         seen: Counter[int] = Counter()
@@ -163,9 +162,7 @@ def test_order_does_not_depend_on_where_reading_started():
     buckets = buckets_of(SHAPES * 5)
     straight = TrainSampler(buckets=buckets, batch_size=4)
     all_steps = [straight.step(step) for step in range(20)]
-    assert [TrainSampler(buckets=buckets, batch_size=4).step(step) for step in range(11, 20)] == all_steps[
-        11:
-    ]
+    assert [TrainSampler(buckets=buckets, batch_size=4).step(step) for step in range(11, 20)] == all_steps[11:]
     assert straight.step(2) == all_steps[2]  # back into an earlier epoch
 
 

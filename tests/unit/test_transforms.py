@@ -81,9 +81,7 @@ def test_boxes_under_a_pixel_go_with_their_labels():
 def test_input_is_left_alone():
     image, boxes = picture(60, 80), block(60, 80)
     before = image.clone(), boxes.clone()
-    transform = TrainTransform(
-        max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(1.5, 2.0)
-    )
+    transform = TrainTransform(max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(1.5, 2.0))
     for seed in range(5):
         transform(image, boxes, torch.tensor([1]), min_size=90, canvas=CANVAS, key=(seed,))
     assert torch.equal(image, before[0])
@@ -123,12 +121,7 @@ def test_flip_happens_as_often_as_asked():
     transform = TrainTransform(max_size=8, hflip=0.25)
     image = torch.arange(8, dtype=torch.uint8).expand(3, 8, 8)
     flipped = sum(
-        int(
-            transform(image, torch.zeros(0, 4), torch.zeros(0), min_size=8, canvas=(32, 32), key=(i,))[0][
-                0, 0, 0
-            ]
-            == 7
-        )
+        int(transform(image, torch.zeros(0, 4), torch.zeros(0), min_size=8, canvas=(32, 32), key=(i,))[0][0, 0, 0] == 7)
         for i in range(400)
     )
     assert 70 <= flipped <= 130
@@ -167,9 +160,7 @@ def test_boxes_follow_the_pixels(settings):
 def test_scale_jitter_changes_the_size_within_its_range():
     transform = TrainTransform(max_size=200, hflip=0.0, scale_jitter=(0.5, 0.8))
     heights = [
-        transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(i,))[
-            0
-        ].shape[1]
+        transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(i,))[0].shape[1]
         for i in range(50)
     ]
     assert min(heights) >= 50
@@ -202,9 +193,7 @@ def test_crop_of_another_shape_still_fits_the_canvas():
 
 @pytest.mark.parametrize("size", [(60, 80), (2, 3), (1, 1)])
 def test_every_operation_survives_no_boxes_and_tiny_images(size):
-    transform = TrainTransform(
-        max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(0.1, 3.0)
-    )
+    transform = TrainTransform(max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(0.1, 3.0))
     for seed in range(10):
         for boxes in (torch.zeros(0, 4), torch.tensor([[0.0, 0.0, size[1], size[0]]])):
             labels = torch.zeros(len(boxes), dtype=torch.int64)
@@ -236,14 +225,10 @@ def test_photometric_changes_pixels_only():
 
 
 def test_result_depends_on_the_key_alone():
-    transform = TrainTransform(
-        max_size=200, hflip=0.5, photometric=0.5, iou_crop=0.5, scale_jitter=(0.5, 2.0)
-    )
+    transform = TrainTransform(max_size=200, hflip=0.5, photometric=0.5, iou_crop=0.5, scale_jitter=(0.5, 2.0))
 
     def call(*key: int) -> list[torch.Tensor]:
-        return list(
-            transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=key)
-        )
+        return list(transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=key))
 
     torch.manual_seed(1)
     first = call(0, 3, 17)

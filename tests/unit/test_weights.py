@@ -9,8 +9,9 @@ import pytest
 import torch
 from torchvision.models import resnet18
 from torchvision.models._api import WeightsEnum
-from torchvision.models.detection import retinanet_resnet50_fpn
+from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
+from retina_dist.detector import Detector
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.retinanet import build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
@@ -75,6 +76,21 @@ def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatc
     model = build_retinanet(num_classes=91, batch_norm="frozen")
     load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
     assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
+
+
+def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
+    detector = Detector.from_checkpoint("RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1")
+    assert detector.categories.num_classes == 91
+    assert detector.categories.label_of(90) == 90
+    assert detector.categories.name_of(18) == "dog"
+    assert 0 not in detector.categories  # torchvision's __background__
+    assert 12 not in detector.categories  # a gap in COCO's ids
+    assert torch.equal(
+        detector.model.state_dict()["head.classification_head.cls_logits.bias"],
+        published["head.classification_head.cls_logits.bias"],
+    )
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
