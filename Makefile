@@ -1,11 +1,11 @@
-# make train and make test need nothing but Python >= 3.10 with pip; each sets up .venv first, once.
+# make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: train test lint clean help
 
-# The newest Python from 3.10 on; make train PYTHON=/path/to/python3.12 chooses another.
+# The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
-	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
 # A change of the dependencies, of the Makefile or of the Python installs anew.
@@ -24,8 +24,8 @@ lint: $(VENV)/installed-$(KEY)  ## Style and types
 
 # torchvision first: it brings the one torch that fits it, where a range could pick a lone torch wheel lying about.
 $(VENV)/installed-$(KEY):
-	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 with venv and pip was found; install one (Debian: apt-get install python3 python3-venv) or say make PYTHON=/path/to/python3."; exit 1; }
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 with venv and ensurepip was found; install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3."; exit 1; }
+	$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet "torchvision>=0.26,<0.30"
 	$(RUN) -m pip install --quiet -e ".[dev]"

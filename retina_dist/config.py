@@ -7,6 +7,7 @@ every experiment shares stand here, once.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import traceback
@@ -416,6 +417,9 @@ def reported_errors(debug: bool = False) -> Iterator[None]:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None

@@ -186,8 +186,6 @@ def build_retinanet(
         raise ConfigError(f"model.backbone={backbone} is not known; use one of {', '.join(BACKBONES)}.")
     if not 0 <= trainable_layers <= 5:
         raise ConfigError(f"model.trainable_layers={trainable_layers} is not within 0..5 (5 trains the whole ResNet).")
-    if len(anchor_sizes) != 5:
-        raise ConfigError(f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7.")
     if variant == "v2" and (fpn_channels % 32 or fpn_channels < 64):
         raise ConfigError(
             f"model.fpn_channels={fpn_channels} does not make the 32 groups of two channels or more that variant v2 normalises "
@@ -210,7 +208,7 @@ def build_retinanet(
         out_channels=fpn_channels,
         extra_blocks=LastLevelP6P7(fpn_channels if variant == "v1" else 8 * width, fpn_channels),
     )
-    generator = AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)
+    generator = anchor_generator(anchor_sizes, aspect_ratios)
     head = RetinaNetHead(
         fpn_channels,
         generator.num_anchors_per_location()[0],
@@ -234,6 +232,13 @@ def build_retinanet(
         fg_iou_thresh=foreground_iou,
         bg_iou_thresh=background_iou,
     )
+
+
+def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Sequence[float]) -> AnchorGenerator:
+    """torchvision's generator for the five levels P3 to P7, with the same aspect ratios (height / width) on each."""
+    if len(anchor_sizes) != 5:
+        raise ConfigError(f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7.")
+    return AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)
 
 
 def _norm_layer(kind: BatchNorm, eps: float) -> Any:

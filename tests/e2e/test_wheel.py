@@ -1,0 +1,111 @@
+"""What `pip install` gives: the whole package with its configurations, and a command that runs from any folder."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import retina_dist
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("retina_dist", "conf", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+
+pytestmark = pytest.mark.wheel
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, itself built from a copy: `build/` of the checkout may hold files since deleted."""
+    if not all(map(find_spec, ("pip", "setuptools", "wheel"))):
+        pytest.skip("building needs pip, setuptools and wheel in this environment (make test has them)")
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    sources.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, sources / name)
+    run("-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})", cwd=sources)
+    (sdist,) = folder.glob("*.tar.gz")
+    run("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(sdist), cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel in it, for PYTHONPATH: it comes before an editable install of the checkout."""
+    target = tmp_path_factory.mktemp("installed")
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel), cwd=target)
+    return target
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    """`packages = find:` cannot be combined with the mapped `retina_dist.conf`, so the list is kept by hand."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "retina_dist").rglob("*.py")}
+    expected = {".".join(folder.parts) for folder in folders} | {"retina_dist.conf"}
+    assert setup["options"]["packages"].split() == sorted(expected)
+
+
+def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "retina_dist").rglob("*.py")}
+    settings = {f"retina_dist/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert "retina_dist/conf/train.yaml" in settings
+    info = f"retina_dist-{retina_dist.__version__}.dist-info"
+    package = {name for name in names if not name.startswith(info)}
+    assert package == modules | settings | {"retina_dist/conf/__init__.py"}
+    assert any(name.startswith(info) and name.endswith("/LICENSE") for name in names)
+
+
+def test_the_metadata_names_version_python_and_license(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"retina_dist-{retina_dist.__version__}.dist-info/METADATA").decode()
+    metadata = Parser().parsestr(text)
+    assert metadata["Version"] == retina_dist.__version__
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.14"}
+    assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
+    assert metadata.get_payload().startswith("# retina_dist")
+
+
+def test_it_finds_its_own_configurations_from_any_folder(installed: Path, tmp_path: Path) -> None:
+    code = "import retina_dist.config as c; print(c.__file__); print(c.config_dir())"
+    module, folder = run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
+    assert Path(module) == installed / "retina_dist" / "config.py"
+    assert Path(folder) == installed / "retina_dist" / "conf"
+
+
+def test_train_reads_its_settings_and_those_of_the_user(installed: Path, tmp_path: Path) -> None:
+    """`--config-dir` adds a folder of one's own to the installed ones."""
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "own.yaml").write_text("# @package _global_\nseed: 4711\n")
+    command = ("-m", "retina_dist.train", "--config-dir", "mine", "experiment=own", "data=shapes", "--cfg", "job")
+    settings = run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "seed: 4711" in settings
+    assert "name: shapes" in settings
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]  # --cfg job leaves nothing behind
