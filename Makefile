@@ -25,7 +25,7 @@ lint: $(VENV)/installed-$(KEY)  ## Style and types
 # torchvision first: it brings the one torch that fits it, where a range could pick a lone torch wheel lying about.
 $(VENV)/installed-$(KEY):
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 with venv and ensurepip was found; install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3."; exit 1; }
-	$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet "torchvision>=0.26,<0.30"
 	$(RUN) -m pip install --quiet -e ".[dev]"

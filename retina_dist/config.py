@@ -425,13 +425,29 @@ def reported_errors(debug: bool = False) -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+# Hydra's options that take the next argument as their value.
+FLAGS_WITH_VALUE = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
+
+
 def _check_overrides(name: str, arguments: list[str]) -> None:
     """Compose once before Hydra does, so that a wrong override ends in our sentence and exit code."""
     if any(a in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for a in arguments):
         return
     search = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
     search += [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
-    values = [a for a in arguments if not a.startswith("-") and a not in search]
+    pairs = zip(arguments, ["", *arguments], strict=False)
+    values = [a for a, before in pairs if not a.startswith("-") and before not in FLAGS_WITH_VALUE]
     with _explained(name):
         parsed = OverridesParser.create().parse_overrides(values)
         # A sweep is checked by the first value of each axis.

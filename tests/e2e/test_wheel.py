@@ -38,8 +38,8 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, itself built from a copy: `build/` of the checkout may hold files since deleted."""
-    if not all(map(find_spec, ("pip", "setuptools", "wheel"))):
-        pytest.skip("building needs pip, setuptools and wheel in this environment (make test has them)")
+    if not all(map(find_spec, ("pip", "setuptools"))):
+        pytest.skip("building needs pip and setuptools in this environment (make test has them)")
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
     sources.mkdir()
