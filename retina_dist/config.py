@@ -496,13 +496,17 @@ def _sentence(name: str, error: Exception) -> str:
         near = difflib.get_close_matches(value, options, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{kind}={value} does not exist; {hint}There are {', '.join(options)}."
+    no_list = re.search(r"Error merging override (\S+?)=(\S+)", text)
+    if no_list and not no_list[2].startswith("[") and "list" in text.lower():
+        return f"{no_list[1]}={no_list[2]} is not a list; write {no_list[1]}=[{no_list[2]}]."
     wrong = re.search(r"(Value .*?)(?:\n|$)", text)
     full_key = re.search(r"full_key: (\S+)", text)
     if wrong and full_key:
         return f"{full_key[1]}: {wrong[1].strip().rstrip('.')}."
     if override or unknown:
         key = override[1] if override else unknown[1] if unknown else ""
-        near = difflib.get_close_matches(key, _keys(_SCHEMAS[name]), 1, 0.5)
+        known = _keys(_SCHEMAS[name])
+        near = [k for k in known if k.endswith(f".{key}")] or difflib.get_close_matches(key, known, 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"see the keys with python -m retina_dist.{name} --cfg job."
         return f"{key} is not a setting; {hint}"
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

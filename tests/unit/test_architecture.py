@@ -1,0 +1,105 @@
+"""The layers, stated: who may import whom, and what may not be named where."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "retina_dist"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+GROUND = {"errors", "types", "seeding", "files", "__init__"}
+# What each package may import of retina_dist beside itself and the ground.
+ALLOWED = {
+    "data": set(),
+    "model": set(),
+    "optim": set(),
+    "reporting": set(),
+    "strategies": set(),
+    "engine": {"model.ema", "optim", "strategies"},
+    "evaluation": {"strategies", "data.categories"},
+}
+WITH_HYDRA = {"config", "runs"}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if len(p.relative_to(PACKAGE).parts) > 1], ids=module_of)
+def test_layers_point_one_way(path: Path) -> None:
+    package = path.relative_to(PACKAGE).parts[0]
+    if package not in ALLOWED:  # tasks/ is an entry point's: it may import everything
+        return
+    for name in imports_of(path):
+        if not name.startswith("retina_dist."):
+            continue
+        target = name.removeprefix("retina_dist.")
+        first = target.split(".")[0]
+        permitted = (
+            first in GROUND
+            or first == package
+            or any(target == a or target.startswith(f"{a}.") for a in ALLOWED[package])
+        )
+        assert permitted, f"{module_of(path)} imports {name}"
+
+
+def test_hydra_and_omegaconf_stay_in_two_files() -> None:
+    users = {module_of(p) for p in FILES for name in imports_of(p) if name.split(".")[0] in ("hydra", "omegaconf")}
+    assert users == WITH_HYDRA
+
+
+def test_backends_stay_in_strategies() -> None:
+    for path in FILES:
+        if path.parent.name == "strategies":
+            continue
+        for name in imports_of(path):
+            assert not name.startswith(("horovod", "torch.distributed")), module_of(path)
+
+
+def test_the_engine_says_nothing_of_detection() -> None:
+    for path in (PACKAGE / "engine").glob("*.py"):
+        text = path.read_text().replace("knows nothing of detection", "").replace("nothing of detection", "")
+        assert not re.search(r"\b(box|boxes|bbox|anchor|detector|detection|categor\w+|coco)\b", text, re.I), path.name
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys, retina_dist; print([m for m in ('torch', 'hydra', 'pycocotools', 'horovod') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_public_names_exist() -> None:
+    import retina_dist
+
+    for name in retina_dist.__all__:
+        assert getattr(retina_dist, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = retina_dist.Nothing
+
+
+def test_setup_lists_every_package() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = set(setup["options"]["packages"].split())
+    folders = {p.parent.relative_to(ROOT) for p in FILES if p.name == "__init__.py"}
+    assert listed == {".".join(f.parts) for f in folders} | {"retina_dist.conf"}
