@@ -289,5 +289,5 @@ def _font(size: int, bold: bool = False) -> Font:
     for folder in (package.submodule_search_locations or ()) if package else ():
         file = Path(folder, "mpl-data", "fonts", "ttf", "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")
         if file.exists():
-            return ImageFont.truetype(file, size)
+            return ImageFont.truetype(str(file), size)
     return ImageFont.load_default(size)
