@@ -82,14 +82,14 @@ class Detector:
             weights = content["ema"]["model"] if content["ema"] else content["model"]
             model.load_state_dict(weights)
             categories = Categories.from_state(content["categories"])
-            size = content["input"]
+            min_size, max_size = content["input"]["min_size"], content["input"]["max_size"]
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error
         return cls(
             model,
             categories,
-            min_size=size["min_size"],
-            max_size=size["max_size"],
+            min_size=min_size,
+            max_size=max_size,
             device=torch.device(device),
             precision=precision,
         )

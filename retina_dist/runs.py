@@ -31,6 +31,8 @@ FIXED = (
     "model.backbone",
     "model.variant",
     "model.fpn_channels",
+    "model.anchor_sizes",
+    "model.aspect_ratios",
     "optimizer.name",
     "trainer.overfit_batches",
 )
@@ -53,18 +55,16 @@ class Run:
 def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
 
-    1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given.
+    1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given,
+       which must then hold no other run.
     2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
     3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
 
     Nothing is written. Raises ConfigError or CheckpointError.
     """
     given = Path(config.output_dir) if config.output_dir else None
-    if config.resume is None:
-        if given and (given / CHECKPOINTS).is_dir():
-            raise ConfigError(
-                f"output_dir={given} already holds a run; go on with resume=auto, or give another folder."
-            )
+    if not config.resume:
+        _refuse_a_run(given)
         return Run(given or _next_folder(config.data.name))
     if config.resume == "auto":
         folder = given or _newest_folder(config.data.name)
@@ -73,6 +73,8 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
             return Run(folder or _next_folder(config.data.name))
         return _continued(config, folder, path)
     path = Path(config.resume)
+    if not path.exists():
+        raise CheckpointError(f"there is no checkpoint {path}; resume takes a run folder, a .pt file or auto.")
     if path.is_dir():
         found = latest(path / CHECKPOINTS, report) or latest(path, report)
         if found is None:
@@ -82,7 +84,15 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     folder = given or own
     if folder is None:
         raise ConfigError(f"resume={path} lies in no run folder; say where to write with output_dir=….")
+    if own is None or folder.resolve() != own.resolve():
+        _refuse_a_run(folder)
     return _continued(config, folder, path)
+
+
+def _refuse_a_run(folder: Path | None) -> None:
+    """Raise ConfigError when `folder` holds a run, whose checkpoints a second one would mix with its own."""
+    if folder and (folder / CHECKPOINTS).is_dir():
+        raise ConfigError(f"output_dir={folder} already holds a run; go on with resume=auto, or give another folder.")
 
 
 def write_config(config: TrainConfig, folder: Path) -> None:
@@ -94,10 +104,12 @@ def write_config(config: TrainConfig, folder: Path) -> None:
 
 def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
     content = load_checkpoint(path)
-    before, now = content["config"], asdict(config)
+    before, now = content.get("config"), asdict(config)
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")
     for key in FIXED:
         old, new = _lookup(before, key), _lookup(now, key)
-        if old != new:
+        if old is not None and old != new:  # a setting younger than the checkpoint is not in it
             raise ConfigError(
                 f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
                 f"{key}={old}, or start a new run with model.weights={path}."
@@ -106,16 +118,17 @@ def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
 
 
 def _lookup(tree: dict[str, Any], key: str) -> Any:
+    value: Any = tree
     for part in key.split("."):
-        tree = tree[part]
-    return tree
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
     """(number, folder) of runs/NAME (number 1), runs/NAME-2 and so on that exist."""
     form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
     found = []
-    for folder in Path("runs").glob(f"{name}*"):
+    for folder in Path("runs").glob("*"):  # not NAME*: a name may have brackets
         match = form.fullmatch(folder.name)
         if match and folder.is_dir():
             found.append((int(match[1] or 1), folder))

@@ -215,7 +215,7 @@ def _record(entry: dict[str, Any], images: Path, source: Path) -> ImageRecord:
 
 
 def _existing(records: list[ImageRecord], images: Path, policy: str, warnings: list[str]) -> list[ImageRecord]:
-    missing = [record for record in records if not record.path.is_file()]
+    missing = [record for record in records if not _is_file(record.path)]
     if not missing:
         return records
     named = _shortened([record.file_name for record in missing])
@@ -225,6 +225,13 @@ def _existing(records: list[ImageRecord], images: Path, policy: str, warnings: l
     warnings.append(f"{text}; left out of training, and evaluated as images without detections")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for any file, for one
+        return False
 
 
 def _sized(record: ImageRecord, warnings: list[str]) -> ImageRecord:

@@ -7,11 +7,14 @@ has rows `class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from retina_dist.errors import DataError
+
+MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
 
 def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
@@ -55,8 +58,8 @@ def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
 def _read_classes(path: Path) -> dict[str, int]:
     categories: dict[str, int] = {}
     for line, (name, index) in _rows(path, columns=2):
-        if not index.strip().isdecimal():
-            raise DataError(f"{path}:{line} has index {index!r}, not a whole number; write class,index.")
+        if not index.strip().isdecimal() or len(index) > MAX_DIGITS:
+            raise DataError(f"{path}:{line} has index {index[:80]!r}, not a whole number; write class,index.")
         if name in categories or int(index) in categories.values():
             raise DataError(f"{path}:{line} gives class {name!r} or index {index} a second time.")
         categories[name] = int(index)
@@ -83,6 +86,9 @@ def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
 
 def _number(text: str, path: Path, line: int) -> float:
     try:
-        return float(text)
-    except ValueError as error:
-        raise DataError(f"{path}:{line} has {text!r} where a coordinate in pixels belongs.") from error
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}:{line} has {text[:80]!r} where a coordinate in pixels belongs.")
+    return value

@@ -5,6 +5,7 @@ Layer 1. A folder with ImageSets/Main/SPLIT.txt, Annotations/*.xml and JPEGImage
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -36,7 +37,7 @@ def read_voc(root: Path, split: str) -> dict[str, Any]:
         image: dict[str, Any] = {"id": image_id, "file_name": tree.findtext("filename") or f"{name}.jpg"}
         for side in ("width", "height"):
             text = tree.findtext(f"size/{side}") or ""
-            if text.isdecimal() and int(text) > 0:
+            if text.isdecimal() and len(text) < 10 and int(text) > 0:  # else the picture says it
                 image[side] = int(text)
         images.append(image)
         for number, thing in enumerate(tree.iter("object"), start=1):
@@ -99,6 +100,9 @@ def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:
 def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> float:
     text = thing.findtext(f"bndbox/{tag}")
     try:
-        return float(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.") from error
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.")
+    return value

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from retina_dist.config import TrainConfig, load_config
 from retina_dist.engine.checkpoint import CheckpointStore
@@ -39,14 +40,26 @@ def test_fresh_runs_are_numbered() -> None:
     Path("runs/shapes").mkdir(parents=True)
     Path("runs/shapes-7").mkdir()
     Path("runs/shapes-old").mkdir()
+    Path("runs/shapes-9").touch()  # a file is no run
     assert open_run(settings(), quiet).folder == Path("runs/shapes-8")
+    assert open_run(settings("data.name=other"), quiet).folder == Path("runs/other")
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
+
+
+def test_a_name_is_no_pattern() -> None:
+    Path("runs/a[1]").mkdir(parents=True)
+    assert open_run(settings("data.name='a[1]'"), quiet).folder == Path("runs/a[1]-2")
+    assert open_run(settings("data.name='a*'"), quiet).folder == Path("runs/a*")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
     save("mine", 1)
     with pytest.raises(ConfigError, match="mine already holds a run; go on with resume=auto"):
         open_run(settings("output_dir=mine"), quiet)
-    assert open_run(settings("output_dir=new"), quiet).resume_step is None
+    for empty in ("resume=null", "resume="):
+        run = open_run(settings("output_dir=new", empty), quiet)
+        assert (run.folder, run.resumed_from, run.resume_step) == (Path("new"), None, None)
+    assert not Path("new").exists()
 
 
 def test_auto_takes_the_newest_or_starts_fresh() -> None:
@@ -65,6 +78,12 @@ def test_a_damaged_newest_is_reported_and_passed_over() -> None:
     said: list[str] = []
     assert open_run(settings("resume=auto", "output_dir=mine"), said.append).resume_step == 1
     assert "step_00000002.pt is damaged" in said[0]
+    assert open_run(settings("resume=mine"), quiet).resume_step == 1
+    with pytest.raises(CheckpointError, match="step_00000002.pt is damaged"):  # asked for by name
+        open_run(settings("resume=mine/checkpoints/step_00000002.pt"), quiet)
+    Path("mine/checkpoints/step_00000001.pt").unlink()
+    with pytest.raises(CheckpointError, match="every checkpoint in mine/checkpoints is damaged or missing"):
+        open_run(settings("resume=auto", "output_dir=mine"), quiet)
 
 
 def test_a_named_checkpoint_or_run_folder() -> None:
@@ -72,14 +91,26 @@ def test_a_named_checkpoint_or_run_folder() -> None:
     assert open_run(settings("resume=mine/checkpoints/step_00000001.pt"), quiet).resume_step == 1
     run = open_run(settings("resume=mine"), quiet)
     assert (run.folder, run.resume_step) == (Path("mine"), 2)
+    assert open_run(settings("resume=mine/checkpoints"), quiet).resumed_from == run.resumed_from
     elsewhere = open_run(settings("resume=mine", "output_dir=fork"), quiet)
     assert (elsewhere.folder, elsewhere.resume_step) == (Path("fork"), 2)
     Path("loose.pt").write_bytes(Path("mine/checkpoints/last.pt").read_bytes())
     with pytest.raises(ConfigError, match="lies in no run folder"):
         open_run(settings("resume=loose.pt"), quiet)
+    assert open_run(settings("resume=loose.pt", "output_dir=fork"), quiet).resume_step == 2
+    with pytest.raises(CheckpointError, match="there is no checkpoint absent.pt"):
+        open_run(settings("resume=absent.pt"), quiet)
     Path("empty").mkdir()
     with pytest.raises(CheckpointError, match="without checkpoints"):
         open_run(settings("resume=empty"), quiet)
+
+
+def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
+    save("mine", 1)
+    save("other", 7)
+    with pytest.raises(ConfigError, match="output_dir=other already holds a run"):
+        open_run(settings("resume=mine", "output_dir=other"), quiet)
+    assert open_run(settings("resume=mine", "output_dir=./mine"), quiet).resume_step == 1
 
 
 def test_what_decides_the_order_of_images_cannot_change() -> None:
@@ -88,12 +119,24 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
         open_run(settings("resume=mine", "data.batch_size=4"), quiet)
     with pytest.raises(ConfigError, match="seed=1"):
         open_run(settings("resume=mine", "seed=1"), quiet)
+    with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
+        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"), quiet)
     assert open_run(settings("resume=mine", "trainer.length=99epochs", "data.num_workers=0"), quiet).resume_step == 1
+
+
+def test_checkpoints_of_others_and_of_older_versions() -> None:
+    store = CheckpointStore(Path("mine/checkpoints"))
+    store.save({"step": 1}, 1)
+    with pytest.raises(CheckpointError, match="step_00000001.pt does not say how it was trained"):
+        open_run(settings("resume=mine"), quiet)
+    older = asdict(settings())
+    del older["data"]["num_buckets"], older["optimizer"]
+    store.save({"step": 2, "config": older}, 2)
+    assert open_run(settings("resume=mine"), quiet).resume_step == 2
 
 
 def test_the_config_is_written_whole() -> None:
     config = settings("optimizer.lr=0.25")
     write_config(config, Path("run"))
-    text = Path("run/config.yaml").read_text()
-    assert "lr: 0.25" in text
-    assert "warmup:" in text
+    assert TrainConfig(**yaml.safe_load(Path("run/config.yaml").read_text())) == TrainConfig(**asdict(config))
+    assert [p.name for p in Path("run").iterdir()] == ["config.yaml"]
