@@ -7,24 +7,26 @@ every experiment shares stand here, once.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import hydra
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.errors import ConfigError, UserError
 
@@ -197,13 +199,11 @@ class TrainConfig:
 
 
 @dataclass
-class DoctorConfig:
-    """`python -m retina_dist.doctor`."""
+class DoctorConfig(TrainConfig):
+    """`python -m retina_dist.doctor`: takes whatever a training takes, and looks at `data` and `model`."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    images: str = "decode"  # decode | header (opened and compared, not decoded) | none (only the annotations)
     output: str | None = None  # a JSON file
-    debug: bool = False
 
 
 @dataclass
@@ -270,16 +270,28 @@ CHOICES = {
 }
 
 AT_LEAST = {
+    "seed": 0,
     "data.batch_size": 1,
     "data.val_batch_size": 1,
     "data.num_workers": 0,
+    "data.val_min_size": 1,
     "data.max_size": 32,
     "data.num_buckets": 1,
     "data.max_pixels": 1,
     "model.num_classes": 1,
     "model.fpn_channels": 1,
+    "model.batch_norm_eps": 0,
+    "model.detections_per_image": 1,
+    "model.topk_candidates": 1,
+    "model.focal_gamma": 0,
+    "model.smooth_l1_beta": 0,
     "optimizer.lr": 0,
+    "optimizer.lr_reference_batch": 1,
+    "optimizer.eps": 0,
     "optimizer.weight_decay": 0,
+    "optimizer.norm_weight_decay": 0,
+    "optimizer.bias_weight_decay": 0,
+    "optimizer.backbone_lr_scale": 0,
     "trainer.log_every": 1,
     "trainer.accumulate": 1,
     "trainer.overfit_batches": 0,
@@ -300,6 +312,11 @@ FRACTIONS = (
     "model.nms_threshold",
     "model.foreground_iou",
     "model.background_iou",
+    "model.focal_alpha",
+    "optimizer.momentum",
+    "schedule.warmup_factor",
+    "schedule.gamma",
+    "schedule.final_factor",
     "trainer.ema_decay",
     "score_threshold",
 )
@@ -307,6 +324,9 @@ FRACTIONS = (
 
 def validate(config: Any) -> None:
     """Raise ConfigError for the first value that cannot be, by its key."""
+    for key, value in _leaves(asdict(config)):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key}={value} is no finite number.")
     for key, allowed in CHOICES.items():
         value = _get(config, key, allowed[0])
         if value not in allowed:
@@ -321,17 +341,59 @@ def validate(config: Any) -> None:
         value = _get(config, key, None)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{key}={value} is not within 0 and 1.")
-    sizes = _get(config, "data.min_sizes", [1])
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f"data.min_sizes={list(sizes)} needs at least one size in pixels, such as [800].")
-    low_high = _get(config, "data.scale_jitter", None)
-    if low_high is not None and not (len(low_high) == 2 and 0 < low_high[0] <= low_high[1]):
-        raise ConfigError(f"data.scale_jitter={list(low_high)} is not a pair of rising factors, such as [0.8,1.25].")
-    if _get(config, "model.background_iou", 0) > _get(config, "model.foreground_iou", 1):
+    if _get(config, "seed", 0) >= 2**63:
+        raise ConfigError(f"seed={config.seed} is too large; it must be below 2^63.")
+    if hasattr(config, "data"):
+        _validate_data(config.data)
+    if hasattr(config, "model"):
+        _validate_model(config.model)
+    if hasattr(config, "optimizer"):
+        _validate_training(config.optimizer, config.trainer)
+
+
+def _validate_data(data: DataConfig) -> None:
+    if data.name in ("", ".", "..") or re.search(r"[/\\\0]", data.name):
+        raise ConfigError(f"data.name={data.name} is no name for a folder below runs/.")
+    if not data.min_sizes or min(data.min_sizes) < 1:
+        raise ConfigError(f"data.min_sizes={data.min_sizes} needs at least one size in pixels, such as [800].")
+    factors = data.scale_jitter
+    if factors is not None and not (len(factors) == 2 and 0 < factors[0] <= factors[1]):
+        raise ConfigError(f"data.scale_jitter={factors} is not a pair of rising factors, such as [0.8,1.25].")
+
+
+def _validate_model(model: ModelConfig) -> None:
+    if model.background_iou > model.foreground_iou:
         raise ConfigError(
-            f"model.background_iou={config.model.background_iou} is above model.foreground_iou="
-            f"{config.model.foreground_iou}; swap them."
+            f"model.background_iou={model.background_iou} is above model.foreground_iou={model.foreground_iou}; swap them."
         )
+    sizes, ratios = model.anchor_sizes, model.aspect_ratios
+    if not sizes or not sizes[0] or any(len(s) != len(sizes[0]) or min(s) < 1 for s in sizes):
+        raise ConfigError(
+            f"model.anchor_sizes={sizes} needs equally many sizes in pixels, at least one, on each level."
+        )
+    if not ratios or min(ratios) <= 0:
+        raise ConfigError(f"model.aspect_ratios={ratios} needs at least one ratio of height to width, such as [1.0].")
+
+
+def _validate_training(optimizer: OptimizerConfig, trainer: TrainerConfig) -> None:
+    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
+        raise ConfigError(f"optimizer.betas={optimizer.betas} is not a pair of numbers from 0 to below 1.")
+    if optimizer.nesterov and optimizer.momentum == 0:
+        raise ConfigError("optimizer.nesterov=true needs a momentum; give optimizer.momentum=0.9.")
+    if trainer.clip is not None and trainer.clip <= 0:
+        raise ConfigError(f"trainer.clip={trainer.clip} leaves no gradient; trainer.clip=null turns clipping off.")
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is no dictionary; the items of a list under the list's key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, key)
+    else:
+        yield key, value
 
 
 def _get(config: Any, key: str, default: Any) -> Any:
@@ -369,17 +431,24 @@ def load_config(name: str, overrides: list[str]) -> Any:
     """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. TrainConfig), validated.
 
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
+    Raises ConfigError.
     """
     register_schemas()
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
-        return to_object(compose(name, overrides))
+        composed = compose(name, overrides)
+    return to_object(composed, name)
 
 
-def to_object(composed: Any) -> Any:
-    """The dataclass instance of a composed config, validated."""
-    for key in sorted(OmegaConf.missing_keys(composed)):
-        raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
-    config = OmegaConf.to_object(composed)
+def to_object(composed: Any, name: str) -> Any:
+    """The dataclass instance of a composed config, validated. Raises ConfigError."""
+    known = _settings(_SCHEMAS[name])
+    with _explained(name):
+        for key, _ in _leaves(OmegaConf.to_container(composed)):
+            if key not in known:  # Hydra lets +KEY=VALUE add anything
+                raise ConfigError(_unknown(name, key))
+        for key in sorted(OmegaConf.missing_keys(composed)):
+            raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
+        config = OmegaConf.to_object(composed)
     validate(config)
     return config
 
@@ -394,7 +463,7 @@ def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None
         @hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)
         def run(composed: Any) -> Any:
             with reported_errors(debug=bool(composed.get("debug"))):
-                return function(to_object(composed))
+                return function(to_object(composed, name))
 
         def main() -> None:
             register_schemas()
@@ -446,16 +515,23 @@ def _check_overrides(name: str, arguments: list[str]) -> None:
         return
     search = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
     search += [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
+    for folder in search:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir {folder} is no folder.")
     pairs = zip(arguments, ["", *arguments], strict=False)
     values = [a for a, before in pairs if not a.startswith("-") and before not in FLAGS_WITH_VALUE]
     with _explained(name):
         parsed = OverridesParser.create().parse_overrides(values)
-        # A sweep is checked by the first value of each axis.
-        single = [_first_value(override) for override in parsed]
+        single = values
+        if any(a in ("--multirun", "-m") or a.endswith("=MULTIRUN") for a in arguments):
+            single = [_first_value(override) for override in parsed]  # a sweep is checked by the first of each axis
         if search:
             single.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
         with initialize_config_dir(config_dir(), version_base="1.3"):
-            compose(name, [s for s in single if not s.startswith("hydra.") or s.startswith("hydra.searchpath")])
+            ours = [s for s in single if not s.startswith("hydra.") or s.startswith("hydra.searchpath")]
+            composed = compose(name, ours)
+    if not any(a in ("--cfg", "-c") for a in arguments):  # which may be looked at unfinished
+        to_object(composed, name)
 
 
 def _first_value(override: Override) -> str:
@@ -473,60 +549,103 @@ def _explained(name: str) -> Iterator[None]:
             f"{error.override} cannot be read as KEY=VALUE; quote the whole argument for the shell if the value has "
             "spaces, commas or brackets."
         ) from error
-    except (HydraException, OmegaConfBaseException, ConfigCompositionException) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(name, error)) from error
     except AssertionError as error:  # omegaconf's answer to a key below a node that is null
         raise ConfigError(
             "a key below data.shapes, such as data.shapes.num_train=…, can be set with data=shapes only."
         ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}.") from error
+    except UserError:
+        raise
+    except ValueError as error:  # Hydra's answer to model=3 or model=null
+        raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
 
 
 def _sentence(name: str, error: Exception) -> str:
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    text = "\n".join(str(e) for e in chain)
-    unknown = re.search(r"Key '([^']+)' (?:is )?not in|Could not override '([^']+)'", text)
-    override = re.search(r"Could not override '([^']+)'", text)
-    group = re.search(r"In '([^']+)': Could not find '([^']+)'", text)
-    available = re.search(r"Available options in '([^']+)':\n((?:\s+\S+\n?)+)", text)
-    if group and available:
-        options = available[2].split()
-        kind, _, value = group[2].rpartition("/")
-        near = difflib.get_close_matches(value, options, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        return f"{kind}={value} does not exist; {hint}There are {', '.join(options)}."
-    no_list = re.search(r"Error merging override (\S+?)=(\S+)", text)
-    if no_list and not no_list[2].startswith("[") and "list" in text.lower():
-        return f"{no_list[1]}={no_list[2]} is not a list; write {no_list[1]}=[{no_list[2]}]."
-    wrong = re.search(r"(Value .*?)(?:\n|$)", text)
-    full_key = re.search(r"full_key: (\S+)", text)
-    if wrong and full_key:
-        return f"{full_key[1]}: {wrong[1].strip().rstrip('.')}."
-    if override or unknown:
-        key = override[1] if override else unknown[1] if unknown else ""
-        known = _keys(_SCHEMAS[name])
-        near = [k for k in known if k.endswith(f".{key}")] or difflib.get_close_matches(key, known, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"see the keys with python -m retina_dist.{name} --cfg job."
-        return f"{key} is not a setting; {hint}"
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    """What Hydra or omegaconf found, with the key, the value and what would be right."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, value = str(error.missing_cfg_file).rpartition("/")
+        near = difflib.get_close_matches(value, error.options, 1)
+        hint = f"did you mean {near[0]}? There" if near else "there"
+        return f"{group}={value} does not exist; {hint} are {', '.join(error.options)}."
+    known = _settings(_SCHEMAS[name])
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
+        key, value = several.groups()
+        one = f"[{value}]" if get_origin(known.get(key)) is list else f"'{value}'"
+        return (
+            f'{key}={value} is more than one value; write "{key}={one}" if one is meant, or add --multirun for a run '
+            "with each."
+        )
+    cause, key = _cause(error)
+    file = re.match(r"In '([^']+)'", str(error))
+    where = f"{file[1]}.yaml: " if file else ""
+    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and key:
+        asked = re.match(r"Could not override '([^']+)'", str(error))
+        return where + _unknown(name, asked[1] if asked and asked[1] not in known else key)
+    if given := re.match(r"Error merging override \+*([^=]+)=(.*)", str(error)):
+        if given[1] not in known:
+            return _unknown(name, given[1])
+        if not is_dataclass(_plain(known[given[1]])):
+            return _wrong_type(given[1], given[2], _plain(known[given[1]]))
+    if file and isinstance(cause, ValidationError) and key in known:
+        return f"{where}{key} is not {_in_words(_plain(known[key]))}."
+    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    return where + (f"{key}: " if key else "") + f"{reason.rstrip('.')}."
 
 
-def _keys(schema: type, prefix: str = "") -> list[str]:
-    """All dotted keys of a schema."""
-    keys = []
-    for item in fields(schema):
-        nested = {
-            "data": DataConfig,
-            "model": ModelConfig,
-            "optimizer": OptimizerConfig,
-            "schedule": ScheduleConfig,
-            "trainer": TrainerConfig,
-            "strategy": StrategyConfig,
-            "logging": LoggingConfig,
-            "shapes": ShapesConfig,
-        }.get(item.name)
-        keys.append(prefix + item.name)
-        if nested is not None:
-            keys += _keys(nested, f"{prefix}{item.name}.")
-    return keys
+def _cause(error: BaseException) -> tuple[BaseException, str]:
+    """The first exception of a chain, and the setting it was about, "" if none of them says."""
+    key = getattr(error, "full_key", None) or ""
+    while inner := error.__cause__ or error.__context__:
+        error, key = inner, getattr(inner, "full_key", None) or key
+    return error, re.sub(r"\[.*", "", key)
+
+
+def _wrong_type(key: str, value: str, hint: Any) -> str:
+    missing = str(hint).count("list[") - (len(value) - len(value.lstrip("[")))  # brackets left out
+    remedy = f"; write {key}={'[' * missing}{value}{']' * missing}." if missing > 0 and value != "null" else "."
+    return f"{key}={value} is not {_in_words(hint)}{remedy}"
+
+
+def _unknown(name: str, key: str) -> str:
+    """That there is no such setting, and which one may be meant: one that ends alike, else one spelled alike."""
+    settings = _settings(_SCHEMAS[name])
+    known = [k for k in settings if not key.startswith(f"{k}.") or not is_dataclass(_plain(settings[k]))]
+    ends = [k.rpartition(".")[2] for k in known]
+    end = key.rpartition(".")[2]
+    alike = difflib.get_close_matches(key, known, 1, 0.6) or [
+        known[ends.index(e)] for e in difflib.get_close_matches(end, ends, 1, 0.7)
+    ]
+    near = [k for k, e in zip(known, ends, strict=True) if e == end] or alike
+    hint = (
+        f"did you mean {' or '.join(near)}?" if near else f"see the keys with python -m retina_dist.{name} --cfg job."
+    )
+    return f"{key} is not a setting; {hint}"
+
+
+def _settings(schema: type, prefix: str = "") -> dict[str, Any]:
+    """Each dotted key of a schema and its type, sections included."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(schema).items():
+        found[prefix + name] = hint
+        if is_dataclass(section := _plain(hint)):
+            found |= _settings(section, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return found
+
+
+def _plain(hint: Any) -> Any:
+    """X of `X | None`, else the type itself."""
+    return next(a for a in get_args(hint) if a is not type(None)) if type(None) in get_args(hint) else hint
+
+
+WORDS = {int: "whole number", float: "number", str: "text", bool: "switch; write true or false"}
+
+
+def _in_words(hint: Any, plural: bool = False) -> str:
+    """A type as people call it, such as "a list of whole numbers"."""
+    noun, rest = WORDS.get(hint, "list"), ""
+    if get_origin(hint) is list:
+        rest = f" of {_in_words(get_args(hint)[0], plural=True)}"
+    return f"{noun}s{rest}" if plural else f"a {noun}{rest}"

@@ -41,7 +41,7 @@ def predict(config: PredictConfig) -> Path:
             pixels = read_image(file)
         except ImageError as error:
             failures.append(file)
-            print(f"warning: {error}", file=sys.stderr)
+            print(f"warning: {str(error).split(';')[0]}; left out", file=sys.stderr)
             continue
         found = detector.predict([pixels])[0]
         rows.append(detections_to_rows([found], [image_id], detector.categories))

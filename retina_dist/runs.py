@@ -38,6 +38,9 @@ FIXED = (
 )
 
 
+UNREMARKABLE = ("output_dir", "resume", "dry_run", "debug", "trainer.stop_after", "data.num_workers", "data.root")
+
+
 @dataclass(frozen=True)
 class Run:
     """A folder to write to and, when the run goes on, the checkpoint's path and content."""
@@ -60,17 +63,21 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
     3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
 
+    NAME is `data.name`, or "debug" for a fast_dev_run.
+
     Nothing is written. Raises ConfigError or CheckpointError.
     """
     given = Path(config.output_dir) if config.output_dir else None
+    name = "debug" if config.trainer.fast_dev_run else config.data.name
     if not config.resume:
         _refuse_a_run(given)
-        return Run(given or _next_folder(config.data.name))
+        return Run(given or _next_folder(name))
     if config.resume == "auto":
-        folder = given or _newest_folder(config.data.name)
+        folder = given or _newest_folder(name)
         path = latest(folder / CHECKPOINTS, report) if folder else None
         if folder is None or path is None:
-            return Run(folder or _next_folder(config.data.name))
+            report(f"resume=auto: no checkpoint in {folder or f'runs/{name}*'}; a fresh start")
+            return Run(folder or _next_folder(name))
         return _continued(config, folder, path)
     path = Path(config.resume)
     if not path.exists():
@@ -115,6 +122,18 @@ def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
                 f"{key}={old}, or start a new run with model.weights={path}."
             )
     return Run(folder, path, content)
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """ "KEY OLD -> NEW" for each setting that differs, but for those that only say where and how long this process works."""
+    changes = []
+    for name, new in now.items():
+        key, old = f"{prefix}{name}", before.get(name)
+        if isinstance(new, dict) and isinstance(old, dict):
+            changes += changed_settings(old, new, f"{key}.")
+        elif old != new and key not in UNREMARKABLE:
+            changes.append(f"{key} {old} -> {new}")
+    return changes
 
 
 def _lookup(tree: dict[str, Any], key: str) -> Any:

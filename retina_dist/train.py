@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 import torchvision
@@ -28,9 +28,9 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
-from retina_dist.reporting.progress import Progress, format_results
+from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, NullSink, Sink, TensorBoardSink
-from retina_dist.runs import CHECKPOINTS, Run, open_run, write_config
+from retina_dist.runs import CHECKPOINTS, Run, changed_settings, open_run, write_config
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -109,7 +109,7 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     finally:
         sink.close()
     if strategy.is_main:
-        _finish(config, run, task, state, data, metrics, say)
+        _finish(config, run, task, state, data, say)
     return metrics
 
 
@@ -193,13 +193,16 @@ def _restore(
             f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
             f"data, or start a new run with model.weights={run.resumed_from}."
         )
-    step, place = run.checkpoint["step"], run.checkpoint["sampler"]
-    if data.position(step) != (place["epoch"], place["cursor"]):
+    place = run.checkpoint["sampler"]
+    same_place = data.position(run.checkpoint["step"]) == (place["epoch"], place["cursor"])
+    if run.checkpoint.get("images") != task.fingerprint() or not same_place:
         raise CheckpointError(
-            f"{run.resumed_from} was at image {place['cursor']} of epoch {place['epoch']}, which is not where step {step} of these "
-            f"{task.num_images} images is: the data set has changed; start a new run with model.weights={run.resumed_from}."
+            f"{run.resumed_from} was trained on other images than the {task.num_images} of data={task.config.data.name}; "
+            f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
         )
     state.load_state_dict(run.checkpoint)
+    for change in changed_settings(run.checkpoint["config"], asdict(task.config)):
+        say(f"changed since the checkpoint: {change}")
     say(f"going on from {run.resumed_from}, step {state.step}")
 
 
@@ -224,7 +227,6 @@ def _finish(
     task: DetectionTask,
     state: TrainState,
     data: CocoDataModule,
-    metrics: dict[str, float],
     say: Callable[[str], None],
 ) -> None:
     """Pictures and the last words."""
@@ -233,8 +235,6 @@ def _finish(
 
         plot_curves(run.folder / "metrics.csv", run.folder / "curves.png")
         task.draw_results(state.evaluated_model, data, run.folder)
-    if metrics:
-        say(format_results(metrics))
     if task.evaluator and task.evaluator.last_result:
         for name, ap in task.evaluator.last_result.per_class.items():
             say(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")

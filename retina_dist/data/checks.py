@@ -1,4 +1,4 @@
-"""What can be wrong with a data set, as pure functions.
+"""What can be wrong with a data set, as pure functions: its files, boxes and categories.
 
 Layer 1. `retina_dist.doctor` puts them together.
 """
@@ -6,36 +6,41 @@ Layer 1. `retina_dist.doctor` puts them together.
 from __future__ import annotations
 
 import hashlib
+import math
+import multiprocessing
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from PIL import Image
 
-from retina_dist.data.buckets import make_buckets
 from retina_dist.data.coco import Annotations, ImageRecord
-from retina_dist.data.images import image_size, read_image
-from retina_dist.data.transforms import resized_size
-from retina_dist.errors import ImageError
+from retina_dist.data.images import ORIENTATION_TAG, SWAPPING, image_size, read_image
+from retina_dist.errors import DataError, ImageError
 
 Level = Literal["error", "warning", "info"]
 SMALL, MEDIUM = 32**2, 96**2  # COCO's limits of area in px^2
-SIZE_LIMITS = (8, 16, 32, 64, 128, 256, 512)  # px, square root of the area, after the resize
-ASPECT_LIMITS = (1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3)  # height / width
-NUM_EXAMPLES = 3
+SIZES = ("small", "medium", "large")
+WORTH_A_PROCESS = 500  # images; fewer are read before another process has started
+IMAGES_A_TASK = 16
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of trouble in one split: how often, a few examples, and what to do."""
+    """One kind of trouble in one split: what, how often, where, and what to do."""
 
     level: Level
     split: str
     what: str
     count: int
-    examples: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()  # all of them, where they can be named
     remedy: str = ""
 
 
@@ -44,195 +49,214 @@ class ImageCheck:
     """What reading one file showed."""
 
     record: ImageRecord
-    problem: str | None = None  # "missing", "unreadable" or "of another size"
+    problem: Literal["missing", "unreadable", "of another size"] | None = None
     detail: str = ""
     size: tuple[int, int] | None = None  # (width, height) as displayed
+    orientation: int = 1  # EXIF, 1 to 8
     digest: str | None = None  # SHA-256 of the file
 
 
-def check_images(records: Sequence[ImageRecord], max_pixels: int, num_threads: int) -> Iterable[ImageCheck]:
-    """Read and decode every file, in the records' order."""
-    with ThreadPoolExecutor(num_threads) as pool:
-        yield from pool.map(lambda record: check_image(record, max_pixels), records)
+def check_images(
+    records: Sequence[ImageRecord], *, decode: bool, max_pixels: int, max_processes: int
+) -> Iterator[ImageCheck]:
+    """`check_image` of each record, in their order; large sets are shared out over processes.
 
-
-def check_image(record: ImageRecord, max_pixels: int) -> ImageCheck:
-    """Whether a file is there, can be decoded, and has the size that its annotation says."""
-    if not record.path.is_file():
-        return ImageCheck(record, "missing", str(record.path))
+    Raises DataError when a process dies, as one does that runs out of memory.
+    """
+    check = partial(check_image, decode=decode, max_pixels=max_pixels)
+    processes = min(max_processes, len(records) // WORTH_A_PROCESS)
+    if processes < 2:
+        yield from map(check, records)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])  # or each process would import torch for itself
+    pool = ProcessPoolExecutor(processes, mp_context=context)
     try:
+        yield from pool.map(check, records, chunksize=IMAGES_A_TASK)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process that decoded images was ended from outside, most likely for want of memory; free some, or look at "
+            "the headers only with images=header."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageCheck:
+    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated."""
+    try:
+        if not record.path.is_file():
+            return ImageCheck(record, "missing", str(record.path))
         digest = hashlib.sha256(record.path.read_bytes()).hexdigest()
-        read_image(record.path, max_pixels=max_pixels)
         size = image_size(record.path)
+        if decode:
+            read_image(record.path, max_pixels=max_pixels)
     except (ImageError, OSError) as error:
-        return ImageCheck(record, "unreadable", str(error))
-    if record.width and record.height:
-        try:
-            read_image(record.path, (record.width, record.height), max_pixels)
-        except ImageError:
-            detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {record.width} x {record.height}"
-            return ImageCheck(record, "of another size", detail, size, digest)
-    return ImageCheck(record, None, "", size, digest)
+        reason = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
+    orientation = _orientation(record.path)
+    stored = size[::-1] if orientation in SWAPPING else size
+    annotated = (record.width, record.height)
+    if all(annotated) and annotated not in (size, stored):
+        detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
+        return ImageCheck(record, "of another size", detail, size, orientation, digest)
+    return ImageCheck(record, None, "", size, orientation, digest)
 
 
-def image_findings(checks: Sequence[ImageCheck], split: str) -> list[Finding]:
-    """Missing, broken and mismatching files, and files that occur twice."""
+def _orientation(path: Path) -> int:
+    try:
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("ignore")
+            value = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # damaged EXIF, in Pillow's many ways, turns nothing
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collection[str] = ()) -> list[Finding]:
+    """Missing, broken, mismatching and turned files, and files that occur twice.
+
+    A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
+    """
     remedies = {
-        "missing": "restore them, or leave them out with data.missing_images=skip",
-        "unreadable": "restore them, or leave them out with data.bad_images=skip",
-        "of another size": "annotate the files that are there; boxes of another version are wrong",
+        "missing": f"restore them, name their folder with data.{split}_images, or go on without: data.missing_images=skip",
+        "unreadable": "restore them, or go on without: data.bad_images=skip",
+        "of another size": "their boxes belong to another version: find it, annotate anew, or data.bad_images=skip",
     }
     findings = []
     for problem, remedy in remedies.items():
         found = [check.detail for check in checks if check.problem == problem]
-        findings += _finding("error", split, f"images {problem}", found, remedy)
+        if problem in tolerated:
+            findings += _finding("warning", split, f"images {problem}", found, "left out of training, as you set")
+        else:
+            findings += _finding("error", split, f"images {problem}", found, remedy)
+
     by_digest = defaultdict(list)
     for check in checks:
         if check.digest:
             by_digest[check.digest].append(check.record.file_name)
     twins = [" = ".join(names) for names in by_digest.values() if len(names) > 1]
-    findings += _finding(
-        "warning", split, "files with the same bytes", twins, "keep one of each, if they are the same image"
-    )
-    return findings
+    remedy = "they count more than the others: keep one of each"
+    findings += _finding("warning", split, "images that occur more than once", twins, remedy)
+
+    turned: list[str] = []
+    as_stored: list[str] = []
+    for check in checks:
+        if check.size and check.orientation != 1 and check.problem is None:
+            is_shown = (check.record.width or check.size[0], check.record.height or check.size[1]) == check.size
+            (turned if is_shown else as_stored).append(f"{check.record.file_name}: orientation {check.orientation}")
+    remedy = "trained on upright, as viewers show them; their boxes must have been drawn that way"
+    findings += _finding("info", split, "images turned by their EXIF tag", turned, remedy)
+    remedy = "trained on as stored, because the annotated size is that of the stored pixels"
+    return findings + _finding("info", split, "images whose EXIF tag is not followed", as_stored, remedy)
 
 
 def leak_findings(train: Sequence[ImageCheck], val: Sequence[ImageCheck]) -> list[Finding]:
     """Validation images whose very bytes are trained on."""
-    seen = {check.digest: check.record.file_name for check in train if check.digest}
+    seen = {check.digest: check.record.file_name for check in reversed(train) if check.digest}
     leaks = [f"{c.record.file_name} = {seen[c.digest]} of train" for c in val if c.digest and c.digest in seen]
     remedy = "take them out of one split: the metric would praise memory"
     return _finding("error", "val", "images that are in train too", leaks, remedy)
 
 
+def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
+    """`data` with the files' sizes where the annotations have none, and boxes clipped to them, as training reads it."""
+    records, boxes, labels = list(data.records), list(data.boxes), list(data.labels)
+    for i, check in enumerate(checks):
+        if check.size and not (records[i].width and records[i].height):
+            records[i] = replace(records[i], width=check.size[0], height=check.size[1])
+            inside = np.clip(boxes[i], 0, np.array(check.size * 2, np.float32))
+            keep = (inside[:, 2:] > inside[:, :2]).all(axis=1)
+            boxes[i], labels[i] = inside[keep], labels[i][keep]
+    return replace(data, records=tuple(records), boxes=boxes, labels=labels)
+
+
+def fault_of(bbox: Sequence[float], width: float, height: float) -> str | None:
+    """What training makes of a box [x, y, width, height] in an image: None for nothing, else what is wrong with it.
+
+    The rules of `load_annotations`: all but "reaching out of the image", which are clipped, are dropped.
+    """
+    if not all(map(math.isfinite, bbox)):
+        return "not finite"
+    x, y, w, h = map(float, bbox)
+    if w <= 0 or h <= 0:
+        return "of zero or negative size"
+    left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, width), min(y + h, height)
+    with np.errstate(over="ignore"):  # as float32, in which a side can vanish
+        if np.float32(right) <= np.float32(left) or np.float32(bottom) <= np.float32(top):
+            return "outside the image"
+    return "reaching out of the image" if (left, top, right, bottom) != (x, y, x + w, y + h) else None
+
+
 def box_findings(data: Annotations, split: str) -> list[Finding]:
     """Boxes that training leaves out or changes, crowds, and images without boxes."""
-    findings: list[Finding] = []
-    degenerate = [
-        f"annotation {entry['id']}: {entry['bbox']}"
-        for entry in data.coco["annotations"]
-        if not entry["iscrowd"] and not min(entry["bbox"][2:]) > 0
-    ]
-    for why, count in data.dropped.items():
-        examples = tuple(degenerate[:NUM_EXAMPLES]) if why == "zero or negative size" else ()
-        remedy = "not trained on; in the metric they can never be found: mend them"
-        findings.append(
-            Finding("warning", split, f"boxes of {why}" if "size" in why else f"boxes {why}", count, examples, remedy)
-        )
-    if data.clipped:
-        findings.append(
-            Finding("info", split, "boxes that reach out of their image", data.clipped, (), "clipped in training")
-        )
+    remedies = {
+        "not finite": "mend or remove them: not trained on, and the metric cannot be trusted",
+        "of zero or negative size": "mend or remove them: not trained on, and always missed in the metric",
+        "outside the image": "mend or remove them: not trained on, and always missed in the metric",
+        "reaching out of the image": "clipped to the image in training, left as they are in the metric",
+    }
+    record_of = {record.image_id: record for record in data.records}
+    found = defaultdict(list)
+    for entry in data.coco["annotations"]:
+        record = record_of[entry["image_id"]]
+        fault = fault_of(entry["bbox"], record.width or math.inf, record.height or math.inf)
+        if fault and not entry["iscrowd"]:
+            size = f"{record.width} x {record.height}" if record.width and record.height else "an unknown size"
+            box = ", ".join(f"{value:g}" for value in entry["bbox"])
+            found[fault].append(f"annotation {entry['id']}: [{box}] in {record.file_name} of {size}")
+    level: Level
+    findings = []
+    for fault, remedy in remedies.items():
+        level = "info" if fault == "reaching out of the image" else "warning"
+        findings += _finding(level, split, f"boxes {fault}", found[fault], remedy)
     if data.num_crowd:
-        findings.append(
-            Finding("info", split, "crowd regions", data.num_crowd, (), "not trained on, ignored by the metric")
-        )
+        remedy = "not trained on; in the metric a detection there is neither right nor wrong"
+        findings.append(Finding("info", split, "crowd regions", data.num_crowd, (), remedy))
     empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
-    return findings + _finding("info", split, "images without boxes", empty, "trained on as background")
+    if len(empty) == len(data.records):
+        level, remedy = ("error", "nothing to learn") if split == "train" else ("warning", "nothing to measure")
+        remedy += f": is data.{split}_annotations the right file?"
+        return [*findings, Finding(level, split, "images, and none has a box", len(empty), tuple(empty), remedy)]
+    remedy = "background to learn from" if split == "train" else "whatever is found there is wrong"
+    return findings + _finding("info", split, "images without boxes", empty, remedy)
 
 
 def category_findings(train: Annotations, val: Annotations | None) -> list[Finding]:
     """Categories without boxes, and gaps in the ids."""
-    names = [name for name in train.categories.names if name]
+    names = train.categories.names
+    known = {label for label, name in enumerate(names) if name}
+    learnt = _labels(train)
+    absent = [names[label] for label in sorted(known - learnt)]
+    findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
+    if val is not None and (judged := _labels(val)):
+        absent = [names[label] for label in sorted((known & learnt) - judged)]
+        remedy = "learnt, but not in the metric, which is the mean of the others"
+        findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
     ids = [i for i in train.categories.ids if i >= 0]
-    findings = []
-    for split, data in (("train", train), ("val", val)):
-        if data is None:
-            continue
-        present = {int(label) for labels in data.labels for label in labels}
-        absent = [
-            data.categories.name_of(i) for i, name in enumerate(data.categories.names) if name and i not in present
-        ]
-        level: Level = "warning" if split == "train" else "info"
-        remedy = "it cannot be learnt" if split == "train" else "its AP is undefined"
-        findings += _finding(level, split, "categories without a box", absent, remedy)
-    gaps = max(ids) - min(ids) + 1 - len(ids)
-    if gaps:
-        what = f"{gaps} unused ids between {min(ids)} and {max(ids)} for {len(names)} categories"
-        findings.append(
-            Finding("info", "train", what, gaps, (), "labels are contiguous; the mapping is in every checkpoint")
-        )
+    if gaps := max(ids) - min(ids) + 1 - len(ids):
+        used = f"{len(ids)} categories have ids from {min(ids)} to {max(ids)}"
+        remedy = "no harm: labels are numbered without gaps, and results are written with your ids"
+        if len(names) > len(ids):
+            remedy = "labels of their own that are never learnt, as data.label_mapping=category_id asks for"
+        findings.append(Finding("info", "train", "unused category ids", gaps, (used,), remedy))
     return findings
 
 
+def _labels(data: Annotations) -> set[int]:
+    return set(np.unique(np.concatenate([np.zeros(0, np.int64), *data.labels])).tolist())
+
+
 def objects_table(data: Annotations) -> dict[str, dict[str, int]]:
-    """Boxes to train on for each class, by COCO's sizes (area of the box in stored pixels)."""
-    table = {name: dict.fromkeys(("small", "medium", "large", "all"), 0) for name in data.categories.names if name}
-    for boxes, labels in zip(data.boxes, data.labels, strict=True):
-        areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-        for area, label in zip(areas.tolist(), labels.tolist(), strict=True):
-            row = table[data.categories.name_of(label)]
-            row["small" if area < SMALL else "medium" if area < MEDIUM else "large"] += 1
-            row["all"] += 1
-    return table
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Best overlap of each training box with any anchor, at the scale that training sees."""
-
-    best_iou: np.ndarray  # [n]
-    size: np.ndarray  # [n] square root of the box's area in px, after the resize
-    aspect: np.ndarray  # [n] height / width
-
-    def rows(self, by: Literal["size", "aspect"]) -> list[dict[str, Any]]:
-        """For each bucket: its bounds, boxes, the share without an anchor at IoU 0.5, the median of the best IoU."""
-        limits = SIZE_LIMITS if by == "size" else ASPECT_LIMITS
-        bucket = np.searchsorted(limits, getattr(self, by), side="right")
-        rows = []
-        for i in range(len(limits) + 1):
-            best = self.best_iou[bucket == i]
-            if len(best):
-                low, high = (limits[i - 1] if i else 0.0), (limits[i] if i < len(limits) else None)
-                share, median = float((best < 0.5).mean()), float(np.median(best))
-                rows.append({"from": low, "to": high, "boxes": len(best), "unreached": share, "median_iou": median})
-        return rows
-
-
-def anchor_coverage(
-    data: Annotations, cell_anchors: Sequence[np.ndarray], *, min_size: int, max_size: int, num_buckets: int
-) -> Coverage:
-    """Which boxes an anchor reaches, on the canvas of each image's bucket.
-
-    `cell_anchors` are the anchors [a, 4] of each pyramid level, P3 to P7, around the origin. Exact without trying every
-    anchor: of one shape, the one whose centre is nearest overlaps most, because the overlap only falls with the distance
-    along either axis.
-    """
-    keep = [i for i, record in enumerate(data.records) if record.width and record.height and len(data.boxes[i])]
-    if not keep:
-        return Coverage(*(np.zeros(0) for _ in range(3)))
-    stored = np.array([(data.records[i].height, data.records[i].width) for i in keep])
-    buckets = make_buckets(stored, min_sizes=(min_size,), max_size=max_size, num_buckets=num_buckets)
-    parts = []
-    for row, i in enumerate(keep):
-        height, width = resized_size(int(stored[row, 0]), int(stored[row, 1]), min_size, max_size)
-        scale = np.array([width, height, width, height]) / stored[row][[1, 0, 1, 0]]
-        parts.append((data.boxes[i] * scale, np.tile(buckets.canvas([row], min_size), (len(data.boxes[i]), 1))))
-    boxes, canvases = (np.concatenate(column).astype(np.float64) for column in zip(*parts, strict=True))
-    wide, high = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    best = np.zeros(len(boxes))
-    grid = canvases / 4
-    for anchors in cell_anchors:
-        # P3 is an eighth of the canvas; each further level half of the one before, rounded up.
-        grid = np.ceil(grid / 2)
-        stride = canvases // grid  # [n, 2] (y, x), as torchvision places anchors
-        center = (boxes[:, [1, 0]] + boxes[:, [3, 2]]) / 2
-        nearest = np.clip(np.round(center / stride), 0, grid - 1) * stride
-        best = np.maximum(best, _best_iou(boxes, wide * high, nearest[:, [1, 0]], anchors))
-    return Coverage(best, np.sqrt(wide * high), high / wide)
-
-
-def _best_iou(boxes: np.ndarray, areas: np.ndarray, centers: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """Best overlap [n] of boxes [n, 4] with anchors [a, 4] moved to centers [n, 2] (x, y)."""
-    best = np.zeros(len(boxes))
-    for anchor in anchors:
-        moved = anchor + np.tile(centers, 2)
-        side = np.minimum(boxes[:, 2:], moved[:, 2:]) - np.maximum(boxes[:, :2], moved[:, :2])
-        common = side.clip(0).prod(axis=1)
-        area = (anchor[2] - anchor[0]) * (anchor[3] - anchor[1])
-        best = np.maximum(best, common / (areas + area - common))
-    return best
+    """Boxes to train on of each class, by COCO's sizes (area of the box in pixels of the stored image)."""
+    boxes = np.concatenate([np.zeros((0, 4)), *data.boxes])
+    labels = np.concatenate([np.zeros(0, np.int64), *data.labels])
+    size = np.searchsorted((SMALL, MEDIUM), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right")
+    counts = np.zeros((data.categories.num_classes, len(SIZES)), dtype=np.int64)
+    np.add.at(counts, (labels, size), 1)
+    rows = zip(data.categories.names, counts.tolist(), strict=True)
+    return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows if name}
 
 
 def _finding(level: Level, split: str, what: str, found: Sequence[str], remedy: str) -> list[Finding]:
-    return [Finding(level, split, what, len(found), tuple(found[:NUM_EXAMPLES]), remedy)] if found else []
+    return [Finding(level, split, what, len(found), tuple(found), remedy)] if found else []

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from retina_dist.errors import ImageError
@@ -25,6 +26,7 @@ TRANSPOSITIONS = {  # what shows a picture of each EXIF orientation upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an upright picture back
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
@@ -41,9 +43,10 @@ def read_image(
     damaged, larger than `max_pixels`, or of another size than annotated.
     """
     with _opened(Path(path), max_pixels) as image:
-        orientation = _orientation(image)
+        stored = wanted = _orientation(image)
         if annotated_size is not None:
-            orientation = _orientation_of_boxes(Path(path), image.size, orientation, annotated_size)
+            wanted = _orientation_of_boxes(Path(path), _stored_size(image), stored, annotated_size)
+        applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
         try:
             pixels = _to_rgb(image)
         except Exception as error:  # decoders meet damaged bytes with almost any exception
@@ -51,15 +54,15 @@ def read_image(
                 f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
                 "data.bad_images=skip."
             ) from error
-    if orientation != 1:
-        pixels = pixels.transpose(TRANSPOSITIONS[orientation])
+    if applied != wanted:
+        pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
     with _opened(Path(path), max_pixels=1 << 62) as image:
-        width, height = image.size
+        width, height = _stored_size(image)
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
@@ -94,6 +97,11 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # damaged EXIF, in Pillow's many ways, is no reason to lose a sound picture
         return 1
     return value if value in range(1, 9) else 1
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) of the pixels in the file; of a TIFF, Pillow from 11.0 on gives that of the upright picture."""
+    return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
 def _orientation_of_boxes(path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:

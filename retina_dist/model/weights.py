@@ -121,7 +121,7 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
 def _published(name: str) -> WeightsEnum:
     try:
         return get_weight(name)
-    except ValueError as error:
+    except (ValueError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{name} is not known to torchvision; detectors: RetinaNet_ResNet50_FPN_Weights.COCO_V1, "
             "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1, backbones: ResNet50_Weights.IMAGENET1K_V1 and the like."

@@ -6,6 +6,7 @@ Layer 4. Translates settings into the flat arguments of the layers below; the tr
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import islice
@@ -110,6 +111,15 @@ class DetectionTask:
         lines = [f"  {'train':<9}{_describe(self.train)}"]
         lines.append(f"  {'val':<9}{_describe(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         names = [name for name in self.train.categories.names if name]
+        model, data = self.config.model, self.config.data
+        weights = model.weights or (
+            f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
+        )
+        lines.append(
+            f"  {'model':<9}RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
+        )
+        sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
+        lines.append(f"  {'scale':<9}short side {sides} px, long side at most {data.max_size} px")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         lines.append(f"  {'classes':<9}{len(names)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
@@ -168,9 +178,15 @@ class DetectionTask:
         return {
             "config": asdict(self.config),
             "categories": self.train.categories.state(),
+            "images": self.fingerprint(),
             "model_arguments": model | {"num_classes": model["num_classes"] or self.train.categories.num_classes},
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
         }
+
+    def fingerprint(self) -> str:
+        """A digest of the training images' ids and names: the same order of images needs the same images."""
+        listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
+        return hashlib.sha256(listed.encode()).hexdigest()
 
     @property
     def val_min_size(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from retina_dist.config import load_config
 from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.errors import CheckpointError
 from retina_dist.train import train
 from tests.e2e.conftest import ROOT, SMALL
 
@@ -41,6 +42,12 @@ def test_20_steps_are_7_and_13(tmp_path: Path, workers: int) -> None:
             assert torch.equal(value, parts["optimizer"]["state"][key][name])
     assert whole["sampler"] == parts["sampler"] == {"epoch": 3, "cursor": 8}
     assert whole["metrics"] == parts["metrics"]
+
+
+def test_other_images_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", "trainer.stop_after=1steps")
+    with pytest.raises(CheckpointError, match="trained on other images"):
+        run(tmp_path / "run", "resume=auto", f"data.root={tmp_path / 'other'}", "data.shapes.num_train=20")
 
 
 def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
-"""Annotations, categories and where a split lies."""
+"""Annotations: read, refused or cleaned."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from retina_dist.data.categories import Categories
 from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.images import read_image
 from retina_dist.data.layout import find_split
-from retina_dist.errors import CheckpointError, DataError, UserError
+from retina_dist.errors import DataError, UserError
 
 COCO: dict[str, Any] = {
     "images": [
@@ -135,6 +140,22 @@ def test_missing_pictures(tmp_path: Path):
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
     assert len(found.coco["images"]) == 2  # a picture that was not looked at counts as missed
     assert "1 of 2 images" in found.warnings[0]
+    assert load(tmp_path, COCO, missing_images="ignore").warnings == []
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "dir", "b.png/a.png"])
+def test_names_that_no_picture_has(tmp_path: Path, name: str):
+    Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
+    (tmp_path / "dir").mkdir()
+    with pytest.raises(DataError, match="1 of 2 images are not in"):
+        load(tmp_path, changed("images", file_name=name), missing_images="error")
+    assert len(load(tmp_path, changed("images", file_name=name), missing_images="skip").records) == 1
+
+
+def test_many_missing_pictures_are_not_all_named(tmp_path: Path):
+    images = [{"id": i, "file_name": f"{i}.png", "width": 9, "height": 9} for i in range(9)]
+    with pytest.raises(DataError, match=r"9 of 9 images are not in .*: 0.png, 1.png, 2.png, 3.png, 4.png, …; "):
+        load(tmp_path, {**COCO, "images": images, "annotations": []}, missing_images="error")
 
 
 def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
@@ -149,6 +170,9 @@ def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
     assert [(r.width, r.height) for r in found.records] == [(100, 80), (50, 60)]
     assert len(found.warnings) == 1
     (tmp_path / "b.png").write_text("no picture")
+    ignored = load(tmp_path, coco)
+    assert [(r.width, r.height) for r in ignored.records] == [(0, 0), (0, 0)]  # nobody looked
+    assert [boxes.tolist() for boxes in ignored.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
     with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is no readable picture"):
         load(tmp_path, coco, missing_images="error")
 
@@ -216,37 +240,6 @@ def test_no_value_of_any_type_ends_in_a_traceback(tmp_path: Path):
                         assert "a.json" in str(error)  # noqa: PT017
 
 
-def test_contiguous_labels():
-    categories = Categories.from_coco(COCO["categories"])
-    assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
-    assert [categories.label_of(i) for i in (1, 18)] == [0, 1]
-    assert [categories.category_id_of(label) for label in (0, 1)] == [1, 18]
-    assert categories.name_of(1) == "dog"
-    assert (18 in categories, 2 in categories) == (True, False)
-    assert categories.labels_of(np.array([18, 1, 18])).tolist() == [1, 0, 1]
-
-
-def test_labels_that_are_category_ids():
-    categories = Categories.from_coco(COCO["categories"], "category_id")
-    assert categories.num_classes == 19
-    assert categories.label_of(18) == 18
-    assert (categories.names[18], categories.names[2], categories.ids[2]) == ("dog", "", -1)
-    assert (2 in categories, -1 in categories) == (False, False)
-    with pytest.raises(DataError, match="not 123456789; use contiguous"):
-        Categories.from_coco([{"id": 123456789, "name": "a"}], "category_id")
-
-
-def test_categories_survive_a_checkpoint():
-    categories = Categories.from_coco(COCO["categories"], "category_id")
-    restored = Categories.from_state(json.loads(json.dumps(categories.state())))
-    assert restored == categories
-    assert restored.label_of(18) == 18
-    assert restored != Categories.from_coco(COCO["categories"])
-    for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
-        with pytest.raises(CheckpointError, match="categories cannot be read"):
-            Categories.from_state(state)
-
-
 def test_validation_takes_the_labels_of_training(tmp_path: Path):
     train = Categories((1, 2, 18), ("person", "bicycle", "dog"))
     found = load(tmp_path, COCO, categories=train)
@@ -258,41 +251,179 @@ def test_validation_takes_the_labels_of_training(tmp_path: Path):
     assert "1 is person, not human" in renamed.warnings[0]
 
 
-@pytest.mark.parametrize(
-    ("annotations", "images"),
-    [
-        ("annotations/instances_val2017.json", "val2017"),
-        ("annotations/instances_val2017.json", "images/val2017"),
-        ("annotations/instances_val.json", "val"),
-        ("annotations/instances_val.json", "images"),
-        ("annotations/instances_val.json", "."),
-        ("annotations/val.json", "images/val"),
-        ("val.json", "val"),
-        ("val.json", "."),
-        ("valid/_annotations.coco.json", "valid"),
-        ("val/_annotations.coco.json", "val"),
-    ],
+NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)
+SIDES = st.integers(1, 100)
+
+
+@st.composite
+def annotation_files(draw: st.DrawFn) -> dict[str, Any]:
+    """COCO dicts that are right in form: ids with gaps, in any order; boxes of any numbers."""
+    ids = st.lists(st.integers(0, 2**53), unique=True, max_size=4)
+    images = [{"id": i, "file_name": f"{i}.png", "width": draw(SIDES), "height": draw(SIDES)} for i in draw(ids)]
+    categories = [{"id": i, "name": str(i)} for i in draw(ids) or [5]]
+    annotations = [
+        {
+            "id": i,
+            "image_id": draw(st.sampled_from(images))["id"],
+            "category_id": draw(st.sampled_from(categories))["id"],
+            "bbox": [draw(NUMBERS) for _ in range(4)],
+            "area": draw(NUMBERS),
+            "iscrowd": int(draw(st.integers(0, 9)) == 0),
+        }
+        for i in draw(st.lists(st.integers(1, 2**53), unique=True, max_size=8 if images else 0))
+    ]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def cleaned(box: list[float], width: int, height: int) -> list[np.float32] | None:
+    """One box the plain way: its corners within the image as float32, None if nothing is left to learn from."""
+    x, y, w, h = box
+    if not all(map(math.isfinite, box)) or w <= 0 or h <= 0:
+        return None
+    corners = (max(x, 0), max(y, 0), min(x + w, width), min(y + h, height))
+    left, top, right, bottom = (np.float32(min(max(c, 0), 2**31)) for c in corners)
+    return [left, top, right, bottom] if left < right and top < bottom else None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("property")
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(coco=annotation_files())
+def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, Any]):
+    found = load(folder, coco)
+    label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in coco["categories"]))}
+    assert [r.image_id for r in found.records] == [image["id"] for image in coco["images"]]
+    for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+        own = [a for a in coco["annotations"] if a["image_id"] == record.image_id and not a["iscrowd"]]
+        pairs = [(cleaned(a["bbox"], record.width, record.height), label_of[a["category_id"]]) for a in own]
+        assert boxes.tolist() == [box for box, _ in pairs if box]
+        assert labels.tolist() == [label for box, label in pairs if box]
+    assert found.num_crowd == sum(a["iscrowd"] for a in coco["annotations"])
+    kept = sum(map(len, found.boxes))
+    assert kept + found.num_crowd + sum(found.dropped.values()) == len(coco["annotations"])
+    assert 0 <= found.clipped <= kept
+    assert json.dumps(found.coco) == json.dumps(coco)  # NaN is not NaN otherwise
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*COCO, "id", "bbox"]), inner, max_size=3)
+    ),
+    max_leaves=8,
 )
-def test_layouts(tmp_path: Path, annotations: str, images: str):
-    (tmp_path / images).mkdir(parents=True, exist_ok=True)
-    (tmp_path / "train").mkdir()
-    (tmp_path / annotations).parent.mkdir(exist_ok=True)
-    (tmp_path / annotations).touch()
-    assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
 
 
-def test_of_several_annotation_files_the_plainest_wins(tmp_path: Path):
-    (tmp_path / "annotations").mkdir()
-    for name in ("instances_train2014_part.json", "instances_train2017.json", "instances_val2017.json"):
-        (tmp_path / "annotations" / name).touch()
-    assert find_split(tmp_path, "train")[0].name == "instances_train2017.json"
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(content=JSON)
+def test_any_json_is_read_or_refused(folder: Path, content: Any):
+    for coco in (
+        content,
+        {**COCO, "images": content},
+        {**COCO, "annotations": content},
+        {**COCO, "categories": content},
+    ):
+        try:
+            load(folder, coco)
+        except DataError as error:
+            assert "a.json" in str(error)  # noqa: PT017
 
 
-def test_a_layout_that_is_not_known(tmp_path: Path):
-    with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
-        find_split(tmp_path, "val")
-    with pytest.raises(DataError, match="absent is no folder"):
-        find_split(tmp_path / "absent", "val")
+JUNK = [
+    *(None, True, -1, 0, 1, 1.5, 2**53, 2**53 + 1, 2**64, 10**400, 1e308, 5e-324, float("nan"), float("inf")),
+    *("", "1", "\0", "\ud800", "../x", "/etc/passwd", "..", "x" * 5000, "b.png", [], [1], [1, 2, 3, 4], {}, {"id": 1}),
+]
+
+
+def places(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value below `node`."""
+    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        yield (*above, key)
+        yield from places(node[key], (*above, key))
+
+
+def mutated(coco: dict[str, Any], draw: random.Random) -> bytes:
+    """The file with a few bytes changed, or with a few values replaced, left out, repeated or exchanged."""
+    if draw.random() < 0.2:
+        content = bytearray(json.dumps(coco).encode())
+        for _ in range(draw.choice((1, 3, 20))):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        return bytes(content)
+    coco = copy.deepcopy(coco)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        everywhere = list(places(coco))
+        *above, key = draw.choice(everywhere)
+        parent: Any = coco
+        for step in above:
+            parent = parent[step]
+        what = draw.randrange(4)
+        if what == 0:
+            del parent[key]
+        elif what == 1 and isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[key]))
+        elif what == 2:
+            other: Any = coco
+            for step in draw.choice(everywhere):
+                other = other[step]
+            parent[key] = copy.deepcopy(other)
+        else:
+            parent[key] = draw.choice(JUNK)
+        if not list(places(coco)):
+            break
+    return json.dumps(coco).encode()
+
+
+@pytest.fixture(params=["made", "real"])
+def file_and_pictures(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """Annotations of a few images, and the folder of their pictures."""
+    if request.param == "made":
+        Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
+        Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
+        return COCO, tmp_path
+    real_data: Path = request.getfixturevalue("real_data")
+    coco = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
+    images = coco["images"][:6]
+    ids = {image["id"] for image in images}
+    keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+    annotations = [{key: a[key] for key in keys} for a in coco["annotations"] if a["image_id"] in ids]
+    return {
+        "images": images,
+        "annotations": annotations,
+        "categories": coco["categories"],
+    }, real_data / "coco-mini" / "val2017"
+
+
+@pytest.mark.filterwarnings("error")
+def test_damaged_files_are_read_or_refused(tmp_path: Path, file_and_pictures: tuple[dict[str, Any], Path]):
+    coco, pictures = file_and_pictures
+    path = tmp_path / "a.json"
+    read = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        path.write_bytes(mutated(coco, draw))
+        try:
+            found = load_annotations(
+                path,
+                pictures,
+                missing_images=draw.choice(("error", "skip", "ignore")),
+                label_mapping=draw.choice(("contiguous", "category_id")),
+                keep_empty=draw.random() < 0.5,
+            )
+        except DataError:
+            continue
+        read += 1
+        for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+            assert len(boxes) == len(labels)
+            assert (boxes >= 0).all()
+            assert (boxes[:, :2] < boxes[:, 2:]).all()
+            if record.width and record.height:
+                assert (boxes <= np.tile((record.width, record.height), 2)).all()
+            assert ((labels >= 0) & (labels < found.categories.num_classes)).all()
+    assert 20 < read < 280  # neither all sound nor all hopeless
 
 
 @pytest.mark.parametrize(

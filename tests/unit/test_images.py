@@ -63,6 +63,29 @@ def test_annotated_size_says_which_pixels_the_boxes_are_on(tmp_path: Path):
         read_image(path, (4, 4))
 
 
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: str):
+    """Boxes drawn on the upright picture, and boxes drawn on it as stored."""
+    noise = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    path = tmp_path / f"a.{kind}"
+    image.save(path, exif=exif)
+    with Image.open(path) as stored:
+        assert stored.getexif()[ORIENTATION] == orientation
+        upright = np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
+    with Image.open(path) as stored:  # Pillow turns a TIFF when it is loaded
+        as_stored = noise if kind == "tiff" else np.asarray(stored.convert("RGB"))
+    size = (7, 5) if orientation < 5 else (5, 7)
+    assert image_size(path) == size
+    for annotated in (None, size):
+        assert np.array_equal(read_image(path, annotated).permute(1, 2, 0), upright)
+    if orientation >= 5:
+        assert np.array_equal(read_image(path, size[::-1]).permute(1, 2, 0), as_stored)
+
+
 def test_a_half_turn_is_applied_though_sizes_agree(tmp_path: Path):
     assert read_image(save(tmp_path / "a.png", 3), (3, 2))[0, 0, 0] == 200
 
@@ -74,6 +97,8 @@ def test_a_half_turn_is_applied_though_sizes_agree(tmp_path: Path):
         ("grey_alpha.png", Image.new("LA", (1, 1), (7, 0)), [7, 7, 7]),
         ("alpha.png", Image.new("RGBA", (1, 1), (1, 2, 3, 0)), [1, 2, 3]),
         ("one_bit.png", Image.new("1", (1, 1), 1), [255, 255, 255]),
+        ("palette.png", Image.new("RGB", (1, 1), (1, 2, 3)).quantize(2), [1, 2, 3]),
+        ("cmyk.jpg", Image.new("CMYK", (1, 1), (0, 0, 0, 255)), [0, 0, 0]),
         ("cmyk.tiff", Image.new("CMYK", (1, 1), (255, 0, 0, 0)), [0, 255, 255]),
         ("dark_16.png", Image.fromarray(np.array([[257]], dtype=np.uint16)), [1, 1, 1]),
         ("light_16.png", Image.fromarray(np.array([[65535]], dtype=np.uint16)), [255, 255, 255]),
@@ -134,6 +159,22 @@ def test_whatever_a_decoder_raises_is_an_image_error(tmp_path: Path, monkeypatch
         read_image(path)
 
 
+def test_transparent_palette(tmp_path: Path):
+    """Transparency is dropped, not blended: the colour below it stays."""
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    image.save(tmp_path / "a.png", transparency=0)
+    assert read_image(tmp_path / "a.png").flatten(1).T.tolist() == [[10, 20, 30], [40, 50, 60]]
+
+
+def test_16_bit_values_are_scaled_not_cut(tmp_path: Path):
+    """v / 257, which takes 0..65535 to 0..255, rounded to the nearest, ties to even."""
+    values = np.array([[0, 128, 129, 257, 385, 386, 32767, 32768, 65406, 65407, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png")[1, 0].tolist() == [0, 0, 1, 1, 1, 2, 127, 128, 254, 255, 255]
+
+
 def test_missing_and_foreign_files(tmp_path: Path):
     with pytest.raises(ImageError, match="absent.jpg does not exist.*data.missing_images=skip"):
         read_image(tmp_path / "absent.jpg")
@@ -141,8 +182,11 @@ def test_missing_and_foreign_files(tmp_path: Path):
     for function in (read_image, image_size):
         with pytest.raises(ImageError, match="page.jpg is no readable picture"):
             function(tmp_path / "page.jpg")
-    with pytest.raises(ImageError, match="is no readable picture"):
-        read_image(tmp_path)
+    (tmp_path / "empty.jpg").touch()
+    for path in (tmp_path, tmp_path / "empty.jpg", tmp_path / ("a" * 5000), tmp_path / "\0"):
+        for function in (read_image, image_size):
+            with pytest.raises(ImageError, match="is no readable picture"):
+                function(path)
 
 
 def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

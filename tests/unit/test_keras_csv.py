@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from retina_dist.data.coco import load_annotations
 from retina_dist.data.keras_csv import read_csv
+from retina_dist.data.layout import find_split
 from retina_dist.errors import DataError
 
 CLASSES = "cow,1\ncat,0\n"
@@ -50,6 +52,8 @@ def test_spreadsheet_quirks(tmp_path: Path):
         ("a.jpg,3,2,3,4,cow", "annotations.csv:2 has x1,y1,x2,y2 = 3,2,3,4; x2 and y2 must be larger"),
         ("a.jpg,1,4,3,2,cow", "annotations.csv:2 has x1,y1,x2,y2 = 1,4,3,2"),
         (",1,2,3,4,cow", "annotations.csv:2 names no image"),
+        ("a.jpg,1,2,nan,4,cow", "annotations.csv:2 has 'nan' where a coordinate"),
+        ("a.jpg,1,2,3,1e999,cow", "annotations.csv:2 has '1e999' where a coordinate"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
@@ -64,6 +68,8 @@ def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
         ("cow,zero\n", "classes.csv:1 has index 'zero', not a whole number"),
         ("cow,0\ncow,1\n", "classes.csv:2 gives class 'cow' or index 1 a second time"),
         ("cow,0\ncat,0\n", "classes.csv:2 gives class 'cat' or index 0 a second time"),
+        ("cow,-1\n", "classes.csv:1 has index '-1', not a whole number"),
+        (f"cow,{'9' * 5000}\n", "classes.csv:1 has index '999"),
         ("", "classes.csv lists no class"),
     ],
 )
@@ -105,3 +111,30 @@ def test_real_file(real_data: Path):
     assert [(r.width, r.height) for r in found.records] == [(353, 500)]
     assert found.boxes[0].tolist() == [[47, 239, 194, 370]]
     assert found.categories.names == ("person",)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_same_boxes_as_coco(tmp_path: Path, real_data: Path, split: str):
+    """COCO's boxes written as corners, as keras-retinanet's users do, come back the same."""
+    coco = load_annotations(*find_split(real_data / "keras-retinanet-testdata" / "coco", split))
+    rows = [
+        f"{record.path},{','.join(map(str, box))},{coco.categories.name_of(label)}"
+        for record, boxes, labels in zip(coco.records, coco.boxes, coco.labels, strict=True)
+        for box, label in zip(boxes.tolist(), labels.tolist(), strict=True)
+    ]
+    names = [f"{name},{label}" for label, name in enumerate(coco.categories.names)]
+    files = write(tmp_path, "\n".join(rows), "\n".join(names))
+    found = load_annotations(files[0], coco.records[0].path.parent, format="csv")
+    assert found.categories.names == coco.categories.names
+    assert [(r.width, r.height) for r in found.records] == [(r.width, r.height) for r in coco.records]
+    np.testing.assert_allclose(found.boxes[0], coco.boxes[0], rtol=1e-6)
+    assert found.labels[0].tolist() == coco.labels[0].tolist()
+
+
+def test_real_file_is_the_same_photo_as_the_voc_one(real_data: Path):
+    """VOC's pixels count from 1 and include the last, so that its dog at 48, 240, 195, 371 ends one pixel further."""
+    root = real_data / "keras-retinanet-testdata"
+    csv = load_annotations(root / "csv" / "annotations.csv", root / "csv", format="csv")
+    voc = load_annotations(root / "pascal", root / "pascal", format="voc")
+    assert csv.records[0].path.read_bytes() == voc.records[0].path.read_bytes()
+    assert (voc.boxes[0][0] - csv.boxes[0][0]).tolist() == [0, 0, 1, 1]

@@ -12,7 +12,7 @@ import yaml
 from retina_dist.config import TrainConfig, load_config
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.runs import open_run, write_config
+from retina_dist.runs import changed_settings, open_run, write_config
 
 
 def settings(*overrides: str) -> TrainConfig:
@@ -140,3 +140,19 @@ def test_the_config_is_written_whole() -> None:
     write_config(config, Path("run"))
     assert TrainConfig(**yaml.safe_load(Path("run/config.yaml").read_text())) == TrainConfig(**asdict(config))
     assert [p.name for p in Path("run").iterdir()] == ["config.yaml"]
+
+
+def test_changes_are_told_by_key() -> None:
+    before, now = asdict(settings()), asdict(settings("trainer.length=20epochs", "output_dir=x", "data.num_workers=0"))
+    assert changed_settings(before, now) == ["trainer.length 12epochs -> 20epochs"]
+    assert changed_settings(before, before) == []
+
+
+def test_debug_runs_keep_out_of_the_way() -> None:
+    assert open_run(settings("trainer=debug"), quiet).folder == Path("runs/debug")
+
+
+def test_a_fresh_start_of_auto_is_said() -> None:
+    said: list[str] = []
+    open_run(settings("resume=auto", "output_dir=typo"), said.append)
+    assert said == ["resume=auto: no checkpoint in typo; a fresh start"]

@@ -70,6 +70,13 @@ def test_parts_of_an_object_are_no_objects(tmp_path: Path):
     assert coco["images"] == [{"id": 1, "file_name": "a.jpg"}]  # without a size: it comes from the picture
 
 
+def test_sizes_that_are_none_are_left_to_the_picture(tmp_path: Path):
+    for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
+        content = f"<size><width>{width}</width><height>7</height></size>"
+        coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
+        assert coco["images"] == [{"id": 1, "file_name": "a.jpg", "height": 7}]
+
+
 def test_lists_with_flags_and_repeats(tmp_path: Path):
     """dog_train.txt and the like have a second column; a name that stands twice is one image."""
     root = make(tmp_path, {"train": {"a": SIZE, "b": SIZE}})
@@ -82,6 +89,7 @@ def test_lists_with_flags_and_repeats(tmp_path: Path):
     [
         (thing("dog", (1, 1, "x", 9)), "a.xml: object 1 has xmax 'x', not a number"),
         ("<object><name>dog</name></object>", "a.xml: object 1 has xmin None, not a number"),
+        (thing("dog", (1, "nan", 9, 9)), "a.xml: object 1 has ymin 'nan', not a number"),
         (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
         ("<object>", "a.xml is no readable annotation"),
     ],

@@ -103,8 +103,9 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_sources_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not known to torchvision"):
-        load_weights(small(), "RetinaNet_Weights.COCO_V9")
+    for name in ("RetinaNet_Weights.COCO_V1", "RetinaNet_ResNet50_FPN_Weights.COCO_V9"):
+        with pytest.raises(ConfigError, match="not known to torchvision"):
+            load_weights(small(), name)
     with pytest.raises(CheckpointError, match="neither a file nor"):
         load_weights(small(), "nowhere.pt")
     (tmp_path / "text.pt").write_text("hello")

@@ -1,0 +1,79 @@
+"""Labels of category ids, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retina_dist.data.categories import Categories
+from retina_dist.data.coco import load_annotations
+from retina_dist.data.layout import find_split
+from retina_dist.errors import CheckpointError, DataError
+
+ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
+
+
+def test_contiguous_labels():
+    categories = Categories.from_coco(ENTRIES)
+    assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
+    assert [categories.label_of(i) for i in (1, 18)] == [0, 1]
+    assert [categories.category_id_of(label) for label in (0, 1)] == [1, 18]
+    assert categories.name_of(1) == "dog"
+    assert (18 in categories, 2 in categories) == (True, False)
+    assert categories.labels_of(np.array([18, 1, 18])).tolist() == [1, 0, 1]
+
+
+def test_labels_that_are_category_ids():
+    categories = Categories.from_coco(ENTRIES, "category_id")
+    assert categories.num_classes == 19
+    assert categories.label_of(18) == 18
+    assert (categories.names[18], categories.names[2], categories.ids[2]) == ("dog", "", -1)
+    assert (2 in categories, -1 in categories) == (False, False)
+    with pytest.raises(DataError, match="not 123456789; use contiguous"):
+        Categories.from_coco([{"id": 123456789, "name": "a"}], "category_id")
+
+
+def test_categories_survive_a_checkpoint():
+    categories = Categories.from_coco(ENTRIES, "category_id")
+    restored = Categories.from_state(json.loads(json.dumps(categories.state())))
+    assert restored == categories
+    assert restored.label_of(18) == 18
+    assert restored != Categories.from_coco(ENTRIES)
+    for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
+        with pytest.raises(CheckpointError, match="categories cannot be read"):
+            Categories.from_state(state)
+
+
+def test_unknown_categories_and_labels():
+    categories = Categories.from_coco(ENTRIES)
+    for category_id in (0, 2, -1, 17):
+        with pytest.raises(KeyError):
+            categories.label_of(category_id)
+    with pytest.raises(KeyError):
+        categories.labels_of(np.array([1, 2]))
+    with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
+        Categories.from_coco(ENTRIES, "category_id").label_of(-1)
+    assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
+
+
+def test_label_zero_is_a_category_where_ids_begin_at_zero():
+    for mapping in ("contiguous", "category_id"):
+        categories = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 1, "name": "nucleus"}], mapping)
+        assert (categories.ids, categories.label_of(0)) == ((0, 1), 0)
+
+
+def test_torchvisions_labels_are_cocos_ids(real_data: Path):
+    """https://github.com/pytorch/vision: its detectors have 91 outputs, 0 for the background that RetinaNet lacks."""
+    found = load_annotations(*find_split(real_data / "coco-mini", "val"), label_mapping="category_id")
+    categories = found.categories
+    assert categories.num_classes == 91
+    assert (categories.names[1], categories.names[90]) == ("person", "toothbrush")
+    assert sum(i >= 0 for i in categories.ids) == 80
+    assert [i for i, known in enumerate(categories.ids) if known < 0] == [0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83]
+    plain = load_annotations(*find_split(real_data / "coco-mini", "val"))
+    assert plain.categories.num_classes == 80
+    for by_id, contiguous in zip(found.labels, plain.labels, strict=True):
+        assert by_id.tolist() == [plain.categories.category_id_of(label) for label in contiguous.tolist()]
