@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import multiprocessing
+import signal
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -70,7 +71,8 @@ def check_images(
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", __name__])  # or each process would import torch for itself
-    pool = ProcessPoolExecutor(processes, mp_context=context)
+    ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # which is for the main process
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=signal.signal, initargs=ignore_ctrl_c)
     try:
         yield from pool.map(check, records, chunksize=IMAGES_A_TASK)
     except BrokenProcessPool as error:

@@ -39,7 +39,8 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
+            assert node.level == 0, f"{path.name} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}  # `from torch import distributed` too
     return found
 
 

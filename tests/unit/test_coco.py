@@ -67,6 +67,14 @@ def test_boxes_follow_their_images(tmp_path: Path):
     assert (found.dropped, found.clipped, found.num_crowd, found.warnings) == ({}, 0, 0, [])
 
 
+def test_the_order_within_an_image_is_the_files(tmp_path: Path):
+    annotations = [
+        {"id": i + 1, "image_id": (7, 3)[i % 2], "category_id": 1, "bbox": [i % 40, 0, 5, 5]} for i in range(400)
+    ]
+    for boxes, start in zip(load(tmp_path, {**COCO, "annotations": annotations}).boxes, (0, 1), strict=True):
+        assert boxes[:, 0].tolist() == [i % 40 for i in range(start, 400, 2)]
+
+
 @pytest.mark.filterwarnings("error")
 def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path):
     boxes = [

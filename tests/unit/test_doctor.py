@@ -297,11 +297,11 @@ def test_sizes_are_cocos(tmp_path: Path) -> None:
 
 
 def random_boxes(folder: Path, sizes: list[tuple[int, int]]) -> Annotations:
-    """Ten boxes of every size and shape in each image of (height, width)."""
+    """A hundred boxes of every size and shape in each image of (height, width)."""
     rng = np.random.default_rng(5)
     boxes = []
     for image, (height, width) in enumerate(sizes, start=1):
-        for _ in range(10):
+        for _ in range(100):
             w, h = np.exp(rng.uniform(math.log(3), np.log([width, height])))
             boxes.append((image, 1, [rng.uniform(0, width - w), rng.uniform(0, height - h), w, h], 0))
     images = [{"id": i, "file_name": str(i), "width": w, "height": h} for i, (h, w) in enumerate(sizes, start=1)]
@@ -314,7 +314,7 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
     """On the canvases that training would use, odd grids of the upper levels included."""
     sizes = [(90, 120), (120, 90), (100, 300), (333, 111), (64, 64), (480, 640), (96, 100)]
     data = random_boxes(tmp_path, sizes)
-    options = {"min_sizes": (96, 128), "max_size": 300, "num_buckets": 3}
+    options = {"min_sizes": (96, 160), "max_size": 350, "num_buckets": 3}
     coverage = anchor_coverage(data, CELLS, **options)
 
     model = build_retinanet(
@@ -324,20 +324,20 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
     expected = []
     canvases = set()
     for i, (height, width) in enumerate(sizes):
-        canvas = buckets.canvas([i], 128)
+        canvas = buckets.canvas([i], 160)
         canvases.add(canvas)
         with torch.no_grad():
             features = list(model.backbone(torch.zeros(1, 3, *canvas)).values())
         anchors = torch.cat(model.anchors(canvas, features)).double()
-        new_height, new_width = resized_size(height, width, 128, 300)
-        scale = torch.tensor([new_width / width, new_height / height] * 2)
+        new_height, new_width = resized_size(height, width, 160, 350)
+        scale = torch.tensor([new_width / width, new_height / height] * 2, dtype=torch.float64)
         boxes = torch.from_numpy(data.boxes[i]).double() * scale
         expected.append(pairwise_iou(boxes[None], anchors)[0].amax(dim=1))
     assert len(canvases) == 3
-    np.testing.assert_allclose(coverage.best_iou, torch.cat(expected).numpy(), atol=1e-6)
+    np.testing.assert_allclose(coverage.best_iou, torch.cat(expected).numpy(), atol=1e-12)
     for by in ("size", "aspect"):
         rows = coverage.rows(by)
-        assert sum(row["boxes"] for row in rows) == 70
+        assert sum(row["boxes"] for row in rows) == 700
         assert sum(row["boxes"] * row["unreached"] for row in rows) == pytest.approx(coverage.num_unreached)
 
 
