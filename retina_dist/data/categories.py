@@ -63,6 +63,11 @@ class Categories:
         """The category's name."""
         return self.names[label]
 
+    def padded(self, num_classes: int) -> Categories:
+        """The same with labels up to `num_classes` that stand for no category, for a model that has more."""
+        spare = max(0, num_classes - len(self.ids))
+        return Categories(self.ids + (-1,) * spare, self.names + ("",) * spare)
+
     def __contains__(self, category_id: object) -> bool:
         return category_id in self._labels
 

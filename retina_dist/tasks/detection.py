@@ -93,6 +93,8 @@ class DetectionTask:
         train = read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
+        if config.model.num_classes:
+            self.train.categories = self.train.categories.padded(config.model.num_classes)
         self.val = read_split(config.data, "val", self.train.categories)
         if config.trainer.overfit_batches:
             wanted = config.trainer.overfit_batches * config.data.batch_size

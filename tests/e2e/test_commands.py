@@ -96,7 +96,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, cli: Callable
 
 
 def test_fast_dev_run_goes_through_everything(tmp_path: Path, cli: Callable) -> None:
-    cli("retina_dist.train", *SMALL, "trainer=debug", "output_dir=run", cwd=tmp_path)
+    more = ("model.num_classes=9", "model.score_threshold=0.0")  # labels that no category has are predicted too
+    cli("retina_dist.train", *SMALL, *more, "trainer=debug", "output_dir=run", cwd=tmp_path)
     assert (tmp_path / "run" / "predictions.jpg").exists()
     assert len(list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))) == 3
 

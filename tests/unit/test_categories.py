@@ -77,3 +77,11 @@ def test_torchvisions_labels_are_cocos_ids(real_data: Path):
     assert plain.categories.num_classes == 80
     for by_id, contiguous in zip(found.labels, plain.labels, strict=True):
         assert by_id.tolist() == [plain.categories.category_id_of(label) for label in contiguous.tolist()]
+
+
+def test_padding_for_a_larger_model():
+    padded = Categories((3, 8), ("cat", "dog")).padded(4)
+    assert padded.ids == (3, 8, -1, -1)
+    assert padded.num_classes == 4
+    assert padded.label_of(8) == 1
+    assert padded.padded(2) == padded

@@ -413,3 +413,14 @@ def test_many_classes_are_cut_in_the_middle(tmp_path: Path) -> None:
     assert lines[at + 20].split()[0] == "class-001"
     assert lines[at + 21].split() == ["all", "classes", "1275", "0", "0", "1275"]
     assert len({len(line) for line in lines[at - 20 : at]}) == 1
+
+
+def test_real_photos(real_data: Path) -> None:
+    """Blood cells: one box without an area in each split, and anchors that fit."""
+    report = examine(load_config("doctor", ["experiment=bccd", f"data.root={real_data}/bccd", "images=header"]))
+    found = {(f.level, f.split): (f.what, f.count) for f in report.findings if f.level != "info"}
+    assert set(found) == {("warning", "train"), ("warning", "val")}
+    assert set(found.values()) == {("boxes of zero or negative size", 1)}
+    assert report.images == {"train": 205, "val": 87}
+    assert len(report.coverage.best_iou) == 2804
+    assert report.coverage.unreached < 0.01
