@@ -77,6 +77,7 @@ class CocoDataModule:
             transform = TrainTransform(
                 max_size=max_size,
                 hflip=hflip,
+                vflip=vflip,
                 photometric=photometric,
                 iou_crop=iou_crop,
                 scale_jitter=scale_jitter,

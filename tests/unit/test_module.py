@@ -258,3 +258,14 @@ def test_missing_splits_and_impossible_settings(annotations):
         next(make_module(None, val=annotations).train_steps(0, 1))
     with pytest.raises(ConfigError, match="num_workers=-1"):
         make_module(annotations, num_workers=-1)
+
+
+@pytest.mark.parametrize("flip", ["hflip", "vflip"])
+def test_each_flip_reaches_the_pixels(annotations, flip):
+    off = {"hflip": 0.0, "vflip": 0.0, "photometric": 0.0, "iou_crop": 0.0, "scale_jitter": None, "shuffle": False}
+    plain = next(make_module(annotations, **off).train_steps(0, 1))[0]
+    flipped = next(make_module(annotations, **off | {flip: 1.0}).train_steps(0, 1))[0]
+    height, width = plain.image_sizes[0].tolist()
+    expected = plain.images[0, :, :height, :width].flip(-1 if flip == "hflip" else -2)
+    difference = flipped.images[0, :, :height, :width].int() - expected.int()
+    assert difference.abs().max() <= 2  # resized before or after
