@@ -28,7 +28,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError, PeerLost, UserError
+from retina_dist.strategies.launch import detect_launch
 
 # Optional[...] and list[...] of plain types, not unions: what omegaconf's structured configs understand.
 
@@ -114,7 +115,7 @@ class OptimizerConfig:
 
     name: str = "sgd"  # sgd | adamw | adam
     lr: float = MISSING
-    lr_rule: str = "none"  # none | linear | sqrt: scale lr by batch_size / lr_reference_batch
+    lr_rule: str = "none"  # none | linear | sqrt: scale lr by batch_size / lr_reference_batch | adasum: by one participant's
     lr_reference_batch: int = 16
     momentum: float = 0.9
     nesterov: bool = False
@@ -158,6 +159,7 @@ class TrainerConfig:
     monitor: str = "coco/AP"
     monitor_mode: str = "max"  # max | min
     patience: int | None = None  # stop after so many validations without a better monitor
+    check_replicas_every: str = "1epoch"  # compare all ranks' weights and optimizer bit by bit; 0steps: never
     keep_last: int = 1  # checkpoints kept
     keep_top: int = 1
     fast_dev_run: bool = False  # two steps, two validation batches: does everything run?
@@ -166,10 +168,18 @@ class TrainerConfig:
 
 @dataclass
 class StrategyConfig:
-    """How processes work together."""
+    """How processes work together: arguments of `retina_dist.strategies.select.make_strategy`."""
 
-    name: str = "single"
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    name: str = "auto"  # auto (by the launcher) | single | ddp | horovod
+    device: str = "auto"  # auto | cpu | cuda (the GPU of the local rank) | cuda:N
+    compression: str = "none"  # none | bf16 | fp16: gradients on the wire
+    fp16_scale: float | None = None  # factor on gradients before fp16; null: 1024, or 1 with precision=fp16, which scales the loss
+    timeout_s: float = 600.0  # a collective that some rank has not joined by then ends the job
+    bucket_mb: float = 25.0  # ddp: gradients averaged together
+    static_graph: bool = False  # ddp: every step uses the same parameters
+    fusion_mb: float = 32.0  # horovod: gradients sent together at most
+    hierarchical: bool = False  # horovod: sum within each host first; pays on slow Ethernet
+    reduction: str = "average"  # average | adasum (horovod over MPI)
 
 
 @dataclass
@@ -178,6 +188,7 @@ class LoggingConfig:
 
     tensorboard: bool = True
     plots: bool = True
+    rank_files: bool = False  # each rank's words and metrics in logs/rank_N.log
 
 
 @dataclass
@@ -194,6 +205,7 @@ class TrainConfig:
     seed: int = 0
     output_dir: str | None = None  # null: runs/NAME, runs/NAME-2, ...
     resume: str | None = None  # null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file
+    launcher: str | None = None  # with --multirun: start each job by itself, by such as "horovodrun -np 2"
     dry_run: bool = False  # print the plan and stop
     debug: bool = False  # show tracebacks
 
@@ -258,12 +270,14 @@ CHOICES = {
     "model.box_loss": (None, "l1", "smooth_l1", "giou"),
     "model.loss_path": ("batched", "torchvision"),
     "optimizer.name": ("sgd", "adamw", "adam"),
-    "optimizer.lr_rule": ("none", "linear", "sqrt"),
+    "optimizer.lr_rule": ("none", "linear", "sqrt", "adasum"),
     "schedule.name": ("multistep", "cosine", "constant"),
     "trainer.precision": ("fp32", "bf16", "fp16"),
     "trainer.clip_kind": ("global_norm", "tensor_norm", "value"),
     "trainer.monitor_mode": ("max", "min"),
-    "strategy.name": ("single",),
+    "strategy.name": ("auto", "single", "ddp", "horovod"),
+    "strategy.compression": ("none", "bf16", "fp16"),
+    "strategy.reduction": ("average", "adasum"),
     "backend": ("auto", "pycocotools", "faster-coco-eval"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),
@@ -299,6 +313,8 @@ AT_LEAST = {
     "trainer.keep_top": 0,
     "trainer.patience": 1,
     "trainer.num_threads": 1,
+    "strategy.timeout_s": 1,
+    "strategy.fusion_mb": 0,
     "batch_size": 1,
     "num_workers": 0,
 }
@@ -349,6 +365,8 @@ def validate(config: Any) -> None:
         _validate_model(config.model)
     if hasattr(config, "optimizer"):
         _validate_training(config.optimizer, config.trainer)
+    if hasattr(config, "strategy"):
+        _validate_strategy(config.strategy)
 
 
 def _validate_data(data: DataConfig) -> None:
@@ -382,6 +400,18 @@ def _validate_training(optimizer: OptimizerConfig, trainer: TrainerConfig) -> No
         raise ConfigError("optimizer.nesterov=true needs a momentum; give optimizer.momentum=0.9.")
     if trainer.clip is not None and trainer.clip <= 0:
         raise ConfigError(f"trainer.clip={trainer.clip} leaves no gradient; trainer.clip=null turns clipping off.")
+
+
+def _validate_strategy(strategy: StrategyConfig) -> None:
+    for key in ("fp16_scale", "bucket_mb"):
+        value = getattr(strategy, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"strategy.{key}={value} is too small; it must be above 0.")
+    if strategy.reduction == "adasum" and strategy.compression != "none":
+        raise ConfigError(
+            f"strategy.compression={strategy.compression} is for averaged gradients; give strategy.compression=none with "
+            "strategy.reduction=adasum."
+        )
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -467,7 +497,7 @@ def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None
 
         def main() -> None:
             register_schemas()
-            with reported_errors(debug="debug=true" in sys.argv[1:]):
+            with reported_errors(debug="debug=true" in sys.argv[1:], same_everywhere=True):
                 _check_overrides(name, sys.argv[1:])
             run()
 
@@ -477,21 +507,38 @@ def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None
 
 
 @contextmanager
-def reported_errors(debug: bool = False) -> Iterator[None]:
-    """Print a UserError as one line and exit with 2."""
+def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Iterator[None]:
+    """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else with its rank.
+
+    Of a job's processes, which may all have the same error, only the one that should speaks; `same_everywhere` says that an
+    error comes of the command line, so that it is the first.
+    """
+    launch = detect_launch()
+    label = f"[rank {launch.rank}] " if launch.world_size > 1 else ""
     try:
         yield
     except UserError as error:
         if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+            print(_labelled(traceback.format_exc(), label), file=sys.stderr, flush=True)
+        if launch.rank == error.speaker or not (error.everywhere or same_everywhere):
+            print(f"{label if launch.rank else ''}error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1 if isinstance(error, PeerLost) else 2) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
+        if launch.rank == 0:
+            print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
+    except Exception:
+        if not label:
+            raise
+        print(_labelled(traceback.format_exc(), label), file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def _labelled(text: str, label: str) -> str:
+    return "\n".join(label + line for line in text.rstrip().splitlines())
 
 
 # Hydra's options that take the next argument as their value.

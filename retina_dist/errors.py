@@ -5,7 +5,14 @@ Layer 0. Entry points print these without a traceback and exit with code 2 (`deb
 
 
 class UserError(ValueError):
-    """Something outside the program is wrong: input, configuration or a file."""
+    """Something outside the program is wrong: input, configuration or a file.
+
+    `everywhere` says that every process of a job raises an error at the same point, so that they can leave in order and only
+    `speaker`, a rank, needs to speak.
+    """
+
+    everywhere = False
+    speaker: int | None = 0
 
 
 class ConfigError(UserError):
@@ -22,3 +29,7 @@ class ImageError(DataError):
 
 class CheckpointError(UserError):
     """A checkpoint or weights file is missing, damaged, or made for something else."""
+
+
+class PeerLost(UserError):
+    """Another process of the job failed or is gone; that one tells why."""

@@ -38,21 +38,29 @@ FIXED = (
 )
 
 
-UNREMARKABLE = ("output_dir", "resume", "dry_run", "debug", "trainer.stop_after", "data.num_workers", "data.root")
+UNREMARKABLE = (
+    "output_dir",
+    "resume",
+    "launcher",
+    "dry_run",
+    "debug",
+    "trainer.stop_after",
+    "data.num_workers",
+    "data.root",
+    "strategy.device",
+    "strategy.timeout_s",
+    "logging.rank_files",
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, when the run goes on, the checkpoint's path and content."""
+    """A folder to write to and, when the run goes on, its step; on the main rank also the checkpoint's path and content."""
 
     folder: Path
+    resume_step: int | None = None
     resumed_from: Path | None = None
     checkpoint: dict[str, Any] | None = None
-
-    @property
-    def resume_step(self) -> int | None:
-        """The step to go on from; None for a fresh start."""
-        return self.checkpoint["step"] if self.checkpoint else None
 
 
 def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
@@ -121,7 +129,7 @@ def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
                 f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
                 f"{key}={old}, or start a new run with model.weights={path}."
             )
-    return Run(folder, path, content)
+    return Run(folder, content["step"], path, content)
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -4,6 +4,10 @@
     python -m retina_dist.train data=coco data.root=/data/coco   your own data
     python -m retina_dist.train experiment=torchvision_v1 data.root=/data/coco
 
+    torchrun --nproc-per-node 8 -m retina_dist.train …           8 GPUs, torch DDP
+    horovodrun -np 8 python -m retina_dist.train …               8 GPUs, Horovod (mpirun -np 8 python … too)
+    python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
+
 Layer 4: turns settings into objects and starts the loop.
 """
 
@@ -13,12 +17,13 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 import torchvision
 
 import retina_dist
-from retina_dist.config import StrategyConfig, TrainConfig, entry_point
+from retina_dist.config import TrainConfig, entry_point
 from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
@@ -27,14 +32,17 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError
 from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.reporting.progress import Progress
-from retina_dist.reporting.sinks import CsvSink, MultiSink, NullSink, Sink, TensorBoardSink
+from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
+from retina_dist.reporting.voice import Voice
 from retina_dist.runs import CHECKPOINTS, Run, changed_settings, open_run, write_config
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.tasks.detection import DetectionTask
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
+from retina_dist.strategies.select import make_strategy
+from retina_dist.tasks.detection import DetectionTask, draw_data
 
 
 def train(config: TrainConfig) -> dict[str, float]:
@@ -44,40 +52,43 @@ def train(config: TrainConfig) -> dict[str, float]:
     if config.trainer.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(config.trainer.deterministic)
-    with build_strategy(config.strategy) as strategy:
+    with build_strategy(config) as strategy:
         return _train(config, strategy)
 
 
-def build_strategy(settings: StrategyConfig) -> DistributedStrategy:
-    """The strategy that `strategy.name` stands for."""
-    return SingleDeviceStrategy(settings.device)
+def build_strategy(config: TrainConfig) -> DistributedStrategy:
+    """The strategy of the settings and the launcher, not entered yet."""
+    arguments = asdict(config.strategy)
+    if arguments["fp16_scale"] is None:
+        scaled_already = config.trainer.precision == "fp16"
+        arguments["fp16_scale"] = 1.0 if scaled_already else DEFAULT_FP16_SCALE
+    return make_strategy(**arguments)
 
 
 def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, float]:
-    say: Callable[[str], None] = print if strategy.is_main else lambda text: None
-    say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_device(strategy.device)}")
-    task = DetectionTask(config, strategy, say)
-    plan = build_plan(config, task.num_images, strategy.world_size)
+    voice = Voice(strategy.rank, strategy.world_size)
+    say, warn = voice.say, voice.warn
+    say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    strategy.on_main(lambda: draw_data(config.data))
+    task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
+    participants = strategy.world_size // strategy.ranks_averaged
+    plan = strategy.together(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if config.dry_run:
         return {}
-    run = open_run(config, say)
+    run = _open_run(config, strategy, say)
 
     seed_everything(config.seed)
-    data = task.build_data()
-    state = build_state(config, task.build_model(), strategy.device)
-    if run.checkpoint:
-        _restore(state, run, task, data, say)
-        if state.step >= plan.stop_step:
-            say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
-            return {}
-    if strategy.is_main:
-        write_config(config, run.folder)
-        if config.logging.plots and not run.checkpoint:
-            task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
+    data = strategy.together(task.build_data)
+    state = build_state(config, strategy.together(task.build_model), strategy)
+    strategy.on_main(lambda: _restore(state, run, task, data, say))
+    if (run.resume_step or 0) >= plan.stop_step:
+        say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
+        return {}
+    strategy.on_main(lambda: _begin(config, run, task, data))
     say(f"writing to {run.folder}")
 
-    sink, progress = _build_sink(config, plan, run, strategy.is_main)
+    sink = _build_sink(config, plan, run, strategy, voice)
     every = config.trainer.checkpoint_every
     trainer = Trainer(
         state=state,
@@ -95,17 +106,21 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
         checkpoint_every=to_steps(
             every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
         ),
-        metadata=task.metadata() | {"versions": versions()},
+        metadata=task.metadata() | {"versions": versions(), "backend": strategy.backend, "world_size": strategy.world_size},
         precision=config.trainer.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
         clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
         monitor=config.trainer.monitor if task.val else None,
         monitor_mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
         patience=config.trainer.patience,
-        report=progress.write if progress else say,
+        report=say,
+        warn=warn,
     )
     try:
         metrics = trainer.fit()
+    except Exception as error:
+        voice.note(f"stopped: {type(error).__name__}: {error}")
+        raise
     finally:
         sink.close()
     if strategy.is_main:
@@ -113,7 +128,19 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     return metrics
 
 
-def build_plan(config: TrainConfig, num_images: int, world_size: int) -> Plan:
+def _open_run(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> Run:
+    """The run folder that the main rank settles on, with the checkpoint to go on from on that rank only."""
+    opened: list[Run] = []
+
+    def open_it() -> tuple[str, int | None]:
+        opened.append(open_run(config, say))
+        return str(opened[0].folder), opened[0].resume_step
+
+    folder, resume_step = strategy.on_main(open_it)
+    return opened[0] if opened else Run(Path(folder), resume_step=resume_step)
+
+
+def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
     trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
     if trainer.fast_dev_run:
@@ -131,6 +158,8 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int) -> Plan:
         lr=optimizer.lr,
         lr_rule=optimizer.lr_rule,  # type: ignore[arg-type]
         lr_reference_batch=optimizer.lr_reference_batch,
+        participants=participants,
+        check_every=trainer.check_replicas_every,
         schedule=schedule.name,  # type: ignore[arg-type]
         warmup=schedule.warmup,
         warmup_factor=schedule.warmup_factor,
@@ -140,10 +169,11 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int) -> Plan:
     )
 
 
-def build_state(config: TrainConfig, model: torch.nn.Module, device: torch.device) -> TrainState:
-    """Model, optimizer, scaler and average on `device`."""
+def build_state(config: TrainConfig, model: torch.nn.Module, strategy: DistributedStrategy) -> TrainState:
+    """Model, optimizer, scaler and average on the strategy's device."""
     settings, trainer = config.optimizer, config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
+    device = strategy.device
     model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
     groups = parameter_groups(
         model,
@@ -163,14 +193,20 @@ def build_state(config: TrainConfig, model: torch.nn.Module, device: torch.devic
     )
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    if strategy.world_size > 1:
+        connect(model, lambda x: strategy.all_reduce(x, "sum"))
     return TrainState(model, optimizer, scaler, ema)
 
 
-def describe_device(device: torch.device) -> str:
-    """ "cpu, 2 threads", or the GPU's name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+def describe_job(strategy: DistributedStrategy) -> str:
+    """ "8 processes, Horovod over NCCL, NVIDIA H100", or "one process, cpu, 2 threads"."""
+    device = strategy.device
+    what = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    )
+    return f"{strategy.backend}, {what}" + (f", {strategy.world_size} processes" if strategy.world_size > 1 else "")
 
 
 def versions() -> dict[str, str]:
@@ -187,7 +223,8 @@ def versions() -> dict[str, str]:
 def _restore(
     state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
 ) -> None:
-    assert run.checkpoint is not None
+    if run.checkpoint is None:
+        return
     if run.checkpoint["categories"] != task.train.categories.state():
         raise CheckpointError(
             f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
@@ -206,19 +243,30 @@ def _restore(
     say(f"going on from {run.resumed_from}, step {state.step}")
 
 
-def _build_sink(config: TrainConfig, plan: Plan, run: Run, is_main: bool) -> tuple[Sink, Progress | None]:
-    if not is_main:
-        return NullSink(), None
-    progress = Progress(
-        plan.stop_step,
-        run.resume_step or 0,
-        steps_per_epoch=plan.steps_per_epoch,
-        images_per_step=plan.batch_size,
-    )
-    sinks: list[Sink] = [progress, CsvSink(run.folder / "metrics.csv", run.resume_step)]
-    if config.logging.tensorboard:
-        sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
-    return MultiSink(sinks), progress
+def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataModule) -> None:
+    write_config(config, run.folder)
+    if config.logging.plots and not run.resume_step:
+        task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
+
+
+def _build_sink(config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice) -> Sink:
+    sinks: list[Sink] = []
+    if strategy.is_main:
+        progress = Progress(
+            plan.stop_step,
+            run.resume_step or 0,
+            steps_per_epoch=plan.steps_per_epoch,
+            images_per_step=plan.batch_size,
+        )
+        voice.out = progress.write
+        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step)]
+        if config.logging.tensorboard:
+            sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
+    if config.logging.rank_files:
+        voice.log = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
+        log.write(f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}")
+        sinks.append(log)
+    return MultiSink(sinks)
 
 
 def _finish(

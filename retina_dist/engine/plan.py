@@ -15,7 +15,7 @@ from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, ScheduleName
 
-LrRule = Literal["none", "linear", "sqrt"]
+LrRule = Literal["none", "linear", "sqrt", "adasum"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Plan:
     schedule: Schedule
     validate_every: int
     log_every: int
+    check_every: int
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0 is the first), before any group's own scale."""
@@ -53,8 +54,8 @@ class Plan:
         if schedule.warmup:
             shape += f", warm-up over {schedule.warmup} steps from {self.lr * schedule.warmup_factor:g}"
         rows = {
-            "batch": f"{self.batch_size} images a step = {self.world_size} processes x {self.accumulate} accumulated "
-            f"x {self.micro_batch}",
+            "batch": f"{self.batch_size} images a step = {self.world_size} process{'es' * (self.world_size > 1)} x "
+            f"{self.accumulate} accumulated x {self.micro_batch}",
             "epoch": f"{self.num_images} images in {self.steps_per_epoch} steps",
             "length": f"{self.total_steps} steps = {self.epoch_at(self.total_steps):.4g} epochs",
             "lr": f"{self.lr:g}, {shape}",
@@ -75,6 +76,7 @@ def resolve_plan(
     accumulate: int = 1,
     lr_rule: LrRule = "none",
     lr_reference_batch: int = 16,
+    participants: int = 1,
     schedule: ScheduleName = "constant",
     warmup: str = "0steps",
     warmup_factor: float = 0.001,
@@ -84,12 +86,14 @@ def resolve_plan(
     validate_every: str = "1epoch",
     stop_after: str | None = None,
     log_every: int = 10,
+    check_every: str = "0steps",
 ) -> Plan:
     """Turn durations into steps and the total batch into per-process batches.
 
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
     `lr_rule` scales `lr` by batch_size / lr_reference_batch ("linear": Goyal et al. 2017, https://arxiv.org/abs/1706.02677)
-    or by its square root. Raises ConfigError for a plan that is impossible, with the nearest possible values.
+    or by its square root. "adasum" scales it by the batch of one of the `participants` that Adasum combines, which needs no
+    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a plan that is impossible, with the nearest possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -123,7 +127,13 @@ def resolve_plan(
             )
     if drops != sorted(set(drops)):
         raise ConfigError(f"schedule.milestones={list(milestones)} do not rise; list them in order, each once.")
+    if (lr_rule == "adasum") != (participants > 1):
+        raise ConfigError(
+            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum belongs to "
+            "strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
+        )
     scale = {"none": 1.0, "linear": batch_size / lr_reference_batch, "sqrt": math.sqrt(batch_size / lr_reference_batch)}
+    scale["adasum"] = batch_size / participants / lr_reference_batch
     stop = total if stop_after is None else min(total, steps("trainer.stop_after", stop_after))
     return Plan(
         num_images=num_images,
@@ -138,4 +148,5 @@ def resolve_plan(
         schedule=Schedule(schedule, total, warmup_steps, warmup_factor, tuple(drops), gamma, final_factor),
         validate_every=steps("trainer.validate_every", validate_every),
         log_every=log_every,
+        check_every=steps("trainer.check_replicas_every", check_every),
     )

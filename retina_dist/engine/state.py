@@ -51,6 +51,13 @@ class TrainState:
             "random": random_state(),
         }
 
+    def replicated(self) -> dict[str, Any]:
+        """The tensors that are equal on all ranks, by name."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
+        ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
+        return {"model": self.model.state_dict(), "optimizer": dict(sorted(optimizer.items())), **ema}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
         self.step, self.best, self.stale = state["step"], state["best"], state["stale"]

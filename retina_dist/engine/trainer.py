@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import UserError
+from retina_dist.errors import ConfigError, UserError
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -50,7 +51,9 @@ class Sink(Protocol):
 
 
 class Divergence(UserError):
-    """The loss is no longer a number."""
+    """The loss is no longer a number, on all ranks: it is their mean."""
+
+    everywhere = True
 
 
 def autocast(device: torch.device, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
@@ -65,7 +68,8 @@ class Trainer:
 
     `evaluate` takes a model and returns metrics; `monitor` names the one that decides what is best. `metadata` is stored in
     every checkpoint beside the state (plain Python values only). `patience` ends the run after that many validations without
-    a better value. Every rank makes one and calls `fit`.
+    a better value. Every rank makes one and calls `fit`; `report` takes words for the user on the main rank, `warn` those of
+    any rank.
     """
 
     def __init__(
@@ -87,10 +91,11 @@ class Trainer:
         monitor_mode: Literal["max", "min"] = "max",
         patience: int | None = None,
         report: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
     ) -> None:
         self.state, self.plan, self.data, self.strategy, self.sink = state, plan, data, strategy, sink
         self.evaluate, self.checkpoints, self.checkpoint_every = evaluate, checkpoints, checkpoint_every
-        self.metadata, self.report = metadata or {}, report
+        self.metadata, self.report, self.warn = metadata or {}, report, warn
         self.autocast = autocast(strategy.device, precision)
         self.clip, self.clip_kind = clip, clip_kind
         self.monitor, self.monitor_mode, self.patience = monitor, monitor_mode, patience
@@ -116,6 +121,8 @@ class Trainer:
             validating = state.step == plan.total_steps or _due(state.step, plan.validate_every)
             saving = validating or state.step == plan.stop_step or _due(state.step, self.checkpoint_every)
 
+            if _due(state.step, plan.check_every):
+                check_replicas(state.replicated(), self.strategy, state.step)
             if saving or _due(state.step, plan.log_every):
                 self._log()  # before saving, so that no checkpoint holds weights that are not numbers
             if saving:
@@ -143,7 +150,7 @@ class Trainer:
         total: dict[str, Tensor] = {}
         for i, batch in enumerate(micro_batches):
             for warning in batch.warnings:
-                self.report(f"warning: {warning}")
+                self.warn(f"warning: {warning}")
             batch = batch.to(device, non_blocking=True)
             with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):
                 with self.autocast():
@@ -159,6 +166,7 @@ class Trainer:
         state.scaler.step(state.optimizer)  # 4. skipped on every rank or on none
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
+        average_statistics(state.model, self.strategy)
         if state.ema:
             state.ema.update(state.model)
         parts = {f"train/loss_{name}": value for name, value in total.items()}
@@ -179,6 +187,7 @@ class Trainer:
                 f"train/loss={metrics['train/loss']} by step {step} at lr={self.plan.lr_at(step - 1):g}; "
                 "lower optimizer.lr, lengthen schedule.warmup or set trainer.clip."
             )
+        metrics |= {f"comm/{name}": value for name, value in self.strategy.counters().items()}
         metrics["train/lr"] = self.plan.lr_at(step - 1)
         metrics["train/epoch"] = self.plan.epoch_at(step)
         self.sink.log(metrics, step)
@@ -191,7 +200,9 @@ class Trainer:
         self.net.train()
         self.sink.log(metrics, state.step)
         if self.monitor and self.monitor not in metrics:
-            raise UserError(f"trainer.monitor={self.monitor} is no metric; there are {', '.join(sorted(metrics))}.")
+            error = ConfigError(f"trainer.monitor={self.monitor} is no metric; there are {', '.join(sorted(metrics))}.")
+            error.everywhere = True
+            raise error
         value = metrics[self.monitor] if self.monitor else None
         if value is not None and math.isfinite(value):
             better = state.best is None or (value > state.best if self.monitor_mode == "max" else value < state.best)

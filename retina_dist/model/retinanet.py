@@ -24,6 +24,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.errors import ConfigError
 from retina_dist.model.losses import BoxLoss, retinanet_losses
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.model.targets import match
 from retina_dist.types import Batch, Detections
 
@@ -178,8 +179,8 @@ def build_retinanet(
     `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes), `"v2"` its
     `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `trainable_layers` counts ResNet stages
     from the last, 5 being all. `batch_norm` is that of the body: "frozen" keeps statistics and scale fixed (torchvision's
-    choice with pretrained weights), "live" normalises each process's batch, "sync" the batch of all processes; with one
-    process "sync" is "live". `box_loss=None` takes the variant's own. `num_classes` counts labels 0..K-1; there is no
+    choice with pretrained weights), "live" normalises each process's batch, "sync" the batch of all processes once
+    `sync_batch_norm.connect` was called. `box_loss=None` takes the variant's own. `num_classes` counts labels 0..K-1; there is no
     background class. Raises ConfigError for a setting that cannot work.
     """
     if backbone not in BACKBONES:
@@ -242,7 +243,7 @@ def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Seque
 
 
 def _norm_layer(kind: BatchNorm, eps: float) -> Any:
-    layers = {"frozen": FrozenBatchNorm2d, "live": nn.BatchNorm2d, "sync": nn.BatchNorm2d}
+    layers = {"frozen": FrozenBatchNorm2d, "live": nn.BatchNorm2d, "sync": SyncBatchNorm2d}
     return partial(layers[kind], eps=eps)
 
 

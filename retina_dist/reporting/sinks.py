@@ -9,6 +9,7 @@ import contextlib
 import csv
 import math
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -119,6 +120,24 @@ class TensorBoardSink:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class RankLog:
+    """One rank's words and metrics in a file of its own, a line each with its time; lines are added to a file that is there."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, text: str) -> None:
+        """Add `text`."""
+        self._file.write(f"{datetime.now().astimezone().isoformat(timespec='milliseconds')} {text}\n")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.write(f"step {step} " + " ".join(f"{name}={value:.6g}" for name, value in metrics.items()))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:

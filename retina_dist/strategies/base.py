@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
+from retina_dist.errors import PeerLost, UserError
 from retina_dist.types import Stateful
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class DistributedStrategy(ABC):
     """
 
     device: torch.device
+    backend: str  # who communicates, in words
 
     @property
     def rank(self) -> int:
@@ -53,6 +55,11 @@ class DistributedStrategy(ABC):
         """Whether this process writes files and speaks to the user."""
         return self.rank == 0
 
+    @property
+    def ranks_averaged(self) -> int:
+        """How many ranks' gradients make a mean; fewer than all only where Adasum combines such means."""
+        return self.world_size
+
     # lifetime
 
     def __enter__(self) -> Self:
@@ -68,7 +75,10 @@ class DistributedStrategy(ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
-        """The module to call in training. `optimizer` is stepped as it is by the trainer. No communication."""
+        """The module to call in training. `optimizer` is stepped as it is by the trainer.
+
+        Called by every rank; nothing of the module needs to be equal yet, `run` sees to that.
+        """
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         """Around one micro-batch's forward and backward; disabled for all but the last of a step."""
@@ -76,6 +86,10 @@ class DistributedStrategy(ABC):
 
     def reduce_gradients(self) -> None:  # noqa: B027 - one process has nothing to reduce
         """Return when every `p.grad` is the mean over ranks."""
+
+    def counters(self) -> dict[str, float]:
+        """What happened on the wire since the start, by name, for the log; equal on all ranks."""
+        return {}
 
     # collectives
 
@@ -109,6 +123,48 @@ class DistributedStrategy(ABC):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self.all_reduce(torch.zeros(1, device=self.device), "sum")
+
+    def on_main(self, function: Callable[[], T]) -> T:
+        """What `function()` returns on the main rank, on every rank (tensors and plain Python values).
+
+        A UserError of it ends all ranks.
+        """
+        result: T | None = None
+        failure: UserError | None = None
+        if self.is_main:
+            try:
+                result = function()
+            except UserError as error:
+                failure = error
+        self._end_together(failure)
+        return self.broadcast_object(result)  # type: ignore[return-value]
+
+    def together(self, function: Callable[[], T]) -> T:
+        """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
+
+        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone.
+        """
+        result: T | None = None
+        failure: UserError | None = None
+        try:
+            result = function()
+        except UserError as error:
+            failure = error
+        self._end_together(failure)
+        return result  # type: ignore[return-value]
+
+    def _end_together(self, failure: UserError | None) -> None:
+        if self.world_size > 1:
+            failed = self.world_size if failure is None else self.rank
+            first = int(self.all_reduce(torch.tensor([failed], device=self.device), "min"))
+            if first < self.world_size and first != self.rank:
+                other = PeerLost(f"rank {first} stopped; its message says why.")
+                other.everywhere, other.speaker = True, None
+                raise other
+            if failure:
+                failure.everywhere, failure.speaker = True, self.rank
+        if failure:
+            raise failure
 
     # membership
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from retina_dist.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
+from retina_dist.strategies.devices import resolve_device
 
 
 class SingleDeviceStrategy(DistributedStrategy):
@@ -17,8 +16,10 @@ class SingleDeviceStrategy(DistributedStrategy):
     machine does not have raises ConfigError.
     """
 
+    backend = "one process"
+
     def __init__(self, device: str = "auto") -> None:
-        self.device = _resolve(device)
+        self.device = resolve_device(device)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
         return model
@@ -31,15 +32,3 @@ class SingleDeviceStrategy(DistributedStrategy):
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return x
-
-
-def _resolve(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"strategy.device={name} cannot be used ({reason}); use auto or cpu.") from error
-    return device

@@ -32,15 +32,20 @@ from retina_dist.strategies.base import DistributedStrategy
 NUM_PICTURES = 12
 
 
+def draw_data(data: DataConfig) -> None:
+    """Draw the shapes data set where the settings ask for it and it is not there yet."""
+    if data.shapes is not None:
+        if data.root is None:
+            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
+        make_shapes(Path(data.root), **asdict(data.shapes))
+
+
 def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
     """The annotations of "train" or "val"; None for a validation set that the settings do not name.
 
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
     """
-    if data.shapes is not None:
-        if data.root is None:
-            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
-        make_shapes(Path(data.root), **asdict(data.shapes))
+    draw_data(data)
     annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
     options: dict[str, Any] = {
         "format": data.format,
@@ -86,10 +91,19 @@ def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str],
 
 
 class DetectionTask:
-    """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand."""
+    """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
 
-    def __init__(self, config: TrainConfig, strategy: DistributedStrategy, report: Callable[[str], None]) -> None:
-        self.config, self.strategy, self.report = config, strategy, report
+    Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        strategy: DistributedStrategy,
+        report: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.strategy, self.report, self.warn = config, strategy, report, warn
         train = read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
@@ -157,8 +171,11 @@ class DetectionTask:
         )
 
     def build_model(self) -> RetinaNet:
-        """The detector, on the CPU."""
-        return build_model(self.config.model, self.train.categories.num_classes, self.report)
+        """The detector, on the CPU; pretrained weights on the main rank only, from which the others will have them."""
+        settings = self.config.model
+        if not self.strategy.is_main:
+            settings = replace(settings, weights=None, backbone_weights=None)
+        return build_model(settings, self.train.categories.num_classes, self.report)
 
     def build_evaluator(self, data: CocoDataModule) -> Callable[[nn.Module], dict[str, float]] | None:
         """COCO metrics of a model over the validation set; None without one."""
@@ -169,7 +186,7 @@ class DetectionTask:
             categories=self.val.categories,
             batches=data.val_batches,
             strategy=self.strategy,
-            report=self.report,
+            report=self.warn,
             autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
         )
         return self.evaluator

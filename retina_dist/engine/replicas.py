@@ -1,0 +1,96 @@
+"""What keeps the ranks' copies of a training equal, and what notices when they are not. Layer 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from retina_dist.errors import UserError
+from retina_dist.strategies.base import DistributedStrategy
+
+CHUNK = 1 << 22  # elements checked at a time
+SHOWN = 5  # differing tensors named
+
+
+class ReplicaMismatch(UserError):
+    """The ranks no longer train the same model."""
+
+    everywhere = True
+
+
+def average_statistics(model: nn.Module, strategy: DistributedStrategy) -> None:
+    """Replace the running statistics of batch norms by their mean over ranks; one collective, none if there are no such norms.
+
+    Each rank's norm sees its own images only, and gradients do not make its statistics equal. Norms that train on all
+    ranks' images together, or not at all, are equal as they are.
+    """
+    if strategy.world_size == 1:
+        return
+    statistics = list(_own_statistics(model))
+    if statistics:
+        means = strategy.all_reduce(torch.cat([s.flatten() for s in statistics]), "mean")
+        for mine, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
+            mine.copy_(mean.view_as(mine))
+
+
+def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.training and getattr(module, "sum_over_ranks", None) is None:
+            if module.running_mean is not None and module.running_var is not None:
+                yield from (module.running_mean, module.running_var)
+
+
+def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
+    """Raise ReplicaMismatch, on every rank, if a tensor of `parts` (nested dicts and lists) differs between ranks in one bit.
+
+    Each rank computes a checksum of 64 bits for each tensor; one collective compares them.
+    """
+    if strategy.world_size == 1:
+        return
+    named = dict(_tensors(parts))
+    own = torch.stack([checksum(tensor).to(strategy.device) for tensor in named.values()])
+    everyone = strategy.all_gather(own[None])  # [world_size, T]
+    different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
+    if not different:
+        return
+    names = list(named)
+    lines = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
+    more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+    raise ReplicaMismatch(
+        f"after step {step} the replicas differ in {', '.join(lines)}{more}; the last checkpoint was written before, go on from "
+        "it with resume=auto, and look for a faulty device or code that treats ranks differently."
+    )
+
+
+def _sides(values: list[int]) -> str:
+    """Which ranks hold something else than most do."""
+    most = max(set(values), key=lambda v: (values.count(v), v == values[0]))
+    odd = [str(rank) for rank, value in enumerate(values) if value != most]
+    like = [str(rank) for rank, value in enumerate(values) if value == most]
+    return f"rank{'s' if len(odd) > 1 else ''} {', '.join(odd)} against {', '.join(like)}"
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits. One changed element always changes it."""
+    flat = tensor.detach().contiguous().flatten()
+    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(bits), CHUNK):
+        piece = bits[start : start + CHUNK].long()
+        # odd factors are invertible modulo 2^64, so no change of one element is lost
+        place = torch.arange(start, start + len(piece), device=tensor.device).mul_(2).add_(1)
+        total += (piece * place).sum()
+    return total
+
+
+def _tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(dotted name, tensor) of everything in nested dicts and lists, in order."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))

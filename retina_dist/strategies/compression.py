@@ -1,0 +1,40 @@
+"""What both backends mean by `compression`. Layer 1.
+
+    none   gradients travel as they are
+    bf16   half the bytes, the full range, 8 bits of mantissa
+    fp16   half the bytes, 11 bits of mantissa, a narrow range: gradients are multiplied by a fixed power of two first, and a
+           step in which one of them leaves the range is sent again in full
+
+A sum over ranks could leave fp16's range where no summand does, so each rank sends its share of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Compression = Literal["none", "bf16", "fp16"]
+
+WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_FP16_SCALE = 1024.0  # 6e-8 .. 64 keep their precision: RetinaNet's gradients, without a loss scale
+
+
+def to_wire(gradient: Tensor, compression: Compression, scale: float, world_size: int) -> Tensor:
+    """This rank's share of the mean [*], in 16 bits."""
+    factor = (scale if compression == "fp16" else 1.0) / world_size
+    return gradient.mul(factor).to(WIRE_DTYPE[compression])
+
+
+def from_wire(summed: Tensor, compression: Compression, scale: float, dtype: torch.dtype) -> Tensor:
+    """The mean [*] in `dtype`, of shares that were added up over ranks."""
+    mean = summed.to(dtype)
+    return mean.div_(scale) if compression == "fp16" else mean
+
+
+def all_finite(gradients: Iterable[Tensor]) -> bool:
+    """Whether no gradient holds an infinity or NaN; waits for the device."""
+    norms = torch._foreach_norm(list(gradients), float("inf"))
+    return bool(torch.stack([n.float() for n in norms]).isfinite().all()) if norms else True

@@ -1,0 +1,221 @@
+"""torch's DistributedDataParallel: NCCL between GPUs, Gloo between CPUs. Layer 1.
+
+The only file that imports `torch.distributed`.
+"""
+
+import gc
+import inspect
+import os
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from retina_dist.errors import ConfigError, PeerLost
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
+from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.launch import Launch
+
+OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+# What torch says, in no exception class of its own, when the other end of a connection is gone or silent.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
+        "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
+
+# torch's newer name for the exchange of buffers in each forward pass, which the trainer does without
+BUFFERS = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)
+
+_shared_store: dist.Store | None = None
+_jobs = 0
+
+
+class DDPStrategy(DistributedStrategy):
+    """One of the processes that torchrun (or mpirun, with MASTER_ADDR set) started.
+
+    Gradients are averaged in buckets of `bucket_mb` megabytes while the backward pass goes on. `static_graph` promises torch
+    that every step uses the same parameters, which saves bookkeeping. A collective that takes longer than `timeout_s` seconds
+    ends the process. `compression` and `fp16_scale` are those of `strategies.compression`.
+
+    Raises ConfigError on entering when the processes cannot find each other.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        device: str = "auto",
+        compression: Compression = "none",
+        fp16_scale: float = DEFAULT_FP16_SCALE,
+        bucket_mb: float = 25.0,
+        static_graph: bool = False,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.launch, self.timeout_s = launch, timeout_s
+        self.compression, self.fp16_scale = compression, fp16_scale
+        self.bucket_mb, self.static_graph = bucket_mb, static_graph
+        self.device = resolve_device(device, launch)
+        transport = "NCCL" if self.device.type == "cuda" else "Gloo"
+        self.backend = f"DDP over {transport}"
+        self._net: DistributedDataParallel | None = None
+        self._unsent: list[tuple[list[Tensor], Tensor]] = []  # fp16: each bucket's parameters and its gradients before the wire
+        self._fp16_overflows = 0
+
+    @property
+    def rank(self) -> int:
+        return self.launch.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.launch.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self.launch.world_size
+
+    def __enter__(self) -> Self:
+        transport = "nccl" if self.device.type == "cuda" else "gloo"
+        options: dict[str, Any] = {"timeout": timedelta(seconds=self.timeout_s)}
+        store = self._store()
+        if self.device.type == "cuda":
+            options["device_id"] = self.device
+        try:
+            dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, **options)
+        except (dist.DistError, RuntimeError) as error:
+            raise self._not_joined(error) from error
+        return self
+
+    def _store(self) -> dist.Store:
+        """Where the processes leave each other notes; the same for all jobs of this process, with a shelf for each.
+
+        On a common shelf a fast rank would read the addresses that the job before left there.
+        """
+        global _shared_store, _jobs
+        _jobs += 1
+        if self.world_size == 1:  # nobody to find, so no address is needed
+            return dist.HashStore()
+        if _shared_store is None:
+            address, port = self._meeting_point()
+            # torchrun's agents hold the store themselves, and the environment says how
+            how = "env://" if self.launch.launcher == "torchrun" else f"tcp://{address}:{port}"
+            try:
+                _shared_store, _, _ = next(
+                    dist.rendezvous(how, self.rank, self.world_size, timeout=timedelta(seconds=self.timeout_s))
+                )
+            except (dist.DistError, RuntimeError, ValueError) as error:
+                raise self._not_joined(error) from error
+        return dist.PrefixStore(f"job{_jobs}", _shared_store)
+
+    def _not_joined(self, error: Exception) -> ConfigError:
+        address, port = self._meeting_point()
+        return ConfigError(
+            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({_first_line(error)}); "
+            "check that MASTER_ADDR is the host of rank 0, that its port is free and open, and that every host was started."
+        )
+
+    def _meeting_point(self) -> tuple[str, str]:
+        """Where rank 0 listens; torchrun says it, under mpirun processes of one host find each other."""
+        address = os.environ.get("MASTER_ADDR")
+        if address is None and self.launch.local_world_size == self.world_size:
+            address = "127.0.0.1"
+        if address is None:
+            raise ConfigError(
+                f"strategy=ddp under {self.launch.launcher} on several hosts needs MASTER_ADDR, the host of rank 0 "
+                "(mpirun -x MASTER_ADDR=…); or start by torchrun, or use strategy=horovod."
+            )
+        return address, os.environ.get("MASTER_PORT", "29500")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._net = None
+        self._unsent.clear()
+        if error is None or getattr(error, "everywhere", False):
+            # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
+            gc.collect()
+            dist.destroy_process_group()
+        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+            raise PeerLost(f"rank {self.rank} lost another process ({_first_line(error)}).") from error
+        # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
+
+    # training
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+        self._net = net = DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            init_sync=False,  # `run` makes the whole state equal
+            **{max(BUFFERS): False},
+            bucket_cap_mb=self.bucket_mb,
+            gradient_as_bucket_view=True,
+            static_graph=self.static_graph,
+        )
+        if self.compression != "none" and self.world_size > 1:
+            net.register_comm_hook(None, self._send_compressed)
+        return net
+
+    def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        assert isinstance(net, DistributedDataParallel)
+        return nullcontext() if enabled else net.no_sync()
+
+    def reduce_gradients(self) -> None:
+        """The backward pass has reduced them; what is left is a step that fp16 could not carry."""
+        unsent, self._unsent = self._unsent, []
+        if not unsent or all_finite(p.grad for parameters, _ in unsent for p in parameters if p.grad is not None):
+            return
+        finite = True
+        for parameters, local in unsent:
+            mean = self.all_reduce(local, "mean")
+            finite = finite and bool(mean.isfinite().all())
+            parts = mean.split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(part.view_as(parameter))
+        self._fp16_overflows += finite  # gradients that are infinite anyway are the loss scale's affair
+
+    def counters(self) -> dict[str, float]:
+        return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
+
+    def _send_compressed(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        local = bucket.buffer()
+        if self.compression == "fp16":
+            self._unsent.append((bucket.parameters(), local.clone()))
+        wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
+        work = dist.all_reduce(wire, async_op=True)
+
+        def back(done: torch.futures.Future[Any]) -> Tensor:
+            return local.copy_(from_wire(wire, self.compression, self.fp16_scale, local.dtype))
+
+        return work.get_future().then(back)
+
+    # collectives
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x, OPS[op])
+        return x / self.world_size if op == "mean" else x
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        own = torch.tensor([len(rows)], device=self.device)
+        sizes = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(sizes, own)
+        counts = [int(size) for size in sizes]
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        dist.broadcast(x, src)
+        return x
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,265 @@
+"""Horovod's allreduce over NCCL, MPI or Gloo. Layer 1.
+
+The only file that imports `horovod`, and only when this strategy is chosen. Horovod's optimizer serves as a reducer: its hooks
+send each gradient as soon as it is there, `synchronize` waits for them, and the trainer steps the plain optimizer.
+`hvd.broadcast_optimizer_state` is never called: on a fresh optimizer it takes a hidden step that moves the weights
+(https://github.com/horovod/horovod/issues/2805).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from retina_dist.errors import ConfigError, PeerLost
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
+from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.launch import Launch
+
+Reduction = Literal["average", "adasum"]
+
+_running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
+
+
+class HorovodStrategy(DistributedStrategy):
+    """One of the processes that horovodrun or mpirun started.
+
+    `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
+    nothing would overlap with the backward pass); `hierarchical` sums within each host first, which pays on slow Ethernet only.
+    Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
+    `reduction="adasum"` combines gradients by Adasum (https://arxiv.org/abs/2006.02924) instead of averaging them; it needs MPI
+    and a power of two of processes. A collective that some rank has not joined after `timeout_s` seconds ends the job.
+    `compression` and `fp16_scale` are those of `strategies.compression`.
+
+    Raises ConfigError on entering when Horovod is missing, or was built without what this job needs.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        device: str = "auto",
+        compression: Compression = "none",
+        fp16_scale: float = DEFAULT_FP16_SCALE,
+        fusion_mb: float = 32.0,
+        hierarchical: bool = False,
+        reduction: Reduction = "average",
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.launch, self.reduction = launch, reduction
+        self.compression, self.fp16_scale = compression, fp16_scale
+        self.hvd = _import_horovod()
+        self.device = resolve_device(device, launch)
+        self.settings = {
+            "HOROVOD_FUSION_THRESHOLD": str(int(fusion_mb * 2**20)),
+            "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, timeout_s / 2)))),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(timeout_s)),
+        }
+        self._reducer: Any = None
+        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._unsent: dict[int, Tensor] = {}  # fp16: gradients before the wire, by the address of what came back
+        self._fp16_overflows = 0
+
+    @property
+    def rank(self) -> int:
+        return int(self.hvd.rank())
+
+    @property
+    def local_rank(self) -> int:
+        return int(self.hvd.local_rank())
+
+    @property
+    def world_size(self) -> int:
+        return int(self.hvd.size())
+
+    @property
+    def ranks_averaged(self) -> int:
+        if self.reduction == "average":
+            return self.world_size
+        return int(self.hvd.local_size()) if self._transport() == "NCCL" else 1
+
+    @property
+    def backend(self) -> str:  # type: ignore[override]
+        return f"Horovod over {self._transport()}"
+
+    def __enter__(self) -> Self:
+        global _running_with
+        if self.hvd.is_initialized():
+            if any(self.settings[name] != value for name, value in (_running_with or {}).items()):
+                raise ConfigError(
+                    "Horovod over MPI starts only once in a process, so strategy.fusion_mb, hierarchical and timeout_s cannot change "
+                    "between the jobs of a sweep; give launcher='mpirun -np N' to start each job anew."
+                )
+        else:
+            # What the launcher set stays; what an earlier job of this process set does not.
+            given = {name for name in self.settings if name in os.environ} - set(_running_with or ())
+            os.environ.update({name: value for name, value in self.settings.items() if name not in given})
+            _running_with = {name: value for name, value in self.settings.items() if name not in given}
+            self.hvd.init()
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        rank = self.rank
+        self._reducer = None
+        self._unsent.clear()
+        in_order = error is None or getattr(error, "everywhere", False)
+        if not in_order or self._can_restart():
+            self.hvd.shutdown()  # the other ranks' collectives end with an error, so that they stop too
+        if kind is not None and kind.__name__ == "HorovodInternalError":
+            raise PeerLost(f"rank {rank} lost another process ({str(error).strip().splitlines()[0]}).") from error
+
+    def _can_restart(self) -> bool:
+        """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
+        tuned = all(name in os.environ for name in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"))
+        return not self.hvd.mpi_enabled() and not tuned
+
+    def _check(self) -> None:
+        hvd = self.hvd
+        if hvd.size() != self.launch.world_size:
+            raise ConfigError(
+                f"{self.launch.launcher} started {self.launch.world_size} processes, but Horovod sees {hvd.size()}: it was built "
+                "without MPI; start by horovodrun --gloo, or build it anew where mpicxx is (scripts/install_horovod.py)."
+            )
+        if self.device.type == "cuda" and hvd.size() > 1 and not (hvd.nccl_built() or hvd.mpi_built()):
+            raise ConfigError(
+                "Horovod was built without NCCL, so it cannot add up gradients on GPUs; run scripts/install_horovod.py --gpu yes, "
+                "or give strategy=ddp or strategy.device=cpu."
+            )
+        if self.reduction == "adasum":
+            if not hvd.mpi_enabled():
+                raise ConfigError("strategy.reduction=adasum needs Horovod with MPI; start by mpirun or horovodrun --mpi.")
+            nodes = hvd.size() // self.ranks_averaged
+            if nodes & (nodes - 1):
+                raise ConfigError(f"strategy.reduction=adasum combines pairs; {nodes} is no power of two of participants.")
+
+    def _transport(self) -> str:
+        if self.device.type == "cuda" and self.hvd.nccl_built():
+            return "NCCL"
+        return "MPI" if self.hvd.mpi_enabled() else "Gloo"
+
+    # training
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+        self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if self.world_size > 1 and self.reduction == "average" and self.compression != "bf16":
+            self._reducer = self.hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=list(model.named_parameters()),
+                compression=self if self.compression == "fp16" else self.hvd.Compression.none,
+                backward_passes_per_step=accumulate,  # it counts the backward passes itself, so `gradient_sync` is empty
+                op=self.hvd.Sum if self.compression == "fp16" else self.hvd.Average,
+            )
+        return model
+
+    def reduce_gradients(self) -> None:
+        if self.world_size == 1:
+            return
+        gradients = [(name, p.grad) for name, p in self._parameters if p.grad is not None]
+        if self.reduction == "adasum":
+            self._all_reduce_in_place(gradients, self.hvd.Adasum)
+        elif self.compression == "bf16":
+            self._average_bf16([gradient for _, gradient in gradients])
+        else:
+            self._reducer.synchronize()
+            self._send_overflown_again()
+
+    def counters(self) -> dict[str, float]:
+        return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
+
+    def compress(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Horovod's compressor interface: what to send, and what to remember."""
+        return to_wire(gradient, "fp16", self.fp16_scale, self.world_size), gradient.detach()
+
+    def decompress(self, summed: Tensor, local: Tensor) -> Tensor:
+        """Horovod's compressor interface: the mean gradient."""
+        mean = from_wire(summed, "fp16", self.fp16_scale, local.dtype)
+        self._unsent[mean.data_ptr()] = local.clone() if local.data_ptr() == mean.data_ptr() else local
+        return mean
+
+    def _send_overflown_again(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        if not unsent:
+            return
+        gradients = [(name, p.grad) for name, p in self._parameters if p.grad is not None]
+        if all_finite(gradient for _, gradient in gradients):
+            return
+        for _, gradient in gradients:
+            gradient.copy_(unsent[gradient.data_ptr()])
+        self._all_reduce_in_place(gradients, self.hvd.Average)
+        # Gradients that are infinite anyway are the loss scale's affair.
+        self._fp16_overflows += all_finite(gradient for _, gradient in gradients)
+
+    def _all_reduce_in_place(self, gradients: Sequence[tuple[str, Tensor]], op: Any) -> None:
+        handles = [self.hvd.allreduce_async_(gradient, name=f"again.{name}", op=op) for name, gradient in gradients]
+        for handle in handles:
+            self.hvd.synchronize(handle)
+
+    def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
+        """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.
+
+        The same bytes travel as in a ring: all pieces to their ranks, all sums back to everyone. Sums are made in float32.
+        """
+        sizes = [gradient.numel() for gradient in gradients]
+        shares = torch.cat([to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients])
+        padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
+        received = self.hvd.alltoall(padded.view(torch.uint8)).view(torch.bfloat16)  # [world_size * piece], one of each rank
+        piece = received.view(self.world_size, -1).float().sum(0).to(torch.bfloat16)
+        means = self.hvd.allgather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
+        for gradient, mean in zip(gradients, means.split(sizes), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    # collectives
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        hvd = self.hvd
+        ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
+        total = hvd.allreduce(x.contiguous(), op=ops[op])
+        return total / self.world_size if op == "mean" else total
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return self.hvd.allgather(rows.contiguous())
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return self.hvd.broadcast_(x, src)
+
+
+def horovod_is_installed() -> bool:
+    """Whether `import horovod.torch` works; a Horovod built for another torch does not."""
+    try:
+        _import_horovod()
+    except ConfigError:
+        return False
+    return True
+
+
+def _import_horovod() -> Any:
+    try:
+        import horovod.torch as hvd
+    except Exception as error:  # a build for another torch or MPI fails in ways of its own
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod")
+        reason = "is not installed" if missing else f"cannot be loaded ({str(error).strip().splitlines()[0]})"
+        raise ConfigError(
+            f"strategy=horovod: Horovod {reason}; pip alone cannot build it for today's torch, `{_installer()}` does, or use "
+            "strategy=ddp with torchrun."
+        ) from error
+    return hvd
+
+
+def _installer() -> str:
+    """The command that installs Horovod, as it is where this package lies."""
+    package = Path(__file__).resolve().parents[1]
+    script = package.parent / "scripts" / "install_horovod.py"
+    return f"python {script}" if script.is_file() else "python -m retina_dist.scripts.install_horovod"

@@ -1,0 +1,88 @@
+"""Which strategy a job uses. Layer 1."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from retina_dist.errors import ConfigError
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression
+from retina_dist.strategies.launch import Launch, Launcher, detect_launch
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+StrategyName = Literal["single", "ddp", "horovod"]
+
+BY_LAUNCHER: dict[Launcher, StrategyName] = {
+    "python": "single",
+    "torchrun": "ddp",
+    "horovodrun": "horovod",
+    "mpirun": "horovod",
+}
+
+
+def choose_strategy(name: Literal["auto"] | StrategyName, launch: Launch) -> StrategyName:
+    """`name`, or what fits the launcher if that is "auto". Raises ConfigError when the two do not go together."""
+    if name == "auto":
+        return BY_LAUNCHER[launch.launcher]
+    if name == "single" and launch.world_size > 1:
+        raise ConfigError(
+            f"strategy=single under {launch} would train the same model {launch.world_size} times; use strategy=auto, or start it "
+            "by python."
+        )
+    if name == "horovod" and launch.launcher == "torchrun":
+        raise ConfigError(
+            f"strategy=horovod cannot run under {launch}; start it by horovodrun or mpirun, or use strategy=ddp."
+        )
+    if name == "ddp" and launch.launcher == "horovodrun":
+        raise ConfigError(f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod.")
+    return name
+
+
+def make_strategy(
+    name: Literal["auto"] | StrategyName = "auto",
+    *,
+    device: str = "auto",
+    compression: Compression = "none",
+    fp16_scale: float = DEFAULT_FP16_SCALE,
+    timeout_s: float = 600.0,
+    bucket_mb: float = 25.0,
+    static_graph: bool = False,
+    fusion_mb: float = 32.0,
+    hierarchical: bool = False,
+    reduction: Literal["average", "adasum"] = "average",
+    launch: Launch | None = None,
+) -> DistributedStrategy:
+    """A strategy for this process, not entered yet; the arguments are those of the strategies' classes.
+
+    "auto" is single for a plain python, ddp under torchrun, horovod under horovodrun and mpirun. Raises ConfigError.
+    """
+    launch = launch or detect_launch()
+    name = choose_strategy(name, launch)
+    if reduction != "average" and name != "horovod":
+        raise ConfigError(f"strategy.reduction={reduction} is Horovod's; use strategy=horovod, or reduction=average.")
+    if name == "single":
+        return SingleDeviceStrategy(device)
+    if name == "ddp":
+        from retina_dist.strategies.ddp import DDPStrategy
+
+        return DDPStrategy(
+            launch,
+            device=device,
+            compression=compression,
+            fp16_scale=fp16_scale,
+            bucket_mb=bucket_mb,
+            static_graph=static_graph,
+            timeout_s=timeout_s,
+        )
+    from retina_dist.strategies.horovod import HorovodStrategy
+
+    return HorovodStrategy(
+        launch,
+        device=device,
+        compression=compression,
+        fp16_scale=fp16_scale,
+        fusion_mb=fusion_mb,
+        hierarchical=hierarchical,
+        reduction=reduction,
+        timeout_s=timeout_s,
+    )
