@@ -1,7 +1,7 @@
 # make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test lint clean help
+.PHONY: train test horovod parity lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -14,8 +14,13 @@ KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
 	$(RUN) -m retina_dist.train $(ARGS)
 
-test: $(VENV)/installed-$(KEY)  ## Set up and run all tests (ARGS="-k name" are passed on)
+test: $(VENV)/horovod-$(KEY)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
 	$(RUN) -m pytest $(ARGS)
+
+horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
+
+parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, fp64 and fp32
+	$(RUN) -m retina_dist.parity $(ARGS)
 
 lint: $(VENV)/installed-$(KEY)  ## Style and types
 	$(VENV)/bin/ruff check .
@@ -31,6 +36,10 @@ $(VENV)/installed-$(KEY):
 	$(RUN) -m pip install --quiet -e ".[dev]"
 	rm -f $(VENV)/installed-*
 	touch $@
+
+# Without a compiler the build fails with what is missing, and the tests of Horovod are skipped with that reason.
+$(VENV)/horovod-$(KEY): $(VENV)/installed-$(KEY) scripts/install_horovod.py
+	-$(RUN) scripts/install_horovod.py && rm -f $(VENV)/horovod-* && touch $@
 
 clean:  ## Remove the virtual environment and caches; data sets and runs stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,10 +21,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 import hydra
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
@@ -216,6 +218,18 @@ class DoctorConfig(TrainConfig):
 
     images: str = "decode"  # decode | header (opened and compared, not decoded) | none (only the annotations)
     output: str | None = None  # a JSON file
+
+
+@dataclass
+class ParityConfig(TrainConfig):
+    """`python -m retina_dist.parity`: takes whatever a training takes."""
+
+    processes: list[int] = field(default_factory=lambda: [1, 2, 4])
+    launchers: list[str] = field(default_factory=lambda: ["torchrun", "horovodrun", "mpirun"])  # those that are installed
+    dtypes: list[str] = field(default_factory=lambda: ["fp64", "fp32"])
+    steps: int = 3
+    output: str | None = None  # a JSON file
+    worker: str | None = None  # set in the processes that it starts
 
 
 @dataclass
@@ -444,6 +458,7 @@ def config_dir() -> str:
 _SCHEMAS = {
     "train": TrainConfig,
     "doctor": DoctorConfig,
+    "parity": ParityConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,
@@ -483,10 +498,27 @@ def to_object(composed: Any, name: str) -> Any:
     return config
 
 
-def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+@dataclass(frozen=True)
+class SweepJob:
+    """One combination of a sweep's values; `swept` has those that the sweep varies, as text, by key."""
+
+    name: str  # of the schema
+    overrides: tuple[str, ...]
+    swept: dict[str, str]
+
+    def load(self) -> Any:
+        """The typed settings. Raises ConfigError, the same on every process of a job."""
+        return load_config(self.name, list(self.overrides))
+
+
+def entry_point(
+    name: str, sweep: Callable[[list[SweepJob], Callable[[Any], Any]], int] | None = None
+) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
     """Make a `main()` of a function of a typed config: Hydra's command line, our errors.
 
     A UserError is printed as one line and the process exits with 2; with `debug=true` the traceback is shown too.
+    With --multirun, `sweep` gets the jobs of Hydra's product and the function, and its answer is the exit code. Without a
+    `sweep`, or when another of Hydra's sweepers or launchers is asked for, Hydra calls the function for each job itself.
     """
 
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
@@ -497,13 +529,22 @@ def entry_point(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None
 
         def main() -> None:
             register_schemas()
-            with reported_errors(debug="debug=true" in sys.argv[1:], same_everywhere=True):
-                _check_overrides(name, sys.argv[1:])
-            run()
+            debug = "debug=true" in sys.argv[1:]
+            with reported_errors(debug, same_everywhere=True):
+                jobs = _check_overrides(name, sys.argv[1:])
+            if sweep is None or not jobs or _asks_for_a_plugin(sys.argv[1:]):
+                run()
+                return
+            with reported_errors(debug):
+                raise SystemExit(sweep(jobs, function))
 
         return main
 
     return decorate
+
+
+def _asks_for_a_plugin(arguments: list[str]) -> bool:
+    return any(a.lstrip("+").startswith(("hydra/sweeper=", "hydra/launcher=")) for a in arguments)
 
 
 @contextmanager
@@ -556,10 +597,17 @@ FLAGS_WITH_VALUE = (
 )
 
 
-def _check_overrides(name: str, arguments: list[str]) -> None:
-    """Compose once before Hydra does, so that a wrong override ends in our sentence and exit code."""
+# Of what can be said to Hydra itself, what decides which jobs there are and what they are.
+HYDRAS_OWN = ("hydra.searchpath", "hydra.sweeper.", "hydra.mode")
+
+
+def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
+    """Compose once before Hydra does, so that a wrong override ends in our sentence and exit code.
+
+    Returns the jobs of a sweep, none without --multirun. A sweep passes when one of its jobs can be composed.
+    """
     if any(a in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for a in arguments):
-        return
+        return []
     search = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
     search += [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
     for folder in search:
@@ -567,23 +615,65 @@ def _check_overrides(name: str, arguments: list[str]) -> None:
             raise ConfigError(f"--config-dir {folder} is no folder.")
     pairs = zip(arguments, ["", *arguments], strict=False)
     values = [a for a, before in pairs if not a.startswith("-") and before not in FLAGS_WITH_VALUE]
-    with _explained(name):
-        parsed = OverridesParser.create().parse_overrides(values)
-        single = values
-        if any(a in ("--multirun", "-m") or a.endswith("=MULTIRUN") for a in arguments):
-            single = [_first_value(override) for override in parsed]  # a sweep is checked by the first of each axis
-        if search:
-            single.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            ours = [s for s in single if not s.startswith("hydra.") or s.startswith("hydra.searchpath")]
-            composed = compose(name, ours)
-    if not any(a in ("--cfg", "-c") for a in arguments):  # which may be looked at unfinished
+    values = [v for v in values if v.startswith(HYDRAS_OWN) or not v.startswith("hydra.")]
+    if search:
+        values.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
+    looking = any(a in ("--cfg", "-c") for a in arguments)  # a configuration may be looked at unfinished
+    multirun = any(a in ("--multirun", "-m") for a in arguments)
+    with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
+        jobs = [] if looking else _jobs_of(name, values, multirun)
+        composed = None if jobs else compose(name, values)
+    if jobs:
+        _check_a_job(jobs)
+    elif not looking:
         to_object(composed, name)
+    return jobs
 
 
-def _first_value(override: Override) -> str:
-    line = override.input_line or ""
-    return f"{line.split('=', 1)[0]}={next(override.sweep_string_iterator())}" if override.is_sweep_override() else line
+def _jobs_of(name: str, values: list[str], multirun: bool) -> list[SweepJob]:
+    """Hydra's product of all values, those that a file gives as hydra.sweeper.params included; none without a sweep."""
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    parsed = parser.parse_overrides(values)
+    multirun = multirun or "hydra.mode=MULTIRUN" in values
+    settings = _hydra_settings(name, BasicSweeper.split_arguments(parsed, None)[0] if multirun else [values])
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        return []
+    params = [f"{key}={value}" for key, value in (settings.sweeper.get("params") or {}).items()]
+    said = [o for o in parsed if not o.get_key_element().startswith(("hydra.sweeper.", "hydra.mode"))]
+    overrides = {o.get_key_element(): o for o in [*parser.parse_overrides(params), *said]}  # the command line wins
+    jobs = BasicSweeper.split_arguments(list(overrides.values()), None)[0]
+    swept = [key for key, override in overrides.items() if override.is_sweep_override()]
+    return [SweepJob(name, tuple(job), _texts(job, swept)) for job in jobs]
+
+
+def _hydra_settings(name: str, jobs: list[list[str]]) -> Any:
+    """What the command line and the files say to Hydra itself, by the first job that can be composed."""
+    first = None
+    for job in jobs:
+        try:
+            return compose(name, job, return_hydra_config=True).hydra
+        except (HydraException, OmegaConfBaseException) as error:
+            first = first or error
+    assert first, "there is a job"
+    raise first
+
+
+def _texts(job: list[str], keys: list[str]) -> dict[str, str]:
+    values = dict(override.split("=", 1) for override in job if "=" in override)
+    return {key.lstrip("+"): values[key] for key in keys}
+
+
+def _check_a_job(jobs: list[SweepJob]) -> None:
+    """Raise the first job's ConfigError when every job has one."""
+    first = None
+    for job in jobs:
+        try:
+            job.load()
+            return
+        except ConfigError as error:
+            first = first or error
+    assert first, "a sweep has jobs"
+    raise first
 
 
 @contextmanager

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -30,7 +32,7 @@ from retina_dist.engine.duration import to_steps
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import CheckpointError
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
@@ -42,6 +44,7 @@ from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
 from retina_dist.strategies.select import make_strategy
+from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
 
 
@@ -116,14 +119,19 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
         report=say,
         warn=warn,
     )
+    facts = {"world_size": strategy.world_size, "backend": strategy.backend}
+    started = time.perf_counter()
     try:
         metrics = trainer.fit()
     except Exception as error:
         voice.note(f"stopped: {type(error).__name__}: {error}")
+        if strategy.is_main:
+            _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         raise
     finally:
         sink.close()
     if strategy.is_main:
+        _write_result(config, run, state, time.perf_counter() - started, facts, metrics=metrics)
         _finish(config, run, task, state, data, say)
     return metrics
 
@@ -193,8 +201,7 @@ def build_state(config: TrainConfig, model: torch.nn.Module, strategy: Distribut
     )
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
-    if strategy.world_size > 1:
-        connect(model, lambda x: strategy.all_reduce(x, "sum"))
+    connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema)
 
 
@@ -269,6 +276,13 @@ def _build_sink(config: TrainConfig, plan: Plan, run: Run, strategy: Distributed
     return MultiSink(sinks)
 
 
+def _write_result(
+    config: TrainConfig, run: Run, state: TrainState, seconds: float, facts: dict[str, Any], **outcome: Any
+) -> None:
+    facts = {"monitor": config.trainer.monitor, "best": state.best, "seconds": seconds, **facts}
+    write_result(run.folder, resume_step=run.resume_step, **facts, **outcome)
+
+
 def _finish(
     config: TrainConfig,
     run: Run,
@@ -290,9 +304,13 @@ def _finish(
         say(f"best {config.trainer.monitor} {state.best:.3f}: {run.folder / CHECKPOINTS / 'best.pt'}")
 
 
-@entry_point("train")
+@entry_point("train", sweep=run_sweep)
 def main(config: TrainConfig) -> float | None:
-    """Train; the sweeper gets the monitored metric."""
+    """Train; another sweeper of Hydra's than its basic one gets the monitored metric."""
+    if config.launcher:
+        raise ConfigError(
+            f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command itself by it."
+        )
     return train(config).get(config.trainer.monitor)
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = "0.28.1"
-RECIPE = 1  # raise when the same versions would be built differently
+RECIPE = 3  # raise when the same versions would be built differently
 BUILD_NEEDS = ["setuptools", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi"]
 BIN = Path(sysconfig.get_path("scripts"))
 TORCH_FACTS = """
@@ -243,6 +243,14 @@ def unpack(folder: Path, plan: Plan) -> Path:
     # Libraries inside the virtual environment are found from wherever the wheel is installed: <venv>/lib and torch's NCCL.
     rpath = 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..;$ORIGIN/../../nvidia/nccl/lib")'
     change(source / "CMakeLists.txt", "set(CMAKE_CXX_STANDARD_REQUIRED ON)", f"set(CMAKE_CXX_STANDARD_REQUIRED ON)\n{rpath}")
+    # Open MPI 5 reads its long options with two dashes only, and every other MPI reads those too.
+    starter = source / "horovod" / "runner" / "mpi_run.py"
+    for option in ("bind-to", "map-by", "rank-by", "mca"):
+        change(starter, f"-{option} ", f"--{option} ")
+    # When one group has met, the server forgets who of all groups is done; a next start in the same processes, as in a sweep, then
+    # finds the addresses of the one before.
+    server = source / "horovod" / "runner" / "http" / "http_server.py"
+    change(server, "self.server.finished_list.clear()", "self.server.finished_list[scope].clear()")
     if plan.cuda is None:  # a CUDA build of torch makes Horovod insist on a toolkit, usable or not
         change(source / "cmake" / "Modules" / "FindPytorch.cmake", "(torch.version.cuda is not None)", "False")
     return source

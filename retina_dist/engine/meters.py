@@ -30,7 +30,7 @@ class StepMeter:
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank) and its images over all ranks."""
-        stacked = torch.stack([v.detach().float() for v in values.values()])
+        stacked = torch.stack([v.detach().double() for v in values.values()])
         self.names = list(values)
         self.sums = stacked if self.sums is None else self.sums + stacked
         self.steps += 1

@@ -20,7 +20,9 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`, with mean and variance of all ranks' batches once `connect` has been called.
 
     Same state_dict. In training, every rank must call it in the same order. Each forward pass adds up twice over ranks (mean,
-    then squared distances, which is exact where one pass over squares is not), each backward pass once.
+    then squared distances, which is exact where one pass over squares is not), each backward pass once. All sums are made in
+    float64 and then rounded, so that in float32 they hardly ever depend on how images are shared out; nn.BatchNorm2d's own sums
+    can move a gradient by a thousandth, because ReLUs behind the norm flip.
     """
 
     sum_over_ranks: Sum | None = None
@@ -66,13 +68,14 @@ class _Normalise(torch.autograd.Function):
         ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # [B, C, H, W]
-        channels = x.shape[1]
-        count = wide.new_tensor([x.numel() // channels])
-        sums = sum_over_ranks(torch.cat((wide.sum((0, 2, 3)), count)))
-        mean, count = sums[:-1] / sums[-1], sums[-1]
-        variance = sum_over_ranks((wide - _per_channel(mean)).square().sum((0, 2, 3))) / count
-        inverse = torch.rsqrt(variance + eps)
-        y = (wide - _per_channel(mean)) * _per_channel(inverse * weight) + _per_channel(bias)
+        own_count = torch.tensor([x.numel() // x.shape[1]], dtype=torch.float64, device=x.device)
+        sums = sum_over_ranks(torch.cat((_channel_sums(wide), own_count)))
+        count = sums[-1]
+        mean = (sums[:-1] / count).to(wide.dtype)
+        centred = wide - _per_channel(mean)
+        variance = sum_over_ranks(_channel_sums(centred.square())) / count
+        inverse = torch.rsqrt(variance + eps).to(wide.dtype)
+        y = centred * _per_channel(inverse * weight) + _per_channel(bias)
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(mean, variance, count)
@@ -84,10 +87,15 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, inverse, count = ctx.saved_tensors
         wide = dy.to(mean.dtype)
         normed = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(inverse)
-        d_bias, d_weight = wide.sum((0, 2, 3)), (wide * normed).sum((0, 2, 3))
-        means = ctx.sum_over_ranks(torch.stack((d_bias, d_weight))) / count
+        d_bias, d_weight = _channel_sums(wide), _channel_sums(wide * normed)
+        means = (ctx.sum_over_ranks(torch.stack((d_bias, d_weight))) / count).to(wide.dtype)
         dx = _per_channel(inverse * weight) * (wide - _per_channel(means[0]) - normed * _per_channel(means[1]))
         return dx.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(weight.dtype), None, None
+
+
+def _channel_sums(x: Tensor) -> Tensor:
+    """[B, C, H, W] -> [C] float64"""
+    return x.sum((0, 2, 3), dtype=torch.float64)
 
 
 def _per_channel(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pictures of a run: curves over the steps, precision over recall, AP of every class.
+"""Pictures of a run: curves over the steps, precision over recall, AP of every class; and of a sweep of runs.
 
 Layer 1. matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
 backend nor the settings of a program that imports this package are touched.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +36,10 @@ COLORS = (
     "#88A80D",
 )
 INK, FAINT, BAR = "#222222", "#9A9A9A", "#5B9BC8"
+SWEEP_HUES = ("Blues", "Purples", "Greens")  # one for each measure of a sweep; outlines stand out from all
 MAX_CLASS_LINES = 8
 MAX_BARS = 60
+PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a text, for a line may pass
 RECALLS = np.linspace(0, 1, 101)  # COCO's recall points
 IOU_50, IOU_75 = 0, 5  # rows of COCO's IoU thresholds .50, .55, ... .95
 
@@ -136,6 +139,38 @@ def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
             axes.set_yticks([])
             axes.text(0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT)
         _footnote(figure, notes)
+
+
+def plot_sweep(
+    settings: Sequence[Mapping[str, str]],
+    measures: Mapping[str, Sequence[float | None]],
+    out: Path,
+    *,
+    failed: Sequence[bool],
+    best: int | None = None,
+) -> None:
+    """Each measure over the settings that differ between jobs, side by side; failed jobs are crossed out.
+
+    `settings` has a job's swept values by key, `measures` each measure's value for every job, by title, None where it is not
+    known. Two settings of few values make a heatmap each, one makes a line, or bars if its values are no numbers; otherwise
+    there is a bar for each job. The job number `best` stands out.
+    """
+    keys = [key for key in settings[0] if len({job[key] for job in settings}) > 1]
+    jobs = _Jobs(settings, keys, failed, best)
+    draw: Callable[..., None] = _draw_sweep_bars
+    if len(keys) == 2 and jobs.fill_a_grid():
+        draw = _draw_sweep_heatmap
+    elif len(keys) == 1 and jobs.numbers(keys[0]):
+        draw = _draw_sweep_line
+    with _figure(out, _sweep_size(draw, jobs, len(measures))) as figure:
+        all_axes = figure.subplots(1, len(measures), squeeze=False, sharey=draw is _draw_sweep_bars)[0]
+        for axes, (title, values), hue in zip(all_axes, measures.items(), cycle(SWEEP_HUES)):
+            axes.set_title(title)
+            known = [np.nan if value is None or lost else value for value, lost in zip(values, failed, strict=True)]
+            draw(axes, jobs, np.array(known), hue)
+        notes = ["failed jobs are crossed out"] if any(failed) and draw is not _draw_sweep_bars else []
+        how = "orange" if draw is _draw_sweep_bars else "outlined"
+        _footnote(figure, notes + ([f"the best job is {how}"] if best is not None else []))
 
 
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
@@ -288,8 +323,7 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[float, str]], mean: float, gap: 
     values = [ap for ap, _ in bars]
     axes.barh(places, values, height=0.72, color=BAR)
     for place, ap in zip(places, values, strict=True):
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line of the mean may pass here
-        axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=paper)
+        axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=PAPER)
     axes.axvline(mean, color=COLORS[1], linewidth=1.3, linestyle="--", label=f"mean {mean:.3f}")
     if gap is not None:
         axes.text(0.008, gap, "\N{VERTICAL ELLIPSIS}", va="center", color=FAINT)
@@ -297,6 +331,140 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[float, str]], mean: float, gap: 
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+
+
+class _Jobs(NamedTuple):
+    """The jobs of a sweep; `keys` are the settings that differ between them."""
+
+    settings: Sequence[Mapping[str, str]]
+    keys: Sequence[str]
+    failed: Sequence[bool]
+    best: int | None
+
+    def numbers(self, key: str) -> list[float] | None:
+        """The setting of each job, None unless all are numbers."""
+        try:
+            return [float(job[key]) for job in self.settings]
+        except ValueError:
+            return None
+
+    def values(self, key: str) -> list[str]:
+        """The values of a setting, numbers rising, others in their order."""
+        found = list(dict.fromkeys(job[key] for job in self.settings))
+        return sorted(found, key=float) if self.numbers(key) else found
+
+    def fill_a_grid(self) -> bool:
+        """Whether at least half of all pairs of values are jobs, none of them twice."""
+        first, second = self.keys
+        pairs = {(job[first], job[second]) for job in self.settings}
+        possible = len(self.values(first)) * len(self.values(second))
+        return len(pairs) == len(self.settings) and 2 * len(pairs) >= possible
+
+    def label(self, i: int) -> str:
+        """The job's number and settings, keys without their groups."""
+        return f"{i}  " + "  ".join(f"{key.rpartition('.')[2]}={self.settings[i][key]}" for key in self.keys)
+
+
+def _sweep_size(draw: Callable[..., None], jobs: _Jobs, panels: int) -> tuple[float, float]:
+    """Inches."""
+    if draw is _draw_sweep_heatmap:
+        width, height = (len(jobs.values(key)) for key in jobs.keys)
+        return panels * (1.9 + max(3, width) * 0.85), 1.9 + max(2, height) * 0.62
+    if draw is _draw_sweep_line:
+        return 4.6 * panels, 3.9
+    names = max(len(jobs.label(i)) for i in range(len(jobs.settings)))
+    return 3.6 * panels + 0.085 * names, 1.6 + 0.3 * max(3, len(jobs.settings))
+
+
+def _draw_sweep_heatmap(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> None:
+    """The first setting to the right, the second upwards; the greater the darker."""
+    x_key, y_key = jobs.keys
+    columns, rows = jobs.values(x_key), jobs.values(y_key)
+    places = [(columns.index(job[x_key]), rows.index(job[y_key])) for job in jobs.settings]
+    cells = np.full((len(rows), len(columns)), np.nan)
+    for (x, y), value in zip(places, values, strict=True):
+        cells[y, x] = value
+    known = values[np.isfinite(values)]
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    spread = (high - low) or 1.0
+    low, high = low - 0.2 * spread, high + 0.2 * spread  # the palest is not white, the darkest lets the text be read
+    axes.imshow(cells, cmap=hue, origin="lower", aspect="auto", vmin=low, vmax=high)
+    for i, (x, y) in enumerate(places):
+        if jobs.failed[i]:
+            _cross_out(axes, x, y)
+        else:
+            dark = values[i] > low + 0.6 * (high - low)
+            axes.text(x, y, _digits(values[i], values), ha="center", va="center", color="white" if dark else INK)
+        if i == jobs.best:
+            axes.add_patch(_outline(x, y))
+    axes.set(xlabel=x_key, ylabel=y_key)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)  # white lines between the cells
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(visible=False)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _cross_out(axes: Axes, x: float, y: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#F1F1F1", zorder=0.5))
+    for ends in ((y - 0.3, y + 0.3), (y + 0.3, y - 0.3)):
+        axes.plot((x - 0.3, x + 0.3), ends, color=FAINT, linewidth=1.2, scalex=False, scaley=False)
+
+
+def _outline(x: float, y: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, edgecolor=COLORS[1], linewidth=2.2, zorder=4)
+
+
+def _draw_sweep_line(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> None:
+    key = jobs.keys[0]
+    places = np.array(jobs.numbers(key))
+    order = [i for i in np.argsort(places, kind="stable") if np.isfinite(values[i])]
+    axes.plot(places[order], values[order], color=COLORS[0], marker="o", markersize=5)
+    for i in order:
+        text, place = _digits(values[i], values), (places[i], values[i])
+        axes.annotate(text, place, xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8.5, bbox=PAPER)
+    marks: Any = {"linestyle": "", "color": COLORS[1], "markeredgewidth": 2}
+    failed = places[np.array(jobs.failed)]
+    edge = axes.get_xaxis_transform()  # failed jobs stand at the lower edge, whatever the axis shows
+    axes.plot(failed, np.full(len(failed), 0.04), marker="x", markersize=9, transform=edge, **marks)
+    if jobs.best is not None:
+        axes.plot(places[jobs.best], values[jobs.best], marker="o", markersize=11, markerfacecolor="none", **marks)
+    if places.min() > 0 and places.max() >= 8 * places.min():
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.margins(x=0.12, y=0.2)
+    axes.set_xticks(sorted(set(places.tolist())), jobs.values(key))
+    axes.set_xlabel(key)
+
+
+def _draw_sweep_bars(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> None:
+    lengths = np.nan_to_num(values)
+    colors = [COLORS[1] if i == jobs.best else BAR for i in range(len(values))]
+    axes.barh(range(len(values)), lengths, height=0.72, color=colors)
+    beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
+    for i, failed in enumerate(jobs.failed):
+        text = "\N{MULTIPLICATION SIGN} failed" if failed else _digits(values[i], values)
+        axes.annotate(text, (lengths[i], i), color=COLORS[1] if failed else INK, **beside)
+    axes.grid(axis="y", visible=False)
+    axes.set_yticks(range(len(values)), [jobs.label(i) for i in range(len(values))])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.set_xlim(min(0.0, lengths.min()), 1.25 * max(lengths.max(), 1e-9))
+
+
+def _digits(value: float, among: np.ndarray) -> str:
+    """As many digits as tell the values of a picture apart; a dash for what is not a number."""
+    if not np.isfinite(value):
+        return "-"
+    greatest = np.nanmax(np.abs(among))
+    return f"{value:,.{3 if greatest < 10 else 1 if greatest < 1000 else 0}f}"
 
 
 def _limit_above(axes: Axes, curves: Sequence[Sequence[float]]) -> None:

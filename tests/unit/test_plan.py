@@ -96,6 +96,74 @@ def test_impossible_plans_say_what_would_work(changes: dict, message: str) -> No
 
 def test_the_printed_plan_has_the_numbers() -> None:
     text = str(plan(schedule="multistep", milestones=["2epochs"], stop_after="5steps"))
-    for part in ("16 images a step = 1 processes x 1 accumulated x 16", "28 steps = 4 epochs", "x0.1 at steps 14"):
+    for part in ("16 images a step = 1 process x 1 accumulated x 16", "28 steps = 4 epochs", "x0.1 at steps 14"):
         assert part in text
     assert "after step 5" in text
+
+
+def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
+    plans = {
+        w: plan(
+            world_size=w,
+            schedule="multistep",
+            milestones=["2epochs", "320images"],
+            warmup="3steps",
+            lr_rule="linear",
+            lr_reference_batch=4,
+            validate_every="0.5epochs",
+            check_every="1epoch",
+            stop_after="25steps",
+        )
+        for w in (1, 2, 4, 8)
+    }
+    assert [p.micro_batch for p in plans.values()] == [16, 8, 4, 2]
+    for world_size, p in plans.items():
+        assert p.world_size * p.accumulate * p.micro_batch == 16
+        assert (p.steps_per_epoch, p.total_steps, p.stop_step) == (7, 28, 25)
+        assert (p.validate_every, p.check_every) == (4, 7)
+        assert p.schedule.milestones == (14, 20)
+        assert [p.lr_at(step) for step in range(28)] == [plans[1].lr_at(step) for step in range(28)]
+        assert p.lr_at(13) == pytest.approx(0.04)  # 0.01 * 16 / 4, whatever the number of processes
+        s = "es" if world_size > 1 else ""
+        assert f"= {world_size} process{s} x 1 accumulated x {p.micro_batch}" in str(p)
+
+
+@pytest.mark.parametrize(
+    ("participants", "lr"),
+    [(2, 0.02), (4, 0.01), (8, 0.005)],  # 0.01 * 64 / participants / 16
+)
+def test_adasum_scales_by_the_batch_of_one_participant(participants: int, lr: float) -> None:
+    result = plan(batch_size=64, world_size=8, lr_rule="adasum", lr_reference_batch=16, participants=participants)
+    assert result.lr == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(("rule", "participants"), [("none", 2), ("linear", 2), ("sqrt", 4), ("adasum", 1)])
+def test_adasum_and_the_rules_for_averages_do_not_mix(rule: str, participants: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(lr_rule=rule, participants=participants)
+    assert str(caught.value) == (
+        f"optimizer.lr_rule={rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum belongs to "
+        "strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
+    )
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_with_both_neighbours() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(batch_size=20, world_size=4, accumulate=2)
+    assert str(caught.value) == (
+        "data.batch_size=20 cannot be shared by 4 processes x trainer.accumulate=2 = 8 equal micro-batches; use 16 or 24."
+    )
+
+
+@pytest.mark.parametrize(("text", "steps"), [("0steps", 0), ("5steps", 5), ("1epoch", 7), ("33images", 3)])
+def test_the_replicas_are_checked_at_steps_of_any_duration(text: str, steps: int) -> None:
+    assert plan(check_every=text).check_every == steps
+
+
+def test_the_replicas_are_not_checked_unless_asked() -> None:
+    assert plan().check_every == 0
+
+
+def test_a_wrong_duration_of_the_check_is_named_by_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.check_replicas_every=often .*12epochs"):
+        plan(check_every="often")

@@ -1,0 +1,282 @@
+"""Do all backends train the same model? The same few steps on one process and under each launcher, compared.
+
+    python -m retina_dist.parity                                     every launcher that is there, 1, 2 and 4 processes
+    python -m retina_dist.parity data=coco data.root=/data/mine      on your own images
+    python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50 dtypes=[fp32]
+
+Layer 4. Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
+the weights of each step, and of the final batch norm statistics and weight average, each relative to the largest magnitude of its
+kind. In fp64 the runs go on by themselves for all steps. In fp32 each step begins from one process's state: rounding moves
+inputs of ReLUs across zero, and what a network makes of that in two steps (a hundredth of a gradient, with batch norm from random
+weights) says nothing about the backend. Exit code 1 past the tolerance.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retina_dist.config import ParityConfig, entry_point
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import write_atomically
+from retina_dist.launchers import command, environment, why_missing
+from retina_dist.seeding import seed_everything
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tasks.detection import DetectionTask, draw_data
+from retina_dist.train import build_plan, build_state, build_strategy
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
+LOSS_SCALE = 1024.0
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is switched on; `agrees=False` for what cannot be the same on several processes."""
+
+    name: str
+    batch_norm: str = "frozen"
+    accumulate: int = 1
+    clip: float | None = None
+    loss_scale: bool = False
+    ema: bool = False
+    agrees: bool = True
+
+
+CASES = (
+    Case("momentum, weight decay"),
+    Case("accumulate 2", accumulate=2),
+    Case("clip", clip=1.0),
+    Case("loss scale", loss_scale=True),
+    Case("all of these, average", accumulate=2, clip=1.0, loss_scale=True, ema=True),
+    Case("synchronised batch norm", batch_norm="sync"),
+    Case("live batch norm", batch_norm="live", agrees=False),
+)
+
+
+@dataclass
+class Outcome:
+    """What one run of a case gave, step by step, and what it ended with."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Tensors] = field(default_factory=list)  # as applied: reduced, unscaled, clipped
+    momentum: list[Tensors] = field(default_factory=list)  # the optimizer's state after the step
+    weights: list[Tensors] = field(default_factory=list)  # after the step
+    ends: Tensors = field(default_factory=dict)  # batch norm statistics, averaged weights
+    states: list[dict[str, Any]] = field(default_factory=list)  # before each step
+
+    def difference(self, other: Outcome) -> dict[str, float]:
+        """Largest relative difference of each kind."""
+        losses = [{"loss": torch.tensor(o.losses, dtype=torch.float64)} for o in (self, other)]
+        steps = {
+            name: max(_relative(a, b) for a, b in zip(getattr(self, name), getattr(other, name), strict=True))
+            for name in ("gradients", "momentum", "weights")
+        }
+        return {"losses": _relative(*losses), **steps, "ends": _relative(self.ends, other.ends)}
+
+
+def run_case(
+    case: Case,
+    dtype: str,
+    config: ParityConfig,
+    strategy: DistributedStrategy,
+    states: list[dict[str, Any]] | None = None,
+    keep_states: bool = False,
+) -> Outcome:
+    """Train `config.steps` steps of `case` with `strategy`; with `states` (the main rank's count) each step begins from one.
+
+    What happened is known on the main rank only.
+    """
+    config = _settings(case, config)
+    seed_everything(config.seed)
+    task = DetectionTask(config, strategy, report=lambda text: None)
+    data = task.build_data()
+    plan = build_plan(config, task.num_images, strategy.world_size)
+    state = build_state(config, task.build_model().to(DTYPES[dtype]), strategy)
+    if case.loss_scale:
+        state.scaler = torch.amp.GradScaler(strategy.device.type, init_scale=LOSS_SCALE)
+    outcome = Outcome()
+    if strategy.is_main:
+        _record(state, outcome)
+    trainer = Trainer(
+        state=state,
+        plan=plan,
+        data=data,
+        strategy=strategy,
+        sink=_Losses(outcome.losses),
+        clip=case.clip,
+        report=lambda text: None,
+    )
+    if states is None and not keep_states:
+        trainer.fit()
+    else:
+        for step in range(config.steps):
+            trainer.plan = replace(plan, stop_step=step + 1)
+            if strategy.is_main and states:
+                state.load_state_dict(states[step])
+            if keep_states:
+                outcome.states.append(copy.deepcopy(state.state_dict()))
+            trainer.fit()  # begins by sharing the main rank's state
+    average = state.ema.model.state_dict() if state.ema else {}
+    statistics = {n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))}
+    outcome.ends = {name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}
+    return outcome
+
+
+def _record(state: TrainState, outcome: Outcome) -> None:
+    """Note gradients, momentum and weights at each step of the optimizer."""
+
+    def copied(tensors: Iterable[tuple[str, Tensor | None]]) -> Tensors:
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors if tensor is not None}
+
+    def before(*_: Any) -> None:
+        outcome.gradients.append(copied((n, p.grad) for n, p in state.model.named_parameters()))
+
+    def after(*_: Any) -> None:
+        outcome.weights.append(copied((n, p) for n, p in state.model.named_parameters() if p.requires_grad))
+        held = state.optimizer.state
+        named = ((n, held[p]) for n, p in state.model.named_parameters() if p in held)
+        outcome.momentum.append(copied((f"{n}.{key}", value) for n, kept in named for key, value in kept.items()))
+
+    state.optimizer.register_step_pre_hook(before)
+    state.optimizer.register_step_post_hook(after)
+
+
+def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
+    """In each process of a launched job: every case's difference from one process, on the main rank ("fp64/accumulate 2": ...)."""
+    torch.set_num_threads(config.trainer.num_threads or 1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    found: dict[str, dict[str, float]] = {}
+    with build_strategy(config) as strategy:
+        alone = SingleDeviceStrategy(str(strategy.device))
+        for dtype in config.dtypes:
+            for case in CASES:
+                in_step = dtype == "fp32"
+                reference = Outcome()
+                if strategy.is_main:
+                    reference = run_case(case, dtype, config, alone, keep_states=in_step)
+                outcome = run_case(case, dtype, config, strategy, states=reference.states if in_step else None)
+                if strategy.is_main:
+                    found[f"{dtype}/{case.name}"] = reference.difference(outcome)
+    return found
+
+
+def parity(config: ParityConfig) -> bool:
+    """Start every launcher that is there with each number of processes, print the table, return whether all agree."""
+    draw_data(config.data)
+    columns: dict[str, dict[str, dict[str, float]]] = {}
+    for launcher in config.launchers:
+        reason = why_missing(launcher)  # type: ignore[arg-type]
+        if reason:
+            print(f"{launcher} left out: {reason}", flush=True)
+            continue
+        for processes in config.processes:
+            print(f"{launcher}, {processes} process{'es' * (processes > 1)} ...", flush=True)
+            columns[f"{launcher} {processes}"] = _launch(launcher, processes)
+    if not columns:
+        raise ConfigError(f"none of launchers={config.launchers} can be used here.")
+    good = _print_table(config, columns)
+    if config.output:
+        text = json.dumps(columns, indent=1) + "\n"
+        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+    return good
+
+
+def _launch(launcher: str, processes: int) -> dict[str, dict[str, float]]:
+    """The differences that a job of `processes` processes found. Raises UserError with its last words if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "found.json"
+        arguments = [*sys.argv[1:], f"worker={result}"]
+        line = command(launcher, processes, "retina_dist.parity", arguments)  # type: ignore[arg-type]
+        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
+        if done.returncode or not result.exists():
+            words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
+            raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
+        found: dict[str, dict[str, float]] = json.loads(result.read_text())
+        return found
+
+
+def _print_table(config: ParityConfig, columns: dict[str, dict[str, dict[str, float]]]) -> bool:
+    good = True
+    width = max(len(case.name) for case in CASES) + 2
+    for dtype in config.dtypes:
+        print(f"\n{dtype}: largest difference from one process, relative; tolerance {TOLERANCE[dtype]:g}")
+        print(" " * width + "".join(f"{name:>14}" for name in columns))
+        for case in CASES:
+            cells = [max(found[f"{dtype}/{case.name}"].values()) for found in columns.values()]
+            fails = [case.agrees and not cell <= TOLERANCE[dtype] for cell in cells]
+            good = good and not any(fails)
+            marks = "".join(f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True))
+            print(f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree'}")
+    print("\nLive batch norm normalises each process's own images, so its result depends on their number; frozen and synchronised")
+    print("norms do not. " + ("All others agree." if good else "Marked with !: past the tolerance."))
+    return good
+
+
+def _settings(case: Case, config: ParityConfig) -> ParityConfig:
+    batch = max(case.accumulate * max(config.processes), config.data.batch_size)
+    return replace(
+        config,
+        data=replace(config.data, batch_size=batch),
+        model=replace(config.model, batch_norm=case.batch_norm),
+        trainer=replace(
+            config.trainer,
+            accumulate=case.accumulate,
+            length=f"{config.steps}steps",
+            validate_every="0steps",
+            check_replicas_every="1steps",
+            log_every=1,
+            clip=case.clip,
+            ema_decay=0.9 if case.ema else None,
+            precision="fp32",
+            stop_after=None,
+        ),
+    )
+
+
+class _Losses:
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.losses.append(metrics["train/loss"])
+
+
+def _relative(a: Tensors, b: Tensors) -> float:
+    """max |a - b| / max |a| over all tensors; infinite when one has a tensor that the other lacks."""
+    if a.keys() != b.keys():
+        return float("inf")
+    names = [name for name, tensor in a.items() if tensor.numel()]
+    apart = max((float((a[n].double() - b[n].double()).abs().max()) for n in names), default=0.0)
+    size = max((float(a[n].double().abs().max()) for n in names), default=0.0)
+    return apart / size if size else apart
+
+
+@entry_point("parity")
+def main(config: ParityConfig) -> Any:
+    """The table, or in a launched process its part."""
+    if config.worker:
+        found = compare(config)
+        if found:
+            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(json.dumps(found)))
+    elif not parity(config):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

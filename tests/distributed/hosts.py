@@ -1,0 +1,322 @@
+"""Two hosts on one machine: network namespaces joined by a cable, each with its own name, hosts file and sshd.
+
+`ip netns exec` lays what is in /etc/netns/NAME over /etc; here that is a link to a temporary folder, so each host has its own
+/etc/hosts and /etc/ssh. Each resolves its own name to the address that the other one reaches, as Gloo needs it (Debian's usual
+127.0.1.1 would not do), and its ssh_config is what a user has who logs in to the other host without a password.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+NETNS_ETC = Path("/etc/netns")
+SEPARATION = Path("/run/sshd")  # sshd wants this empty folder, which a service manager would have made
+INTERFACE = "eth0"  # of the same name on both hosts, since horovodrun looks for a common one
+NETWORK = "192.0.2"  # set aside for examples (RFC 5737); nothing outside the two namespaces sees it
+SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # where a plain user's PATH does not look
+
+SSHD_CONFIG = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+"""
+SSH_CONFIG = """\
+Host *
+    IdentityFile {folder}/user_key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    StrictHostKeyChecking yes
+    ConnectTimeout 5
+"""
+# sh, with the name as $0 and the command as arguments: its UTS namespace is its own, so nobody else is renamed
+BECOME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace that looks like a machine; its name is also that of the namespace."""
+
+    name: str
+    address: str
+    folder: Path
+
+    @property
+    def etc(self) -> Path:
+        """What lies over its /etc."""
+        return self.folder / "etc"
+
+    def line(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` there."""
+        return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", BECOME, self.name, *command]
+
+    def processes(self) -> set[int]:
+        """Everything that runs there; nothing was there before us."""
+        return {int(pid) for pid in run(["ip", "netns", "pids", self.name]).split()}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that came to its end, or was brought to it: exit_code is None where its time was up."""
+
+    exit_code: int | None
+    output: str
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """Both hosts; `sshd` are the processes that stay when a job is over."""
+
+    first: Host
+    second: Host
+    folder: Path
+    sshd: frozenset[int] = frozenset()
+
+    def run(
+        self, commands: Mapping[Host, Sequence[str]], environment: Mapping[str, str], *, timeout: float
+    ) -> list[Ended]:
+        """Run a command on each host of `commands` at once; afterwards none of what they started is left, anywhere.
+
+        Output goes through files: a pipe stays open as long as some grandchild on the other host has it.
+        """
+        outputs = {host: self.folder / f"{host.name}.txt" for host in commands}
+        started: dict[Host, subprocess.Popen[bytes]] = {}
+        try:
+            for host, command in commands.items():
+                with outputs[host].open("wb") as file:
+                    started[host] = subprocess.Popen(
+                        host.line(command),
+                        cwd=self.folder,
+                        env=dict(environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                    )
+            wait(list(started.values()), timeout)
+            codes = {host: process.poll() for host, process in started.items()}
+        finally:
+            self.clear()
+            for process in started.values():
+                process.wait(10)
+        return [Ended(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
+
+    def clear(self, keep_sshd: bool = True) -> None:
+        """End what is left on both hosts, until nothing is: a killed parent may just have had a child."""
+        keep = self.sshd if keep_sshd else frozenset()
+        deadline = time.monotonic() + 10
+        while left := (self.first.processes() | self.second.processes()) - keep:
+            assert time.monotonic() < deadline, f"processes {sorted(left)} do not end"
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Build two hosts whose files are in `folder`; with an sshd each where `why_no_ssh` finds nothing missing.
+
+    Whatever happens, namespaces and processes are gone afterwards; their cable goes with them.
+    """
+    folder.chmod(0o755)
+    with ExitStack() as stack:
+        first, second = (
+            Host(f"retina-{os.getpid()}-{letter}", f"{NETWORK}.{number}", folder / letter)
+            for number, letter in enumerate("ab", start=1)
+        )
+        for host in (first, second):
+            write_hosts_file(host, [first, second])
+            stack.enter_context(namespace(host))
+        hosts = TwoHosts(first, second, folder)
+        stack.callback(hosts.clear, keep_sshd=False)
+        connect(first, second)
+        if why_no_ssh() is None:
+            hosts = TwoHosts(first, second, folder, stack.enter_context(ssh(hosts)))
+        yield hosts
+
+
+@cache
+def why_no_hosts() -> str | None:
+    """Why namespaces cannot be used here, or None: two are made, joined and entered to see."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
+        if find(program) is None:
+            return f"there is no program {program} (Debian: {package})"
+    names = [f"retina-{os.getpid()}-try{number}" for number in (1, 2)]
+    try:
+        for name in names:
+            run(["ip", "netns", "add", name])
+        run(cable(*names))
+        run(Host(names[0], "", Path()).line(["true"]))
+    except CannotRun as error:
+        return f"this machine does not allow network namespaces ({error})"
+    finally:
+        for name in names:
+            with suppress(CannotRun):
+                run(["ip", "netns", "delete", name])
+    return None
+
+
+@cache
+def why_no_ssh() -> str | None:
+    """Why a host cannot have an sshd, or None if it can."""
+    for program, package in (("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ssh-keygen", "openssh-client")):
+        if find(program) is None:
+            return f"there is no program {program} (Debian: {package})"
+    with suppress(OSError):
+        if any(entry.startswith("root:!") for entry in Path("/etc/shadow").read_text().splitlines()):
+            return "root's account is locked, so that sshd lets nobody in"
+    return None
+
+
+class CannotRun(RuntimeError):
+    """A command that failed, in one line with what it said."""
+
+
+def run(command: Sequence[str]) -> str:
+    """Run a short command and return its output; raises CannotRun."""
+    try:
+        done = subprocess.run(command, env=with_sbin(), capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotRun(str(error)) from error
+    if done.returncode:
+        raise CannotRun(f"{' '.join(command[:4])}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def find(program: str) -> str | None:
+    return shutil.which(program, path=with_sbin()["PATH"])
+
+
+def with_sbin() -> dict[str, str]:
+    return {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), SBIN])}
+
+
+def wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+    """Until all have ended, or the time is up."""
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+@contextmanager
+def namespace(host: Host) -> Iterator[None]:
+    """The host's network namespace, with its folder over /etc."""
+    overlay = NETNS_ETC / host.name
+    was_there = NETNS_ETC.exists()
+    with ExitStack() as stack:
+        NETNS_ETC.mkdir(exist_ok=True)
+        if not was_there:
+            stack.callback(remove_if_empty, NETNS_ETC)
+        overlay.symlink_to(host.etc, target_is_directory=True)
+        stack.callback(overlay.unlink)
+        run(["ip", "netns", "add", host.name])
+        stack.callback(run, ["ip", "netns", "delete", host.name])
+        yield
+
+
+def remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def write_hosts_file(host: Host, everyone: Sequence[Host]) -> None:
+    host.etc.mkdir(parents=True)
+    entries = ["127.0.0.1 localhost", *(f"{other.address} {other.name}" for other in everyone)]
+    (host.etc / "hosts").write_text("\n".join(entries) + "\n")
+
+
+def cable(first: str, second: str) -> list[str]:
+    """Makes both ends within the namespaces, so that no interface is ever seen outside."""
+    return ["ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second]
+
+
+def connect(first: Host, second: Host) -> None:
+    run(cable(first.name, second.name))
+    for host in (first, second):
+        run(["ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE])
+        for interface in ("lo", INTERFACE):
+            run(["ip", "-n", host.name, "link", "set", interface, "up"])
+
+
+@contextmanager
+def ssh(hosts: TwoHosts) -> Iterator[frozenset[int]]:
+    """An sshd on each host, and an ssh_config with which each logs in to both; yields the sshds' process ids."""
+    made = not SEPARATION.exists()
+    SEPARATION.mkdir(parents=True, exist_ok=True)
+    servers = []
+    try:
+        write_keys(hosts)
+        servers = [start_sshd(host) for host in (hosts.first, hosts.second)]
+        for here, there in ((hosts.first, hosts.second), (hosts.second, hosts.first)):
+            log_in(here, there)
+        yield frozenset(server.pid for server in servers)
+    finally:
+        for server in servers:
+            server.terminate()
+        wait(servers, 10)
+        if made:
+            remove_if_empty(SEPARATION)
+
+
+def write_keys(hosts: TwoHosts) -> None:
+    """One key for the user and one for each host, known to both."""
+    both = (hosts.first, hosts.second)
+    user_key = hosts.folder / "user_key"
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(user_key)])
+    for host in both:
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.folder / "host_key")])
+    known = "".join(f"{h.name},{h.address} {(h.folder / 'host_key.pub').read_text()}" for h in both)
+    (hosts.folder / "known_hosts").write_text(known)
+    for host in both:
+        shutil.copy(user_key.with_suffix(".pub"), host.folder / "authorized_keys")
+        (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
+        (host.etc / "ssh").mkdir()
+        (host.etc / "ssh" / "ssh_config").write_text(SSH_CONFIG.format(folder=hosts.folder))
+
+
+def start_sshd(host: Host) -> subprocess.Popen[bytes]:
+    """In the foreground, so that its process id is that of what we started: each program of the line becomes the next."""
+    program = find("sshd")
+    assert program is not None
+    line = host.line([program, "-D", "-e", "-f", str(host.folder / "sshd_config")])
+    with (host.folder / "sshd.log").open("wb") as log:
+        return subprocess.Popen(line, env=with_sbin(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def log_in(here: Host, there: Host) -> None:
+    """Wait until ssh works by name, and arrives at the other host."""
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            name = run(here.line(["ssh", there.name, "cat /proc/sys/kernel/hostname"])).strip()
+            assert name == there.name
+            return
+        except CannotRun as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{error}\n{(there.folder / 'sshd.log').read_text()}") from error
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":  # two hosts to try things by hand; what it prints begins a command there
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch, two_hosts(Path(scratch)) as made_here:
+        for made_host in (made_here.first, made_here.second):
+            print(" ".join(repr(part) if " " in part else part for part in made_host.line([])))
+        sys.stdin.read()

@@ -1,0 +1,362 @@
+"""What each rank does in the distributed tests: `python -m tests.distributed.scenarios NAME FOLDER`, under any launcher.
+
+A scenario returns plain values, which land in FOLDER/rank_N.json; the tests hold them against each other and against one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retina_dist.config import reported_errors
+from retina_dist.data.buckets import make_buckets
+from retina_dist.data.categories import Categories
+from retina_dist.data.samplers import EvalSampler
+from retina_dist.engine.replicas import ReplicaMismatch, check_replicas
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import PeerLost, UserError
+from retina_dist.evaluation.coco import CocoEvaluator
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.select import make_strategy
+from retina_dist.types import Batch
+
+STEPS, ROWS = 4, 24  # of the small training; 24 rows a step share out over 1, 2, 3, 4 and 8 ranks
+
+
+def contract() -> dict[str, Any]:
+    """Everything a strategy promises, in one job; the strategy is entered anew for each part."""
+    parts = {}
+    for name, part in PARTS.items():
+        arguments = {"compression": name.split("_")[1]} if name.startswith("compression") else {}
+        with make_strategy(device="cpu", timeout_s=60, **arguments) as strategy:
+            parts[name] = part(strategy)
+    return parts
+
+
+def properties(strategy: DistributedStrategy) -> Any:
+    return {
+        "rank": strategy.rank,
+        "local_rank": strategy.local_rank,
+        "world_size": strategy.world_size,
+        "is_main": strategy.is_main,
+        "device": str(strategy.device),
+        "backend": strategy.backend,
+        "ranks_averaged": strategy.ranks_averaged,
+    }
+
+
+def collectives(strategy: DistributedStrategy) -> Any:
+    rank, world = strategy.rank, strategy.world_size
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x = torch.tensor([[rank + 1, -rank], [2 * rank, 5]], dtype=dtype)
+        for op in ("sum", "min", "max"):
+            result = strategy.all_reduce(x, op)
+            assert result.dtype == dtype
+            assert result.shape == x.shape
+            found[f"{op} {dtype}"] = result.tolist()
+        assert x.tolist() == [[rank + 1, -rank], [2 * rank, 5]], "the input stays as it is"
+    found["mean"] = strategy.all_reduce(torch.tensor([float(rank)], dtype=torch.float64)).tolist()
+    found["scalar"] = strategy.all_reduce(torch.tensor(float(rank)), "max").item()
+    found["not contiguous"] = strategy.all_reduce(torch.arange(6.0).view(2, 3).t() + rank, "sum").tolist()
+    found["ragged"] = strategy.all_gather(torch.full((rank, 2), float(rank), dtype=torch.float64)).tolist()
+    found["first empty"] = strategy.all_gather(torch.full((int(rank > 0), 1), rank)).tolist()
+    found["all empty"] = list(strategy.all_gather(torch.zeros(0, 7, dtype=torch.float64)).shape)
+    last = world - 1
+    found["broadcast"] = strategy.broadcast(torch.tensor([float(rank), 7.0]), src=last).tolist()
+    sent = {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}} if strategy.is_main else None
+    received = strategy.broadcast_object(sent)
+    found["object"] = {**received, "a": received["a"].tolist()}
+    strategy.barrier()
+    return found
+
+
+class Net(nn.Module):
+    """Enough layers for several gradients; the output scale makes some of them tiny."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def small_training(
+    strategy: DistributedStrategy,
+    *,
+    accumulate: int = 1,
+    clip: float | None = None,
+    factors: tuple[float, ...] = (1.0,) * STEPS,
+    backwards: int | None = None,
+    bad: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    scale: float | None = None,
+) -> dict[str, Any]:
+    """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
+
+    `backwards` is how many of the `accumulate` micro-batches there are in the last step.
+    """
+    torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
+    model = Net().to(dtype)
+    if strategy.is_main:
+        torch.manual_seed(0)
+        model.load_state_dict(Net().to(dtype).state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    state = TrainState(model, optimizer, scaler)
+    net = strategy.prepare(model, optimizer, accumulate)
+    norms, moved, scales = [], [], []
+
+    def fit() -> None:
+        for step in range(STEPS):
+            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
+            labels = torch.arange(ROWS) % 3
+            count = backwards if backwards and step == STEPS - 1 else accumulate
+            shares = [
+                c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]
+            ]
+            for i, share in enumerate(shares):
+                with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
+                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares) * factors[step]
+                    if bad == (strategy.rank, step):
+                        loss = loss * float("inf")
+                    scaler.scale(loss).backward()
+            strategy.reduce_gradients()
+            scaler.unscale_(optimizer)
+            norms.append(clip_gradients(model.parameters(), clip).item())
+            before = flat(model)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            moved.append(not torch.equal(before, flat(model)))
+            scales.append(scaler.get_scale())
+
+    strategy.run(fit, state)
+    return {
+        "weights": flat(model).tolist(),
+        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).tolist(),
+        "norms": norms,
+        "moved": moved,
+        "scales": scales,
+        "keys": sorted(state.state_dict()["model"]),
+        "counters": strategy.counters(),
+    }
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def start(strategy: DistributedStrategy) -> Any:
+    """Sharing the state must not train: a fresh optimizer with momentum and weight decay, weights unequal before."""
+    torch.manual_seed(strategy.rank)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    strategy.prepare(model, optimizer)
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    state.step = strategy.rank + 5
+    weights = strategy.run(lambda: flat(model).tolist(), state)
+    torch.manual_seed(0)
+    expected = flat(Net()).tolist()
+    return {"unmoved": weights == expected, "momentum": len(optimizer.state), "step": state.step}
+
+
+def errors(strategy: DistributedStrategy) -> Any:
+    """A UserError on the last rank ends all; one on the main rank within `on_main` too."""
+
+    def fail(ranks: tuple[int, ...]) -> str:
+        if strategy.rank in ranks:
+            raise UserError(f"rank {strategy.rank} cannot")
+        return "fine"
+
+    last = strategy.world_size - 1
+    found = [attempt(lambda: strategy.together(lambda: fail((last,))), strategy)]
+    found.append(attempt(lambda: strategy.on_main(lambda: fail((0,))), strategy))
+    found.append(strategy.on_main(lambda: {"rank": strategy.rank}))
+    return found
+
+
+def attempt(function: Any, strategy: DistributedStrategy) -> Any:
+    try:
+        return function()
+    except UserError as error:
+        return [type(error).__name__, str(error), error.everywhere, error.speaker]
+
+
+def sentinel(strategy: DistributedStrategy) -> Any:
+    """One bit of one weight, then of one momentum, on the last rank."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    check_replicas(state.replicated(), strategy, 1)
+    found = []
+    parameters = dict(model.named_parameters())
+    for tensor in (
+        parameters["layers.2.weight"].data,
+        optimizer.state[parameters["layers.0.bias"]]["momentum_buffer"],
+    ):
+        bits = tensor.view(torch.int32).flatten()
+        flip = int(strategy.rank == strategy.world_size - 1)
+        bits[3] ^= flip
+        try:
+            check_replicas(state.replicated(), strategy, 7)
+            found.append("equal")
+        except ReplicaMismatch as error:
+            found.append(str(error))
+        bits[3] ^= flip
+    return found
+
+
+PARTS = {
+    "properties": properties,
+    "collectives": collectives,
+    "plain": small_training,
+    "accumulate": lambda s: small_training(s, accumulate=4),
+    "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
+    "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
+    "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
+    "compression_bf16": lambda s: small_training(s, accumulate=2, dtype=torch.float32),
+    "compression_fp16": lambda s: small_training(s, accumulate=2, dtype=torch.float32, factors=(1.0, 1e-5, 1e6, 1.0)),
+    "compression_none": lambda s: small_training(s, accumulate=2, dtype=torch.float32, factors=(1.0, 1e-5, 1e6, 1.0)),
+    "start": start,
+    "errors": errors,
+    "sentinel": sentinel,
+}
+
+
+class Finder(nn.Module):
+    """Detections that depend on the image id alone: some right, some wrong, none at all in every third image."""
+
+    def __init__(self, truth: dict[int, list[list[float]]]) -> None:
+        super().__init__()
+        self.truth = truth
+
+    def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        detections = []
+        for image_id in batch.image_ids.tolist():
+            rng = np.random.default_rng(image_id)
+            boxes = np.array(self.truth[image_id], dtype=np.float64).reshape(-1, 4)
+            boxes = boxes[: 0 if image_id % 3 == 0 else None] + rng.normal(0, 3, (1, 4)) * (image_id % 2)
+            boxes = np.concatenate([boxes, rng.uniform(0, 50, (image_id % 4, 4)) + [[0, 0, 50, 50]]])
+            scores = rng.uniform(0.1, 1.0, len(boxes))
+            found = {"boxes": torch.tensor(boxes), "scores": torch.tensor(scores)}
+            detections.append({**found, "labels": torch.tensor(rng.integers(0, 2, len(boxes)))})
+        losses = {"classification": batch.image_ids.double().mean(), "bbox_regression": batch.image_ids.double().mean()}
+        return losses, detections
+
+
+def evaluation() -> Any:
+    """The twelve numbers over 5 images (fewer than ranks at np 8) and over 23, each image on one rank."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy:
+        return {str(count): evaluate_images(strategy, count) for count in (5, 23)}
+
+
+def evaluate_images(strategy: DistributedStrategy, count: int) -> Any:
+    rng = np.random.default_rng(0)
+    sizes = np.where(rng.random((count, 1)) < 0.5, [[100, 150]], [[150, 100]])
+    corners = {i: rng.uniform(0, 50, (rng.integers(0, 4), 2)) for i in range(1, count + 1)}
+    truth = {i: [[x, y, x + 40, y + 30] for x, y in c.tolist()] for i, c in corners.items()}
+    entries = [
+        {"id": n, "image_id": i, "category_id": 7 + n % 2, "bbox": [b[0], b[1], 40.0, 30.0], "area": 1200.0, "iscrowd": 0}
+        for n, (i, b) in enumerate(((i, b) for i, boxes in truth.items() for b in boxes), start=1)
+    ]
+    coco = {
+        "images": [
+            {"id": i, "height": int(h), "width": int(w)} for i, (h, w) in enumerate(sizes.tolist(), start=1)
+        ],
+        "annotations": entries,
+        "categories": [{"id": 7, "name": "a"}, {"id": 8, "name": "b"}],
+    }
+    buckets = make_buckets(sizes, min_sizes=(100,), max_size=200, num_buckets=2)
+    sampler = EvalSampler(buckets=buckets, batch_size=3, rank=strategy.rank, world_size=strategy.world_size)
+    mine: list[int] = []
+
+    def batches() -> Iterator[Batch]:
+        for spec in sampler:
+            ids = torch.tensor([i + 1 for i in spec.indices])
+            mine.extend(ids.tolist())
+            n = len(ids)
+            size = torch.tensor([spec.canvas] * n)
+            yield Batch(
+                images=torch.zeros(n, 3, 8, 8, dtype=torch.uint8),
+                image_sizes=size,
+                original_sizes=size,
+                image_ids=ids,
+                boxes=torch.zeros(n, 1, 4),
+                labels=torch.zeros(n, 1, dtype=torch.int64),
+                num_boxes=torch.zeros(n, dtype=torch.int64),
+            )
+
+    evaluator = CocoEvaluator(
+        annotations_coco=coco,
+        categories=Categories.from_coco(coco["categories"]),
+        batches=batches,
+        strategy=strategy,
+        backend="pycocotools",
+    )
+    return {"metrics": evaluator(Finder(truth)), "images": mine}
+
+
+def absent() -> Any:
+    """The last rank stays away from a collective."""
+    with make_strategy(device="cpu", timeout_s=6) as strategy:
+        strategy.barrier()
+        if strategy.rank == strategy.world_size - 1:
+            time.sleep(100)
+        strategy.all_reduce(torch.ones(1))
+    return "never"
+
+
+def crash() -> Any:
+    """The last rank fails in a way nobody foresaw, while the others wait for it."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy:
+        strategy.barrier()
+        if strategy.rank == strategy.world_size - 1:
+            raise RuntimeError("the disk fell out")
+        strategy.all_reduce(torch.ones(1))
+    return "never"
+
+
+def bad_input() -> Any:
+    """The last rank finds its data wrong."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy:
+
+        def read() -> None:
+            if strategy.rank == strategy.world_size - 1:
+                raise UserError("no such folder")
+
+        strategy.together(read)
+    return "never"
+
+
+SCENARIOS = {f.__name__: f for f in (contract, evaluation, absent, crash, bad_input)}
+
+
+def main(name: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    with reported_errors():
+        try:
+            result = SCENARIOS[name]()
+        except PeerLost as error:
+            print(f"lost: {error}", file=sys.stderr, flush=True)
+            raise
+        rank = int(next((os.environ[k] for k in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if k in os.environ), 0))
+        (Path(folder) / f"rank_{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

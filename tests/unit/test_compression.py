@@ -1,0 +1,96 @@
+"""Gradients in 16 bits on the wire, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
+
+
+def mean_of(gradients: list[Tensor], compression: Compression, scale: float = DEFAULT_FP16_SCALE) -> Tensor:
+    """What ranks with these gradients end with; the wire adds up in its own 16 bits."""
+    summed = to_wire(gradients[0], compression, scale, len(gradients))
+    for gradient in gradients[1:]:
+        summed = summed + to_wire(gradient, compression, scale, len(gradients))
+    return from_wire(summed, compression, scale, gradients[0].dtype)
+
+
+@pytest.mark.parametrize(
+    ("compression", "sent", "dtype"), [("fp16", 0.75 * 1024 / 4, torch.float16), ("bf16", 0.75 / 4, torch.bfloat16)]
+)
+def test_each_rank_sends_its_share_of_the_mean_in_16_bits(
+    compression: Compression, sent: float, dtype: torch.dtype
+) -> None:
+    wire = to_wire(torch.tensor([[0.75]]), compression, 1024.0, world_size=4)
+    assert (wire.dtype, wire.tolist()) == (dtype, [[sent]])
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_what_comes_back_is_the_mean_at_its_true_size(compression: Compression) -> None:
+    mean = mean_of([torch.tensor([1.0, -3.0, 0.0]), torch.tensor([2.0, 1.0, 0.0])], compression)
+    assert mean.dtype == torch.float32
+    assert mean.tolist() == [1.5, -1.0, 0.0]  # exact in 8 bits of mantissa
+
+
+@pytest.mark.parametrize(("compression", "step"), [("bf16", 2**-7), ("fp16", 2**-10)])
+def test_values_between_two_of_the_format_are_rounded(compression: Compression, step: float) -> None:
+    """1 + 2 steps is one that can be told from 1; a quarter of a step above 1 cannot."""
+    mean = mean_of([torch.tensor([1 + 2 * step, 1 + step / 4])], compression)
+    assert mean.tolist() == [1 + 2 * step, 1.0]
+
+
+def test_the_gradient_that_is_sent_stays_as_it_is() -> None:
+    gradient = torch.tensor([1.0, 2.0])
+    to_wire(gradient, "fp16", 1024.0, 2)
+    assert gradient.tolist() == [1.0, 2.0]
+
+
+def test_small_gradients_survive_fp16_by_the_scale() -> None:
+    small = torch.tensor([1e-8])
+    assert small.half().item() == 0  # which is why there is a scale
+    assert mean_of([small], "fp16").item() == pytest.approx(1e-8, rel=0.01)
+    assert mean_of([small], "fp16", scale=1.0).item() == 0
+
+
+def test_bf16_keeps_the_whole_range_of_float32() -> None:
+    assert mean_of([torch.tensor([1e38, 1e-38])] * 2, "bf16").tolist() == pytest.approx([1e38, 1e-38], rel=2**-8)
+
+
+def test_a_sum_over_ranks_stays_in_range_where_each_summand_does() -> None:
+    """60 * 1024 = 61440 is below fp16's 65504, four of them are not."""
+    assert mean_of([torch.tensor([60.0])] * 4, "fp16").item() == 60.0
+
+
+def test_a_gradient_out_of_fp16s_range_is_seen_on_every_rank() -> None:
+    mean = mean_of([torch.tensor([1.0, 2.0]), torch.tensor([1.0, 200.0])], "fp16")  # 200 * 1024 / 2 = 102400 > 65504
+    assert mean.tolist() == [1.0, float("inf")]
+    assert not all_finite([torch.ones(3), mean])
+
+
+def test_overflows_of_opposite_signs_are_seen_too() -> None:
+    mean = mean_of([torch.tensor([1e6]), torch.tensor([-1e6])], "fp16")  # inf - inf
+    assert mean.isnan().all()
+    assert not all_finite([mean])
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_one_value_that_is_no_number_is_found_wherever_it_is(bad: float) -> None:
+    gradients = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(5, dtype=torch.float16)]
+    assert all_finite(gradients)
+    for gradient in gradients:
+        gradient.flatten()[-1:].fill_(bad)
+        assert not all_finite(iter(gradients))
+        gradient.flatten()[-1:].fill_(0)
+
+
+def test_the_largest_finite_values_are_finite() -> None:
+    assert all_finite([torch.tensor([torch.finfo(d).max] * 9, dtype=d) for d in (torch.float16, torch.float32)])
+
+
+@pytest.mark.xfail(
+    raises=RuntimeError, strict=True, reason="torch takes no empty list, and is asked before it is looked at"
+)
+def test_no_gradient_is_finite() -> None:
+    assert all_finite([])

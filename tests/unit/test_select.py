@@ -1,0 +1,184 @@
+"""Which strategy a launcher gets, which combinations are refused, and the device of each process."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from retina_dist.errors import ConfigError
+from retina_dist.strategies import devices, horovod
+from retina_dist.strategies.ddp import DDPStrategy
+from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.horovod import HorovodStrategy
+from retina_dist.strategies.launch import Launch
+from retina_dist.strategies.select import choose_strategy, make_strategy
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+PYTHON = Launch()
+TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun"))
+
+
+@pytest.mark.parametrize(
+    ("launch", "name"), [(PYTHON, "single"), (TORCHRUN, "ddp"), (HOROVODRUN, "horovod"), (MPIRUN, "horovod")]
+)
+def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
+    assert choose_strategy("auto", launch) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("single", PYTHON),
+        ("single", Launch("torchrun")),  # one process only
+        ("ddp", PYTHON),
+        ("ddp", TORCHRUN),
+        ("ddp", MPIRUN),
+        ("horovod", PYTHON),
+        ("horovod", HOROVODRUN),
+        ("horovod", MPIRUN),
+    ],
+)
+def test_what_goes_together_is_taken_as_it_is(name: str, launch: Launch) -> None:
+    assert choose_strategy(name, launch) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "message"),
+    [
+        (
+            "single",
+            Launch("torchrun", 1, 8),
+            "strategy=single under torchrun with 8 processes would train the same model 8 times; use strategy=auto, or start it "
+            "by python.",
+        ),
+        (
+            "horovod",
+            TORCHRUN,
+            "strategy=horovod cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use strategy=ddp.",
+        ),
+        (
+            "ddp",
+            HOROVODRUN,
+            "strategy=ddp cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod.",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch: Launch, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_strategy(name, launch=launch, device="cpu")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("name", "launch"), [("auto", PYTHON), ("ddp", TORCHRUN)])
+def test_adasum_is_horovods_alone(name: str, launch: Launch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"strategy\.reduction=adasum is Horovod's; use strategy=horovod, or reduction="
+    ):
+        make_strategy(name, launch=launch, device="cpu", reduction="adasum")
+
+
+def test_one_process_needs_no_backend() -> None:
+    strategy = make_strategy(launch=PYTHON, device="cpu")
+    assert type(strategy) is SingleDeviceStrategy
+    assert (strategy.rank, strategy.world_size, strategy.is_main, strategy.ranks_averaged) == (0, 1, True, 1)
+
+
+def test_ddp_gets_its_settings() -> None:
+    strategy = make_strategy(
+        launch=TORCHRUN,
+        device="cpu",
+        compression="fp16",
+        fp16_scale=8.0,
+        bucket_mb=3.0,
+        static_graph=True,
+        timeout_s=7.0,
+    )
+    assert isinstance(strategy, DDPStrategy)
+    assert (strategy.rank, strategy.world_size, strategy.local_rank, strategy.is_main) == (1, 2, 1, False)
+    assert (strategy.compression, strategy.fp16_scale) == ("fp16", 8.0)
+    assert (strategy.bucket_mb, strategy.static_graph, strategy.timeout_s) == (3.0, True, 7.0)
+    assert strategy.backend == "DDP over Gloo"
+
+
+def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
+    strategy = make_strategy(
+        launch=MPIRUN,
+        device="cpu",
+        compression="bf16",
+        fp16_scale=8.0,
+        fusion_mb=2.0,
+        hierarchical=True,
+        timeout_s=7.0,
+    )
+    assert isinstance(strategy, HorovodStrategy)
+    assert (strategy.compression, strategy.fp16_scale, strategy.reduction) == ("bf16", 8.0, "average")
+    assert strategy.settings["HOROVOD_FUSION_THRESHOLD"] == "2097152"
+    assert strategy.settings["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert strategy.settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
+
+
+def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
+        make_strategy("horovod", launch=PYTHON, device="cpu")
+    assert not horovod.horovod_is_installed()
+
+
+class Host:
+    """A host with some GPUs, as torch shows it; keeps which of them was made current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+        self.current: torch.device | None = None
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(self, "current", device))
+        monkeypatch.setattr(devices.torch, "empty", lambda *size, device: None)
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_process_gets_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    host = Host(monkeypatch, gpus=2)
+    assert resolve_device(name, Launch("torchrun", 3, 4, 1, 2)) == torch.device("cuda:1")
+    assert host.current == torch.device("cuda:1")
+
+
+def test_a_gpu_that_was_asked_for_is_taken_whatever_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, gpus=1)
+    assert resolve_device("cuda:0", Launch("mpirun", 1, 2, 1, 2)) == torch.device("cuda:0")
+    assert host.current == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_more_processes_than_gpus_are_refused_before_they_share_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    host = Host(monkeypatch, gpus=2)
+    with pytest.raises(ConfigError) as caught:
+        resolve_device(name, Launch("torchrun", 2, 3, 2, 3))
+    assert str(caught.value) == (
+        "3 processes were started on this host, but it has 2 GPUs: none is left for local rank 2; start at most 2 a host, or "
+        "give strategy.device=cpu (where each process sees a GPU of its own only, strategy.device=cuda:0)."
+    )
+    assert host.current is None
+
+
+def test_hidden_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    Host(monkeypatch, gpus=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(ConfigError, match=r"it has 2 GPUs \(CUDA_VISIBLE_DEVICES=4,5\): none is left for local rank 2"):
+        resolve_device("auto", Launch("mpirun", 2, 3, 2, 3))
+
+
+def test_without_gpus_auto_is_the_cpu_for_any_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, gpus=0)
+    assert resolve_device("auto", Launch("torchrun", 7, 8, 7, 8)) == torch.device("cpu")
+    assert host.current is None
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"strategy\.device={name} cannot be used \(.+\); use auto or cpu\."):
+        resolve_device(name)

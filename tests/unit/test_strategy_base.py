@@ -1,0 +1,213 @@
+"""What every strategy does by its collectives alone, with ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retina_dist.errors import ConfigError, DataError, PeerLost, UserError
+from retina_dist.strategies.base import ReduceOp
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+
+class Job:
+    """Where the ranks of a job meet. A rank that waits for one that never comes fails after some seconds."""
+
+    def __init__(self, world_size: int) -> None:
+        self.slots: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=10)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order."""
+        self.slots[rank] = x.clone()
+        self.barrier.wait()
+        everyone = list(self.slots)
+        self.barrier.wait()
+        return everyone
+
+
+class ThreadRank(SingleDeviceStrategy):
+    """One rank of a job in threads; `calls` names the collectives it took part in."""
+
+    def __init__(self, rank: int, job: Job) -> None:
+        super().__init__("cpu")
+        self._rank, self.job = rank, job
+        self.calls: list[str] = []
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return len(self.job.slots)
+
+    def _exchange(self, name: str, x: Tensor) -> list[Tensor]:
+        self.calls.append(name)
+        return self.job.exchange(self.rank, x)
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        everyone = torch.stack(self._exchange(f"all_reduce {op}", x))
+        return {"sum": everyone.sum, "mean": everyone.mean, "min": everyone.amin, "max": everyone.amax}[op](0)
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return torch.cat(self._exchange("all_gather", rows))
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return x.copy_(self._exchange(f"broadcast {src}", x)[src])
+
+
+def on_ranks(world_size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:
+    """What `function(strategy)` returns on each rank, or the error it raises there."""
+    job = Job(world_size)
+
+    def one(rank: int) -> Any:
+        try:
+            return function(ThreadRank(rank, job))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(one, range(world_size)))
+
+
+def failing(ranks: set[int]) -> Callable[[ThreadRank], Any]:
+    """A call of `together` in which some ranks fail."""
+
+    def call(strategy: ThreadRank) -> Any:
+        def work() -> str:
+            if strategy.rank in ranks:
+                raise DataError(f"rank {strategy.rank} cannot read")
+            return f"result of {strategy.rank}"
+
+        return strategy.together(work)
+
+    return call
+
+
+def test_together_gives_each_rank_its_own_result() -> None:
+    assert on_ranks(3, failing(set())) == ["result of 0", "result of 1", "result of 2"]
+
+
+@pytest.mark.parametrize("ranks", [{0}, {1}, {2}, {1, 2}, {0, 1, 2}])
+def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it_stopped(ranks: set[int]) -> None:
+    errors = on_ranks(3, failing(ranks))
+    first = min(ranks)
+    for rank, error in enumerate(errors):
+        assert error.everywhere  # so that all leave in order
+        if rank == first:
+            assert type(error) is DataError
+            assert (str(error), error.speaker) == (f"rank {rank} cannot read", rank)
+        else:
+            assert type(error) is PeerLost
+            assert (str(error), error.speaker) == (f"rank {first} stopped; its message says why.", None)
+
+
+def test_the_marks_are_the_errors_own() -> None:
+    on_ranks(2, failing({1}))
+    assert (UserError.everywhere, UserError.speaker, DataError.everywhere, PeerLost.speaker) == (False, 0, False, 0)
+
+
+def test_main_works_alone_and_everyone_gets_what_it_found() -> None:
+    worked: list[int] = []
+
+    def find(strategy: ThreadRank) -> Any:
+        def work() -> Any:
+            worked.append(strategy.rank)
+            return {"names": ["cat", "dog"], "sizes": torch.tensor([1, 2]), "folder": None}
+
+        return strategy.on_main(work)
+
+    results = on_ranks(3, find)
+    assert worked == [0]
+    for result in results:
+        assert (result["names"], result["sizes"].tolist(), result["folder"]) == (["cat", "dog"], [1, 2], None)
+
+
+def test_an_error_of_main_ends_all_ranks_and_main_speaks() -> None:
+    def fail() -> None:
+        raise ConfigError("output_dir=x is not empty.")
+
+    main, *others = on_ranks(3, lambda strategy: strategy.on_main(fail))
+    assert type(main) is ConfigError
+    assert (str(main), main.everywhere, main.speaker) == ("output_dir=x is not empty.", True, 0)
+    for other in others:
+        assert type(other) is PeerLost
+        assert (str(other), other.everywhere, other.speaker) == ("rank 0 stopped; its message says why.", True, None)
+
+
+def test_after_an_error_the_ranks_are_in_step_again() -> None:
+    """An error that is caught must not leave one rank a collective ahead."""
+
+    def twice(strategy: ThreadRank) -> Any:
+        with pytest.raises(UserError):
+            strategy.on_main(lambda: int("x") if strategy.rank else (_ for _ in ()).throw(DataError("bad")))
+        return strategy.on_main(lambda: "good")
+
+    assert on_ranks(2, twice) == ["good", "good"]
+
+
+def test_alone_an_error_is_raised_as_it_is() -> None:
+    strategy = SingleDeviceStrategy("cpu")
+    error = DataError("bad")
+
+    def fail() -> None:
+        raise error
+
+    for call in (strategy.on_main, strategy.together):
+        with pytest.raises(DataError) as caught:
+            call(fail)
+        assert caught.value is error
+        assert (error.everywhere, error.speaker) == (False, 0)
+    assert strategy.on_main(lambda: 3) == strategy.together(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_an_object_of_any_rank_reaches_all(source: int) -> None:
+    def send(strategy: ThreadRank) -> Any:
+        return strategy.broadcast_object({"rank": strategy.rank, "x": torch.full((2,), strategy.rank)}, source)
+
+    for result in on_ranks(3, send):
+        assert (result["rank"], result["x"].tolist()) == (source, [source, source])
+
+
+def test_only_tensors_and_plain_values_are_unpickled() -> None:
+    _, other = on_ranks(2, lambda strategy: strategy.broadcast_object(Job))
+    assert isinstance(other, Exception)
+    assert "eights" in str(other)  # torch's "Weights only load failed"
+
+
+class Counter:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_run_makes_the_state_equal_to_rank_0s_before_it_starts() -> None:
+    def fit(strategy: ThreadRank) -> Any:
+        state = Counter(10 + strategy.rank)
+        return strategy.run(lambda: state.value, state)
+
+    assert on_ranks(3, fit) == [10, 10, 10]
+
+
+def test_a_barrier_is_passed_by_all_or_none() -> None:
+    arrived: list[int] = []
+
+    def wait(strategy: ThreadRank) -> int:
+        arrived.append(strategy.rank)
+        strategy.barrier()
+        return len(arrived)
+
+    assert on_ranks(3, wait) == [3, 3, 3]
