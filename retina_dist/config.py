@@ -117,7 +117,9 @@ class OptimizerConfig:
 
     name: str = "sgd"  # sgd | adamw | adam
     lr: float = MISSING
-    lr_rule: str = "none"  # none | linear | sqrt: scale lr by batch_size / lr_reference_batch | adasum: by one participant's
+    lr_rule: str = (
+        "none"  # none | linear | sqrt: scale lr by batch_size / lr_reference_batch | adasum: by one participant's
+    )
     lr_reference_batch: int = 16
     momentum: float = 0.9
     nesterov: bool = False
@@ -175,7 +177,9 @@ class StrategyConfig:
     name: str = "auto"  # auto (by the launcher) | single | ddp | horovod
     device: str = "auto"  # auto | cpu | cuda (the GPU of the local rank) | cuda:N
     compression: str = "none"  # none | bf16 | fp16: gradients on the wire
-    fp16_scale: float | None = None  # factor on gradients before fp16; null: 1024, or 1 with precision=fp16, which scales the loss
+    fp16_scale: float | None = (
+        None  # factor on gradients before fp16; null: 1024, or 1 with precision=fp16, which scales the loss
+    )
     timeout_s: float = 600.0  # a collective that some rank has not joined by then ends the job
     bucket_mb: float = 25.0  # ddp: gradients averaged together
     static_graph: bool = False  # ddp: every step uses the same parameters
@@ -225,7 +229,9 @@ class ParityConfig(TrainConfig):
     """`python -m retina_dist.parity`: takes whatever a training takes."""
 
     processes: list[int] = field(default_factory=lambda: [1, 2, 4])
-    launchers: list[str] = field(default_factory=lambda: ["torchrun", "horovodrun", "mpirun"])  # those that are installed
+    launchers: list[str] = field(
+        default_factory=lambda: ["torchrun", "horovodrun", "mpirun"]
+    )  # those that are installed
     dtypes: list[str] = field(default_factory=lambda: ["fp64", "fp32"])
     steps: int = 3
     output: str | None = None  # a JSON file

@@ -4,6 +4,7 @@
     python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
     python -m retina_dist.evaluate checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1 annotations=… images=…
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
+    torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…      the images shared out over processes
 
 Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from retina_dist.config import DataConfig, EvaluateConfig, entry_point
 from retina_dist.data.coco import Annotations, load_annotations
@@ -25,7 +28,10 @@ from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows
 from retina_dist.files import write_atomically
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
-from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.reporting.voice import Voice
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.launch import detect_launch
+from retina_dist.strategies.select import make_strategy
 from retina_dist.tasks.detection import read_split
 
 TITLES = {
@@ -48,10 +54,15 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
-    folder = Path(config.output_dir) if config.output_dir else None
+    is_main = detect_launch().rank == 0
+    folder = Path(config.output_dir) if config.output_dir and is_main else None
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-    result = _of_results(config) if config.results else _of_checkpoint(config, folder)
+    if config.results:
+        result = _of_results(config)
+    else:
+        with make_strategy(device=config.device) as strategy:
+            result = _of_checkpoint(config, folder, strategy)
     if folder:
         text = json.dumps(result.to_dict(), indent=1) + "\n"
         write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
@@ -82,21 +93,8 @@ def _truth(config: EvaluateConfig) -> dict:
     return load_annotations(path, path.parent, missing_images="ignore").coco
 
 
-def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
-    path = str(config.checkpoint)
-    strategy = SingleDeviceStrategy(config.device)
-    if is_torchvision_name(path):
-        detector = Detector.from_torchvision(path, device=str(strategy.device))
-        data = DataConfig(name="coco")
-    else:
-        content = load_checkpoint(Path(path))
-        detector = Detector.from_content(content, path, device=str(strategy.device))
-        data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
-    if config.annotations:
-        data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
-    annotations: Annotations | None = read_split(data, "val", detector.categories)
-    if annotations is None:
-        raise ConfigError(f"{path} names no validation set; give annotations=FILE.json and images=FOLDER.")
+def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
+    detector, data, annotations = strategy.together(lambda: _opened(config, strategy.device))
     module = CocoDataModule(
         train=None,
         val=annotations,
@@ -106,6 +104,8 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
         max_size=detector.max_size,
         num_buckets=data.num_buckets,
         num_workers=config.num_workers,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
         on_bad_image=data.bad_images,  # type: ignore[arg-type]
         max_pixels=data.max_pixels,
     )
@@ -116,6 +116,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
         strategy=strategy,
         autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
         backend=config.backend,  # type: ignore[arg-type]
+        report=Voice(strategy.rank, strategy.world_size).warn,
     )
     evaluator(detector.model)
     assert evaluator.last_result is not None
@@ -124,14 +125,34 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None) -> CocoResult:
     return evaluator.last_result
 
 
+def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DataConfig, Annotations]:
+    """The detector and the images to judge it on."""
+    path = str(config.checkpoint)
+    if is_torchvision_name(path):
+        detector = Detector.from_torchvision(path, device=str(device))
+        data = DataConfig(name="coco")
+    else:
+        content = load_checkpoint(Path(path))
+        detector = Detector.from_content(content, path, device=str(device))
+        data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
+    if config.annotations:
+        data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
+    annotations = read_split(data, "val", detector.categories)
+    if annotations is None:
+        raise ConfigError(f"{path} names no validation set; give annotations=FILE.json and images=FOLDER.")
+    return detector, data, annotations
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None or value < 0 else f"{value:.4f}"
 
 
 @entry_point("evaluate")
 def main(config: EvaluateConfig) -> None:
-    """Print the table."""
-    print(format_table(evaluate(config)))
+    """Print the table, once."""
+    result = evaluate(config)
+    if detect_launch().rank == 0:
+        print(format_table(result))
 
 
 if __name__ == "__main__":

@@ -223,7 +223,9 @@ def _print_table(config: ParityConfig, columns: dict[str, dict[str, dict[str, fl
             good = good and not any(fails)
             marks = "".join(f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True))
             print(f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree'}")
-    print("\nLive batch norm normalises each process's own images, so its result depends on their number; frozen and synchronised")
+    print(
+        "\nLive batch norm normalises each process's own images, so its result depends on their number; frozen and synchronised"
+    )
     print("norms do not. " + ("All others agree." if good else "Marked with !: past the tolerance."))
     return good
 

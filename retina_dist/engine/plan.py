@@ -93,7 +93,8 @@ def resolve_plan(
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
     `lr_rule` scales `lr` by batch_size / lr_reference_batch ("linear": Goyal et al. 2017, https://arxiv.org/abs/1706.02677)
     or by its square root. "adasum" scales it by the batch of one of the `participants` that Adasum combines, which needs no
-    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a plan that is impossible, with the nearest possible values.
+    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a
+    plan that is impossible, with the nearest possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -129,7 +130,7 @@ def resolve_plan(
         raise ConfigError(f"schedule.milestones={list(milestones)} do not rise; list them in order, each once.")
     if (lr_rule == "adasum") != (participants > 1):
         raise ConfigError(
-            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum belongs to "
+            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; lr_rule=adasum belongs to "
             "strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
         )
     scale = {"none": 1.0, "linear": batch_size / lr_reference_batch, "sqrt": math.sqrt(batch_size / lr_reference_batch)}

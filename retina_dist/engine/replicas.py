@@ -39,9 +39,11 @@ def average_statistics(model: nn.Module, strategy: DistributedStrategy) -> None:
 
 def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.training and getattr(module, "sum_over_ranks", None) is None:
-            if module.running_mean is not None and module.running_var is not None:
-                yield from (module.running_mean, module.running_var)
+        live = isinstance(module, _BatchNorm) and module.training
+        if not live or getattr(module, "sum_over_ranks", None) is not None:
+            continue
+        if module.running_mean is not None and module.running_var is not None:
+            yield from (module.running_mean, module.running_var)
 
 
 def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:

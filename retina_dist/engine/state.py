@@ -54,7 +54,7 @@ class TrainState:
     def replicated(self) -> dict[str, Any]:
         """The tensors that are equal on all ranks, by name."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
+        optimizer = {names[p]: values for p, values in self.optimizer.state.items()}  # type: ignore[index]
         ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
         return {"model": self.model.state_dict(), "optimizer": dict(sorted(optimizer.items())), **ema}
 

@@ -32,7 +32,9 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.sum_over_ranks)
         with torch.no_grad():
-            assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.momentum is not None
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)

@@ -29,8 +29,11 @@ OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
         "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
 
-# torch's newer name for the exchange of buffers in each forward pass, which the trainer does without
-BUFFERS = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)
+# No exchange of buffers in each forward pass, by the name that this torch has for it.
+BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
+    inspect.signature(DistributedDataParallel).parameters
+)
+NO_BUFFERS: dict[str, Any] = {max(BUFFER_OPTIONS): False}
 
 _shared_store: dist.Store | None = None
 _jobs = 0
@@ -64,7 +67,9 @@ class DDPStrategy(DistributedStrategy):
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None
-        self._unsent: list[tuple[list[Tensor], Tensor]] = []  # fp16: each bucket's parameters and its gradients before the wire
+        self._unsent: list[
+            tuple[list[Tensor], Tensor]
+        ] = []  # fp16: each bucket's parameters and its gradients before the wire
         self._fp16_overflows = 0
 
     @property
@@ -151,7 +156,7 @@ class DDPStrategy(DistributedStrategy):
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             init_sync=False,  # `run` makes the whole state equal
-            **{max(BUFFERS): False},
+            **NO_BUFFERS,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self.static_graph,

@@ -97,8 +97,8 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.is_initialized():
             if any(self.settings[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
-                    "Horovod over MPI starts only once in a process, so strategy.fusion_mb, hierarchical and timeout_s cannot change "
-                    "between the jobs of a sweep; give launcher='mpirun -np N' to start each job anew."
+                    "Horovod over MPI starts only once in a process, so strategy.fusion_mb, hierarchical and timeout_s cannot "
+                    "change between the jobs of a sweep; give launcher='mpirun -np N' to start each job anew."
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
@@ -140,10 +140,14 @@ class HorovodStrategy(DistributedStrategy):
             )
         if self.reduction == "adasum":
             if not hvd.mpi_enabled():
-                raise ConfigError("strategy.reduction=adasum needs Horovod with MPI; start by mpirun or horovodrun --mpi.")
+                raise ConfigError(
+                    "strategy.reduction=adasum needs Horovod with MPI; start by mpirun or horovodrun --mpi."
+                )
             nodes = hvd.size() // self.ranks_averaged
             if nodes & (nodes - 1):
-                raise ConfigError(f"strategy.reduction=adasum combines pairs; {nodes} is no power of two of participants.")
+                raise ConfigError(
+                    f"strategy.reduction=adasum combines pairs; {nodes} is no power of two of participants."
+                )
 
     def _transport(self) -> str:
         if self.device.type == "cuda" and self.hvd.nccl_built():
@@ -215,7 +219,9 @@ class HorovodStrategy(DistributedStrategy):
         sizes = [gradient.numel() for gradient in gradients]
         shares = torch.cat([to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients])
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
-        received = self.hvd.alltoall(padded.view(torch.uint8)).view(torch.bfloat16)  # [world_size * piece], one of each rank
+        received = self.hvd.alltoall(padded.view(torch.uint8)).view(
+            torch.bfloat16
+        )  # [world_size * piece], one of each rank
         piece = received.view(self.world_size, -1).float().sum(0).to(torch.bfloat16)
         means = self.hvd.allgather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
         for gradient, mean in zip(gradients, means.split(sizes), strict=True):

@@ -56,14 +56,16 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def _read(launcher: Launcher, names: tuple[str, ...], environment: Mapping[str, str]) -> Launch:
-    defaults = (None, None, "0", environment[names[1]])
+    defaults = ("", "", "0", environment[names[1]])  # the first two are there
     try:
         rank, size, local_rank, local_size = (
-            int(environment.get(name, default)) for name, default in zip(names, defaults, strict=True)  # type: ignore[arg-type]
+            int(environment.get(name, default)) for name, default in zip(names, defaults, strict=True)
         )
     except ValueError:
         said = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
-        raise ConfigError(f"{launcher} set {said}, which are not all whole numbers; unset them or start anew.") from None
+        raise ConfigError(
+            f"{launcher} set {said}, which are not all whole numbers; unset them or start anew."
+        ) from None
     if not 0 <= rank < size:
         raise ConfigError(f"{names[0]}={rank} is no rank of {names[1]}={size}; unset them, or start by a launcher.")
     return Launch(launcher, rank, size, local_rank, local_size)

@@ -22,6 +22,8 @@ from pathlib import Path
 NETNS_ETC = Path("/etc/netns")
 SEPARATION = Path("/run/sshd")  # sshd wants this empty folder, which a service manager would have made
 INTERFACE = "eth0"  # of the same name on both hosts, since horovodrun looks for a common one
+DOCKER = "docker0"  # as many a machine has it: the same address on each, and no way to the other
+DOCKER_ADDRESS = "172.17.0.1/16"
 NETWORK = "192.0.2"  # set aside for examples (RFC 5737); nothing outside the two namespaces sees it
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # where a plain user's PATH does not look
 
@@ -131,7 +133,6 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
 
     Whatever happens, namespaces and processes are gone afterwards; their cable goes with them.
     """
-    folder.chmod(0o755)
     with ExitStack() as stack:
         first, second = (
             Host(f"retina-{os.getpid()}-{letter}", f"{NETWORK}.{number}", folder / letter)
@@ -207,11 +208,13 @@ def with_sbin() -> dict[str, str]:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Until all have ended, or the time is up."""
+    """Until all have ended, one has failed (the others may never notice), or the time is up."""
     deadline = time.monotonic() + timeout
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return
+        time.sleep(0.1)
 
 
 @contextmanager
@@ -247,11 +250,15 @@ def cable(first: str, second: str) -> list[str]:
 
 
 def connect(first: Host, second: Host) -> None:
+    """Plug the cable in, and give each host an interface that leads nowhere."""
     run(cable(first.name, second.name))
     for host in (first, second):
-        run(["ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE])
-        for interface in ("lo", INTERFACE):
-            run(["ip", "-n", host.name, "link", "set", interface, "up"])
+        ip = ["ip", "-n", host.name]
+        run([*ip, "link", "add", DOCKER, "type", "veth", "peer", "name", f"{DOCKER}-end"])
+        run([*ip, "address", "add", DOCKER_ADDRESS, "dev", DOCKER])
+        run([*ip, "address", "add", f"{host.address}/24", "dev", INTERFACE])
+        for interface in ("lo", INTERFACE, DOCKER, f"{DOCKER}-end"):
+            run([*ip, "link", "set", interface, "up"])
 
 
 @contextmanager
@@ -269,7 +276,8 @@ def ssh(hosts: TwoHosts) -> Iterator[frozenset[int]]:
     finally:
         for server in servers:
             server.terminate()
-        wait(servers, 10)
+        for server in servers:
+            server.wait(10)
         if made:
             remove_if_empty(SEPARATION)
 

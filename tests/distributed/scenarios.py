@@ -123,9 +123,7 @@ def small_training(
             rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
             labels = torch.arange(ROWS) % 3
             count = backwards if backwards and step == STEPS - 1 else accumulate
-            shares = [
-                c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]
-            ]
+            shares = [c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]]
             for i, share in enumerate(shares):
                 with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
                     loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares) * factors[step]
@@ -271,13 +269,18 @@ def evaluate_images(strategy: DistributedStrategy, count: int) -> Any:
     corners = {i: rng.uniform(0, 50, (rng.integers(0, 4), 2)) for i in range(1, count + 1)}
     truth = {i: [[x, y, x + 40, y + 30] for x, y in c.tolist()] for i, c in corners.items()}
     entries = [
-        {"id": n, "image_id": i, "category_id": 7 + n % 2, "bbox": [b[0], b[1], 40.0, 30.0], "area": 1200.0, "iscrowd": 0}
+        {
+            "id": n,
+            "image_id": i,
+            "category_id": 7 + n % 2,
+            "bbox": [b[0], b[1], 40.0, 30.0],
+            "area": 1200.0,
+            "iscrowd": 0,
+        }
         for n, (i, b) in enumerate(((i, b) for i, boxes in truth.items() for b in boxes), start=1)
     ]
     coco = {
-        "images": [
-            {"id": i, "height": int(h), "width": int(w)} for i, (h, w) in enumerate(sizes.tolist(), start=1)
-        ],
+        "images": [{"id": i, "height": int(h), "width": int(w)} for i, (h, w) in enumerate(sizes.tolist(), start=1)],
         "annotations": entries,
         "categories": [{"id": 7, "name": "a"}, {"id": 8, "name": "b"}],
     }
@@ -354,7 +357,9 @@ def main(name: str, folder: str) -> None:
         except PeerLost as error:
             print(f"lost: {error}", file=sys.stderr, flush=True)
             raise
-        rank = int(next((os.environ[k] for k in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if k in os.environ), 0))
+        rank = int(
+            next((os.environ[k] for k in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if k in os.environ), 0)
+        )
         (Path(folder) / f"rank_{rank}.json").write_text(json.dumps(result))
 
 

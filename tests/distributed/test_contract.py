@@ -117,7 +117,9 @@ def test_an_error_on_one_rank_ends_all(job: Job) -> None:
         mine = ["UserError", f"rank {last} cannot", everywhere, last]
         lost = ["PeerLost", f"rank {last} stopped; its message says why.", True, None]
         assert found[0] == (mine if rank == last else lost)
-        assert found[1][:2] == (["UserError", "rank 0 cannot"] if rank == 0 else ["PeerLost", "rank 0 stopped; its message says why."])
+        assert found[1][:2] == (
+            ["UserError", "rank 0 cannot"] if rank == 0 else ["PeerLost", "rank 0 stopped; its message says why."]
+        )
         assert found[2] == {"rank": 0}
 
 
@@ -128,7 +130,9 @@ def test_one_flipped_bit_is_found_and_named(job: Job) -> None:
             assert found == ["equal", "equal"]
         else:
             others = ", ".join(map(str, range(last)))
-            assert found[0].startswith(f"after step 7 the replicas differ in model.layers.2.weight (rank {last} against {others});")
+            assert found[0].startswith(
+                f"after step 7 the replicas differ in model.layers.2.weight (rank {last} against {others});"
+            )
             assert f"optimizer.layers.0.bias.momentum_buffer (rank {last} against {others})" in found[1]
 
 

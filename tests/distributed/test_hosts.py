@@ -1,0 +1,131 @@
+"""A job over two hosts trains what one process trains, by the command lines that a user would type on real ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.launchers import environment, executable, why_missing
+from retina_dist.reporting.sinks import read_metrics
+from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts, why_no_ssh
+from tests.distributed.ranks import KINDS, ROOT
+from tests.e2e.conftest import SMALL, run_module
+
+BACKENDS = {"mpi": "Horovod over MPI", "horovod": "Horovod over Gloo", "ddp": "DDP over Gloo"}
+LOSSES = ("train/loss", "train/loss_classification", "train/loss_bbox_regression", "val/loss")
+SETTINGS = (
+    *SMALL,
+    "trainer.length=3steps",
+    "model.batch_norm=sync",  # over all ranks, so that the statistics are those of the whole batch
+    "optimizer=sgd",  # Adam would blow rounding in a tiny gradient up to a whole step
+    "logging=quiet",
+    "logging.rank_files=true",
+)
+Commands = dict[Host, Sequence[str]]
+
+
+def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
+    """On the first host, which starts the second by ssh; it would wait for ever on an interface that leads nowhere."""
+    options = ("-H", both(hosts), "--mca", "btl_tcp_if_include", INTERFACE, "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS")
+    return {hosts.first: [str(executable("mpirun")), *options, sys.executable, *arguments]}
+
+
+def horovodrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
+    """On the first host; --disable-cache, as what it found out about hosts would stay in the home folder."""
+    options = ("--gloo", "--disable-cache", "-np", "2", "-H", both(hosts), "--network-interfaces", INTERFACE)
+    return {hosts.first: [str(executable("horovodrun")), *options, sys.executable, *arguments]}
+
+
+def torchrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
+    """On each host, without ssh."""
+    meeting = ("--master-addr", hosts.first.name, "--master-port", "29500")
+    start = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting)
+    return {
+        host: [*start, "--node-rank", str(rank), *arguments] for rank, host in enumerate((hosts.first, hosts.second))
+    }
+
+
+def both(hosts: TwoHosts) -> str:
+    """The hosts with one process each, as mpirun and horovodrun want it."""
+    return f"{hosts.first.name}:1,{hosts.second.name}:1"
+
+
+COMMANDS: dict[str, Callable[[TwoHosts, Sequence[str]], Commands]] = {
+    "mpi": mpirun,
+    "horovod": horovodrun,
+    "ddp": torchrun,
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(f"two hosts on one machine: {reason}")
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process; the data it drew is beside it."""
+    folder = tmp_path_factory.mktemp("shared")
+    run_module("retina_dist.train", *settings(folder, folder / "alone"), cwd=folder)
+    return folder / "alone"
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, request: pytest.FixtureRequest) -> None:
+    skip_where_missing(kind)
+    alone: Path = request.getfixturevalue("alone")  # only now, since it takes a while
+    run = alone.parent / kind
+    commands = COMMANDS[kind](hosts, ["-m", "retina_dist.train", *settings(alone.parent, run)])
+    for ended in hosts.run(commands, variables(), timeout=120):
+        assert ended.exit_code == 0, ended.output
+    for rank, host in enumerate((hosts.first, hosts.second)):
+        # the name belongs to the namespace: a process sees it only there
+        begin = (run / "logs" / f"rank_{rank}.log").read_text().splitlines()[0]
+        assert f"rank {rank} of 2, {host.name}, " in begin
+        assert BACKENDS[kind] in begin
+    same_losses(run, alone)
+    same_weights(run, alone)
+
+
+def settings(folder: Path, run: Path) -> list[str]:
+    return [*SETTINGS, f"data.root={folder / 'data'}", f"output_dir={run}"]
+
+
+def skip_where_missing(kind: str) -> None:
+    launcher = KINDS[kind]
+    reason = why_missing(launcher)  # type: ignore[arg-type]
+    if reason is None and launcher != "torchrun":
+        reason = why_no_ssh()
+    if reason:
+        pytest.skip(f"{launcher} over two hosts: {reason}")
+
+
+def variables() -> dict[str, str]:
+    """A child's environment without leave to oversubscribe: with it, Open MPI 5 puts both ranks on the first host."""
+    ours = {name: value for name, value in environment(1).items() if "rmaps" not in name}
+    return {**ours, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": INTERFACE}
+
+
+def same_losses(run: Path, other: Path) -> None:
+    found, expected = (read_metrics(folder / "metrics.csv") for folder in (run, other))
+    for name in LOSSES:
+        assert found[name][0] == expected[name][0]
+        assert found[name][1] == pytest.approx(expected[name][1], rel=1e-4), name
+
+
+def same_weights(run: Path, other: Path) -> None:
+    found, expected = (load_checkpoint(folder / "checkpoints" / "last.pt")["model"] for folder in (run, other))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -1,0 +1,166 @@
+"""Whole trainings from the command line under every launcher: the same numbers, checkpoints that fit everywhere, clear ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from retina_dist.launchers import command, environment, why_missing
+from tests.e2e.conftest import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
+# 24 images, six a step: shared out over 1, 2 and 3 processes; frozen norms, so that all of them can agree
+SETTINGS = (*SMALL, "data.batch_size=6", "model.batch_norm=frozen", "trainer.length=6steps", "trainer.validate_every=3steps",
+            "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
+            "model.score_threshold=0.001", "logging=quiet")  # fmt: skip
+
+
+def train(
+    launcher: str | None, processes: int, folder: Path, *arguments: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """The training module under a launcher, in `folder`; skips where the launcher cannot be used."""
+    settings = [*SETTINGS, *arguments]
+    if launcher is None:
+        line = [sys.executable, "-m", "retina_dist.train", *settings]
+    else:
+        if reason := why_missing(launcher):  # type: ignore[arg-type]
+            pytest.skip(f"{launcher}: {reason}")
+        line = command(launcher, processes, "retina_dist.train", settings)  # type: ignore[arg-type]
+    env = {**environment(1), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(run: Path, name: str) -> list[float]:
+    return [float(row[name]) for row in rows(run) if row[name]]
+
+
+def checkpoint(run: Path) -> dict[str, Any]:
+    return torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([w.double().flatten() for w in weights.values() if w.is_floating_point()])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of these runs go, with one drawn data set."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@cache
+def alone(place: Path) -> Path:
+    train(None, 1, place, "output_dir=alone")
+    return place / "alone"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
+    run = place / launcher
+    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
+    one = alone(place)
+    assert "2 processes x 1 accumulated x 3" in done.stdout + done.stderr
+    for name in ("train/loss", "train/grad_norm", "train/lr", "val/loss"):
+        assert numbers(run, name) == pytest.approx(numbers(one, name), rel=2e-5), name
+    assert numbers(run, "coco/AP") == pytest.approx(numbers(one, "coco/AP"), abs=1e-3)
+    mine, theirs = flat(checkpoint(run)["ema"]["model"]), flat(checkpoint(one)["ema"]["model"])
+    assert (mine - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    result = json.loads((run / "result.json").read_text())
+    assert result["world_size"] == 2
+    assert result["backend"].startswith(
+        {"torchrun": "DDP", "horovodrun": "Horovod over Gloo", "mpirun": "Horovod over MPI"}[launcher]
+    )
+    for rank in range(2):
+        log = (run / "logs" / f"rank_{rank}.log").read_text()
+        assert f"rank {rank} of 2" in log
+        assert log.count("train/loss=") == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("horovodrun", 2), ("torchrun", 3)),
+        (("torchrun", 2), ("mpirun", 3)),
+        (("mpirun", 2), (None, 1)),
+        ((None, 1), ("horovodrun", 3)),
+    ],
+    ids=lambda way: f"{way[0] or 'python'}-{way[1]}",
+)
+def test_a_run_goes_on_under_another_backend_and_size(place: Path, first: Any, second: Any) -> None:
+    name = f"{first[0]}-{second[0]}"
+    train(*first, place, f"output_dir={name}", "trainer.stop_after=2steps")
+    done = train(*second, place, f"output_dir={name}", "resume=auto")
+    one, run = alone(place), place / name
+    assert "going on from" in done.stdout + done.stderr
+    assert numbers(run, "step") == list(range(1, 7)) or [r["step"] for r in rows(run) if r["train/loss"]] == list(
+        "123456"
+    )
+    assert numbers(run, "train/loss") == pytest.approx(numbers(one, "train/loss"), rel=2e-5)
+    assert checkpoint(run)["sampler"] == checkpoint(one)["sampler"]
+    assert list(checkpoint(run)["model"]) == list(checkpoint(one)["model"])
+    assert (flat(checkpoint(run)["model"]) - flat(checkpoint(one)["model"])).abs().max() < 1e-4
+
+
+def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
+    best = alone(place) / "checkpoints" / "best.pt"
+    tables = []
+    for launcher, processes in ((None, 1), ("torchrun", 2)):
+        arguments = [f"checkpoint={best}", f"output_dir={place}/evaluated-{processes}"]
+        line = (
+            [sys.executable, "-m", "retina_dist.evaluate", *arguments]
+            if launcher is None
+            else command("torchrun", processes, "retina_dist.evaluate", arguments)
+        )
+        env = {**environment(1), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(line, cwd=place, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("IoU .50:.95") == 1, "one rank speaks"
+        tables.append(json.loads((place / f"evaluated-{processes}" / "metrics.json").read_text()))
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments", "sentence"),
+    [
+        (
+            "torchrun",
+            ["strategy=single"],
+            "strategy=single under torchrun with 2 processes would train the same model 2 times",
+        ),
+        ("torchrun", ["strategy=horovod"], "strategy=horovod cannot run under torchrun with 2 processes"),
+        ("torchrun", ["data.batch_size=7"], "data.batch_size=7 cannot be shared by 2 processes"),
+        ("torchrun", ["optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        ("torchrun", ["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
+        ("horovodrun", ["strategy=ddp"], "strategy=ddp cannot run under horovodrun with 2 processes"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_said_once(place: Path, launcher: str, arguments: list[str], sentence: str) -> None:
+    done = train(launcher, 2, place, "output_dir=never", *arguments, check=False)
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert said.count(sentence) == (2 if arguments[0].startswith("strategy") else 1), said
+    assert not (place / "never").exists()
+
+
+def test_a_diverging_run_ends_on_all_ranks_with_one_sentence(place: Path) -> None:
+    done = train("torchrun", 2, place, "output_dir=diverged", "optimizer.lr=1e30", "trainer.clip=null", check=False)
+    assert done.returncode != 0
+    assert (done.stdout + done.stderr).count("lower optimizer.lr") == 1
