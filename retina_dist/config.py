@@ -560,7 +560,11 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
     Of a job's processes, which may all have the same error, only the one that should speaks; `same_everywhere` says that an
     error comes of the command line, so that it is the first.
     """
-    launch = detect_launch()
+    try:
+        launch = detect_launch()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
     label = f"[rank {launch.rank}] " if launch.world_size > 1 else ""
     try:
         yield

@@ -39,8 +39,9 @@ def average_statistics(model: nn.Module, strategy: DistributedStrategy) -> None:
 
 def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
-        live = isinstance(module, _BatchNorm) and module.training
-        if not live or getattr(module, "sum_over_ranks", None) is not None:
+        if not isinstance(module, _BatchNorm) or not module.training:
+            continue
+        if getattr(module, "sum_over_ranks", None) is not None:
             continue
         if module.running_mean is not None and module.running_var is not None:
             yield from (module.running_mean, module.running_var)
@@ -49,11 +50,14 @@ def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
 def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
     """Raise ReplicaMismatch, on every rank, if a tensor of `parts` (nested dicts and lists) differs between ranks in one bit.
 
-    Each rank computes a checksum of 64 bits for each tensor; one collective compares them.
+    Each rank computes a checksum of 64 bits for each tensor; two collectives compare them, whatever their number.
     """
     if strategy.world_size == 1:
         return
     named = dict(_tensors(parts))
+    counts = strategy.all_gather(torch.tensor([len(named)], device=strategy.device)).tolist()
+    if len(set(counts)) > 1:
+        raise ReplicaMismatch(f"after step {step} the ranks hold different numbers of tensors: {counts}.")
     own = torch.stack([checksum(tensor).to(strategy.device) for tensor in named.values()])
     everyone = strategy.all_gather(own[None])  # [world_size, T]
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
@@ -83,6 +87,8 @@ def checksum(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, len(bits), CHUNK):
         piece = bits[start : start + CHUNK].long()
+        if flat.element_size() == 8:  # or the high bits would leave the 64 when multiplied
+            piece = piece ^ (piece >> 32 & 0xFFFFFFFF)
         # odd factors are invertible modulo 2^64, so no change of one element is lost
         place = torch.arange(start, start + len(piece), device=tensor.device).mul_(2).add_(1)
         total += (piece * place).sum()

@@ -126,18 +126,20 @@ class RankLog:
     """One rank's words and metrics in a file of its own, a line each with its time; lines are added to a file that is there."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self.path = path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, text: str) -> None:
         """Add `text`."""
-        self._file.write(f"{datetime.now().astimezone().isoformat(timespec='milliseconds')} {text}\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            file.writelines(f"{now} {line}\n" for line in text.splitlines())
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.write(f"step {step} " + " ".join(f"{name}={value:.6g}" for name, value in metrics.items()))
 
     def close(self) -> None:
-        self._file.close()
+        pass
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:

@@ -36,5 +36,8 @@ def from_wire(summed: Tensor, compression: Compression, scale: float, dtype: tor
 
 def all_finite(gradients: Iterable[Tensor]) -> bool:
     """Whether no gradient holds an infinity or NaN; waits for the device."""
-    norms = torch._foreach_norm(list(gradients), float("inf"))
-    return bool(torch.stack([n.float() for n in norms]).isfinite().all()) if norms else True
+    filled = [gradient for gradient in gradients if gradient.numel()]
+    if not filled:
+        return True
+    norms = torch._foreach_norm(filled, float("inf"))
+    return bool(torch.stack([norm.isfinite() for norm in norms]).all())

@@ -46,8 +46,12 @@ class Launch:
 def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launcher's variables; the first launcher of `VARIABLES` whose rank and size are set counts.
 
+    A torchrun within an allocation of MPI's or Slurm's counts before those.
+
     A missing local rank is 0, a missing local size the whole. Raises ConfigError for values that cannot be.
     """
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return _read("torchrun", VARIABLES["torchrun"][0], environment)
     for launcher, sets in VARIABLES.items():
         for names in sets:
             if names[0] in environment and names[1] in environment:
@@ -68,4 +72,8 @@ def _read(launcher: Launcher, names: tuple[str, ...], environment: Mapping[str, 
         ) from None
     if not 0 <= rank < size:
         raise ConfigError(f"{names[0]}={rank} is no rank of {names[1]}={size}; unset them, or start by a launcher.")
+    if not 0 <= local_rank < local_size:
+        raise ConfigError(
+            f"{names[2]}={local_rank} is no rank of {names[3]}={local_size}; unset them, or start by a launcher."
+        )
     return Launch(launcher, rank, size, local_rank, local_size)

@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -63,7 +65,19 @@ class Host:
 
     def line(self, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` there."""
-        return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", BECOME, self.name, *command]
+        return [
+            find("ip") or "ip",
+            "netns",
+            "exec",
+            self.name,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            BECOME,
+            self.name,
+            *command,
+        ]
 
     def processes(self) -> set[int]:
         """Everything that runs there; nothing was there before us."""
@@ -72,7 +86,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that came to its end, or was brought to it: exit_code is None where its time was up."""
+    """A command that came to its end; exit_code is None where it was killed, since its time was up or the other host's failed."""
 
     exit_code: int | None
     output: str
@@ -112,13 +126,14 @@ class TwoHosts:
         finally:
             self.clear()
             for process in started.values():
+                process.kill()
                 process.wait(10)
         return [Ended(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
 
     def clear(self, keep_sshd: bool = True) -> None:
         """End what is left on both hosts, until nothing is: a killed parent may just have had a child."""
         keep = self.sshd if keep_sshd else frozenset()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while left := (self.first.processes() | self.second.processes()) - keep:
             assert time.monotonic() < deadline, f"processes {sorted(left)} do not end"
             for pid in left:
@@ -191,7 +206,7 @@ class CannotRun(RuntimeError):
 def run(command: Sequence[str]) -> str:
     """Run a short command and return its output; raises CannotRun."""
     try:
-        done = subprocess.run(command, env=with_sbin(), capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, env=with_sbin(), capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotRun(str(error)) from error
     if done.returncode:
@@ -321,10 +336,8 @@ def log_in(here: Host, there: Host) -> None:
             time.sleep(0.1)
 
 
-if __name__ == "__main__":  # two hosts to try things by hand; what it prints begins a command there
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as scratch, two_hosts(Path(scratch)) as made_here:
-        for made_host in (made_here.first, made_here.second):
-            print(" ".join(repr(part) if " " in part else part for part in made_host.line([])))
+if __name__ == "__main__":  # python -m tests.distributed.hosts, to try things by hand; Ctrl-D ends it
+    with tempfile.TemporaryDirectory() as scratch, two_hosts(Path(scratch)) as made:
+        for host in (made.first, made.second):
+            print(f"{host.name}, {host.address}: {shlex.join(host.line(['bash']))}", flush=True)
         sys.stdin.read()

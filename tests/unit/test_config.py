@@ -57,9 +57,16 @@ def test_every_group_file_composes(group: str) -> None:
 def test_no_file_is_out_of_reach() -> None:
     groups = {path.parent.name for path in CONF.glob("*/*.yaml")}
     assert groups == {*GROUPS, "experiment", "hydra"}
-    assert {path.stem for path in CONF.glob("*.yaml")} == {"train", "doctor", "evaluate", "predict", "convert"}
+    assert {path.stem for path in CONF.glob("*.yaml")} == {
+        "train",
+        "doctor",
+        "evaluate",
+        "parity",
+        "predict",
+        "convert",
+    }
     assert not list(CONF.glob("*/*/*.yaml"))
-    assert {path.stem for path in (CONF / "hydra").iterdir()} == {"default"}  # which all five name
+    assert {path.stem for path in (CONF / "hydra").iterdir()} == {"default"}  # which all of these name
 
 
 def test_values_have_the_types_of_the_schema() -> None:
@@ -106,7 +113,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("++data.batchsize=1", "data.batchsize is not a setting; did you mean data.batch_size?"),
         ("optimizer={lr: 1, lrr: 2}", "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
         # no such file
-        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are bccd, coco, csv, shapes, voc."),
+        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are bccd, coco, csv, parity, shapes, voc."),
         ("model=yolo", "model=yolo does not exist; there are retinanet_r18, "),
         ("experiment=bcdd", "experiment=bcdd does not exist; did you mean bccd? There are bccd, "),
         ("model=null", "groups such as data and model take a name"),

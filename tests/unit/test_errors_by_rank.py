@@ -112,9 +112,6 @@ def test_no_error_is_no_end(end: End, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.xfail(
-    raises=ConfigError, strict=True, reason="the launcher's variables are read before anything is caught"
-)
 def test_wrong_variables_of_a_launcher_are_one_line_too(
     end: End, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
