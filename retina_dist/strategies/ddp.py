@@ -121,8 +121,8 @@ class DDPStrategy(DistributedStrategy):
         address, port = self._meeting_point()
         return ConfigError(
             f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({_first_line(error)}); "
-            "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where a "
-            "host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
+            "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where "
+            "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
         )
 
     def _meeting_point(self) -> tuple[str, str]:

@@ -25,8 +25,8 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
             note = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
             raise ConfigError(
                 f"{launch.local_world_size} processes were started on this host, but it has {count} GPU{'s' * (count != 1)}{note}: "
-                f"none is left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu (where "
-                "each process sees a GPU of its own only, strategy.device=cuda:0)."
+                f"none is left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu "
+                "(where each process sees a GPU of its own only, strategy.device=cuda:0)."
             )
         name = f"cuda:{launch.local_rank}"
     try:
