@@ -184,6 +184,7 @@ class StrategyConfig:
     bucket_mb: float = 25.0  # ddp: gradients averaged together
     static_graph: bool = False  # ddp: every step uses the same parameters
     fusion_mb: float = 32.0  # horovod: gradients sent together at most
+    cycle_time_ms: float | None = None  # horovod: how often it looks for work; null: its own 1 ms
     hierarchical: bool = False  # horovod: sum within each host first; pays on slow Ethernet
     reduction: str = "average"  # average | adasum (horovod over MPI)
 
@@ -234,6 +235,19 @@ class ParityConfig(TrainConfig):
     )  # those that are installed
     dtypes: list[str] = field(default_factory=lambda: ["fp64", "fp32"])
     steps: int = 3
+    output: str | None = None  # a JSON file
+    worker: str | None = None  # set in the processes that it starts
+
+
+@dataclass
+class BenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark`: takes whatever a training takes; data.batch_size is that of one process here."""
+
+    processes: list[int] = field(default_factory=lambda: [2])  # beside one plain process, the base of the speed-up
+    launchers: list[str] = field(default_factory=lambda: ["torchrun", "horovodrun", "mpirun"])  # those that are there
+    steps: int = 8
+    warmup: int = 3  # steps not timed; memory settles in the first two
+    rounds: int = 3
     output: str | None = None  # a JSON file
     worker: str | None = None  # set in the processes that it starts
 
@@ -335,6 +349,7 @@ AT_LEAST = {
     "trainer.num_threads": 1,
     "strategy.timeout_s": 1,
     "strategy.fusion_mb": 0,
+    "strategy.cycle_time_ms": 0,
     "batch_size": 1,
     "num_workers": 0,
 }
@@ -465,6 +480,7 @@ _SCHEMAS = {
     "train": TrainConfig,
     "doctor": DoctorConfig,
     "parity": ParityConfig,
+    "benchmark": BenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

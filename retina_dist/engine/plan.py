@@ -130,8 +130,8 @@ def resolve_plan(
         raise ConfigError(f"schedule.milestones={list(milestones)} do not rise; list them in order, each once.")
     if (lr_rule == "adasum") != (participants > 1):
         raise ConfigError(
-            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; lr_rule=adasum belongs to "
-            "strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
+            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum "
+            "belongs to strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
         )
     scale = {"none": 1.0, "linear": batch_size / lr_reference_batch, "sqrt": math.sqrt(batch_size / lr_reference_batch)}
     scale["adasum"] = batch_size / participants / lr_reference_batch

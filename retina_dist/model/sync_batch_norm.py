@@ -19,10 +19,10 @@ Sum = Callable[[Tensor], Tensor]
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`, with mean and variance of all ranks' batches once `connect` has been called.
 
-    Same state_dict. In training, every rank must call it in the same order. Each forward pass adds up twice over ranks (mean,
-    then squared distances, which is exact where one pass over squares is not), each backward pass once. All sums are made in
-    float64 and then rounded, so that in float32 they hardly ever depend on how images are shared out; nn.BatchNorm2d's own sums
-    can move a gradient by a thousandth, because ReLUs behind the norm flip.
+    Same state_dict. In training, every rank must call it in the same order; each pass, forward and backward, adds up once over
+    ranks. All sums, and the squares in them, are made in float64: they lose nothing of a variance beside a large mean, and in
+    float32 their rounded results hardly ever depend on how images are shared out. nn.BatchNorm2d's own sums do, and can move a
+    gradient by a thousandth, because ReLUs behind the norm flip.
     """
 
     sum_over_ranks: Sum | None = None
@@ -70,14 +70,15 @@ class _Normalise(torch.autograd.Function):
         ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # [B, C, H, W]
-        own_count = torch.tensor([x.numel() // x.shape[1]], dtype=torch.float64, device=x.device)
-        sums = sum_over_ranks(torch.cat((_channel_sums(wide), own_count)))
+        channels = x.shape[1]
+        own_count = torch.tensor([x.numel() // channels], dtype=torch.float64, device=x.device)
+        sums = sum_over_ranks(torch.cat((_channel_sums(x), _channel_sums(x.double().square()), own_count)))
         count = sums[-1]
-        mean = (sums[:-1] / count).to(wide.dtype)
-        centred = wide - _per_channel(mean)
-        variance = sum_over_ranks(_channel_sums(centred.square())) / count
+        exact_mean = sums[:channels] / count
+        variance = (sums[channels:-1] / count - exact_mean.square()).clamp(min=0)
+        mean = exact_mean.to(wide.dtype)
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
-        y = centred * _per_channel(inverse * weight) + _per_channel(bias)
+        y = (wide - _per_channel(mean)) * _per_channel(inverse * weight) + _per_channel(bias)
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(mean, variance, count)

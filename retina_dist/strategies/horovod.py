@@ -34,7 +34,9 @@ class HorovodStrategy(DistributedStrategy):
     """One of the processes that horovodrun or mpirun started.
 
     `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
-    nothing would overlap with the backward pass); `hierarchical` sums within each host first, which pays on slow Ethernet only.
+    nothing would overlap with the backward pass). Every `cycle_time_ms` (Horovod's own: 1) the processes agree on what to send:
+    a shorter cycle takes CPU time, a longer one holds messages back. `hierarchical` sums within each host first, which pays on
+    slow Ethernet only.
     Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
     `reduction="adasum"` combines gradients by Adasum (https://arxiv.org/abs/2006.02924) instead of averaging them; it needs MPI
     and a power of two of processes. A collective that some rank has not joined after `timeout_s` seconds ends the job.
@@ -51,6 +53,7 @@ class HorovodStrategy(DistributedStrategy):
         compression: Compression = "none",
         fp16_scale: float = DEFAULT_FP16_SCALE,
         fusion_mb: float = 32.0,
+        cycle_time_ms: float | None = None,
         hierarchical: bool = False,
         reduction: Reduction = "average",
         timeout_s: float = 600.0,
@@ -65,6 +68,12 @@ class HorovodStrategy(DistributedStrategy):
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(timeout_s)),
         }
+        if cycle_time_ms is not None:
+            self.settings["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+        if self.device.type == "cpu":
+            self.settings["OMPI_MCA_mpi_yield_when_idle"] = (
+                "1"  # or Open MPI's waiting takes the core from the training
+            )
         self._reducer: Any = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._unsent: dict[int, Tensor] = {}  # fp16: gradients before the wire, by the address of what came back
@@ -97,8 +106,9 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.is_initialized():
             if any(self.settings[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
-                    "Horovod over MPI starts only once in a process, so strategy.fusion_mb, hierarchical and timeout_s cannot "
-                    "change between the jobs of a sweep; give launcher='mpirun -np N' to start each job anew."
+                    "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, cycle_time_ms, "
+                    "hierarchical, timeout_s and device cannot change between the jobs of a sweep; give launcher='mpirun -np N' "
+                    "or 'horovodrun -np N' to start each job anew."
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
@@ -231,6 +241,8 @@ class HorovodStrategy(DistributedStrategy):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         hvd = self.hvd
+        if self.world_size == 1:  # or it would wait for Horovod's next cycle
+            return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
         total = hvd.allreduce(x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total

@@ -110,6 +110,7 @@ def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         compression="bf16",
         fp16_scale=8.0,
         fusion_mb=2.0,
+        cycle_time_ms=5.0,
         hierarchical=True,
         timeout_s=7.0,
     )
@@ -117,6 +118,7 @@ def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (strategy.compression, strategy.fp16_scale, strategy.reduction) == ("bf16", 8.0, "average")
     assert strategy.settings["HOROVOD_FUSION_THRESHOLD"] == "2097152"
     assert strategy.settings["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert strategy.settings["HOROVOD_CYCLE_TIME"] == "5.0"
     assert strategy.settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
 
 

@@ -1,0 +1,174 @@
+"""How much faster are N processes than one?
+
+    python -m retina_dist.benchmark                                    2 processes under every launcher that is there
+    python -m retina_dist.benchmark processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=/data/coco
+
+Layer 4. The base is plain `python` with strategy=single. Each process trains on batches of its own of the same size, read
+beforehand, so that steps and communication are timed and nothing else. All jobs take turns, `rounds` times, and ratios are
+medians over the rounds, because a machine's speed drifts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retina_dist.config import BenchmarkConfig, entry_point
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import write_atomically
+from retina_dist.launchers import command, environment, why_missing
+from retina_dist.seeding import seed_everything
+from retina_dist.tasks.detection import DetectionTask, draw_data
+from retina_dist.train import build_plan, build_state, build_strategy, describe_job, versions
+
+
+class _Ready:
+    """The first step's batches again and again."""
+
+    def __init__(self, batches: Sequence[Any], batch_size: int) -> None:
+        self.batches, self.batch_size = list(batches), batch_size
+
+    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[Any]]:
+        return (self.batches for _ in range(start, stop))
+
+    def position(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
+
+class _NoSink:
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        pass
+
+
+def measure(config: BenchmarkConfig) -> dict[str, Any] | None:
+    """In each process of a launched job: images a second over all ranks; on the main rank only."""
+    torch.set_num_threads(config.trainer.num_threads or 1)
+    with build_strategy(config) as strategy:
+        total = config.data.batch_size * strategy.world_size * config.trainer.accumulate
+        trainer_settings = replace(
+            config.trainer, length=f"{config.warmup + config.steps}steps", validate_every="0steps", log_every=10**9
+        )
+        config = replace(config, data=replace(config.data, batch_size=total), trainer=trainer_settings)
+        seed_everything(config.seed)
+        task = strategy.together(lambda: DetectionTask(config, strategy, report=lambda text: None))
+        plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
+        with_data = task.build_data()
+        batches = next(iter(with_data.train_steps(0, 1)))
+        state = build_state(config, task.build_model(), strategy)
+        trainer = Trainer(
+            state=state,
+            plan=replace(plan, stop_step=config.warmup),
+            data=_Ready(batches, total),
+            strategy=strategy,
+            sink=_NoSink(),
+            precision=config.trainer.precision,  # type: ignore[arg-type]
+            clip=config.trainer.clip,
+        )
+        trainer.fit()
+        trainer.plan = plan
+        strategy.barrier()
+        started = time.perf_counter()
+        for _ in range(config.steps):
+            trainer.train_step(batches)
+        _wait(strategy.device)
+        strategy.barrier()
+        seconds = time.perf_counter() - started
+        found = {"images_per_s": total * config.steps / seconds, "job": describe_job(strategy)}
+        return found if strategy.is_main else None
+
+
+def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
+    """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
+    draw_data(config.data)
+    usable = {name: why_missing(name) for name in config.launchers}  # type: ignore[arg-type]
+    for name, reason in usable.items():
+        if reason:
+            print(f"{name} left out: {reason}", flush=True)
+    launchers = [name for name, reason in usable.items() if not reason]
+    if not launchers:
+        raise ConfigError(f"none of launchers={config.launchers} can be used here.")
+    jobs = [("python", 1), *((launcher, n) for launcher in launchers for n in config.processes)]
+    speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
+    for turn in range(config.rounds):
+        for job in jobs:
+            found = _launch(*job)
+            speeds[job].append(found["images_per_s"])
+            print(f"round {turn + 1}: {found['job']}: {found['images_per_s']:.2f} img/s", flush=True)
+    rows: list[dict[str, Any]] = []
+    for (launcher, processes), values in speeds.items():
+        ratios = [value / base for value, base in zip(values, speeds[jobs[0]], strict=True)]
+        rows.append(
+            {
+                "launcher": launcher,
+                "processes": processes,
+                "images_per_s": round(statistics.median(values), 3),
+                "speedup": round(statistics.median(ratios), 3),
+                "each": [round(ratio, 3) for ratio in ratios],
+            }
+        )
+    print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}   each round")
+    for row in rows:
+        each = ", ".join(f"{ratio:.2f}" for ratio in row["each"])
+        print(
+            f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}   {each}"
+        )
+    result = {
+        "what": f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds",
+        "arguments": sys.argv[1:],
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs, one thread a process",
+        "versions": versions(),
+        "rows": rows,
+    }
+    if config.output:
+        text = json.dumps(result, indent=1) + "\n"
+        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+    return result
+
+
+def _launch(launcher: str, processes: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "found.json"
+        arguments = [*sys.argv[1:], f"worker={result}"]
+        if launcher == "python":
+            line = [sys.executable, "-m", "retina_dist.benchmark", *arguments]
+        else:
+            line = command(launcher, processes, "retina_dist.benchmark", arguments)  # type: ignore[arg-type]
+        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
+        if done.returncode or not result.exists():
+            words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
+            raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@entry_point("benchmark")
+def main(config: BenchmarkConfig) -> Any:
+    """The table, or in a launched process its part."""
+    if config.worker:
+        found = measure(config)
+        if found:
+            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(json.dumps(found)))
+    else:
+        benchmark(config)
+
+
+if __name__ == "__main__":
+    main()
