@@ -79,13 +79,13 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     name = "debug" if config.trainer.fast_dev_run else config.data.name
     if not config.resume:
         _refuse_a_run(given)
-        return Run(given or _next_folder(name))
+        return Run(given or next_folder(name))
     if config.resume == "auto":
         folder = given or _newest_folder(name)
         path = latest(folder / CHECKPOINTS, report) if folder else None
         if folder is None or path is None:
             report(f"resume=auto: no checkpoint in {folder or f'runs/{name}*'}; a fresh start")
-            return Run(folder or _next_folder(name))
+            return Run(folder or next_folder(name))
         return _continued(config, folder, path)
     path = Path(config.resume)
     if not path.exists():
@@ -162,7 +162,8 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _next_folder(name: str) -> Path:
+def next_folder(name: str) -> Path:
+    """runs/NAME, or the first runs/NAME-N after all that are there."""
     taken = _numbered(name)
     return Path("runs") / (f"{name}-{taken[-1][0] + 1}" if taken else name)
 

@@ -29,7 +29,7 @@ from retina_dist.config import SweepJob, TrainConfig
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.sinks import read_metrics
-from retina_dist.runs import CHECKPOINTS, _next_folder
+from retina_dist.runs import CHECKPOINTS, next_folder
 from retina_dist.strategies.launch import Launch, detect_launch
 
 RESULT, TABLE, PICTURE = "result.json", "sweep.csv", "sweep.png"
@@ -295,7 +295,7 @@ def _for_all(text: str) -> ConfigError:
 def _sweep_folder(config: TrainConfig) -> Path:
     """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep."""
     if not config.output_dir:
-        return _next_folder(f"{config.data.name}-sweep")
+        return next_folder(f"{config.data.name}-sweep")
     folder = Path(config.output_dir)
     for path, what in ((folder / TABLE, "sweep"), (folder / CHECKPOINTS, "run")):
         if path.exists():

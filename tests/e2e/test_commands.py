@@ -26,6 +26,7 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
         "per_class_ap.png",
         "pr_curve.png",
         "predictions.jpg",
+        "result.json",
         "tensorboard",
     }
     assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}

@@ -17,7 +17,7 @@ import pytest
 import retina_dist
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("retina_dist", "conf", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("retina_dist", "conf", "scripts", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 pytestmark = pytest.mark.wheel
 
@@ -64,11 +64,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_setup_cfg_lists_every_package() -> None:
-    """`packages = find:` cannot be combined with the mapped `retina_dist.conf`, so the list is kept by hand."""
+    """`packages = find:` cannot be combined with mapped folders, so the list is kept by hand."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "retina_dist").rglob("*.py")}
-    expected = {".".join(folder.parts) for folder in folders} | {"retina_dist.conf"}
+    expected = {".".join(folder.parts) for folder in folders} | {"retina_dist.conf", "retina_dist.scripts"}
     assert setup["options"]["packages"].split() == sorted(expected)
 
 
@@ -79,7 +79,8 @@ def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> Non
     assert "retina_dist/conf/train.yaml" in settings
     info = f"retina_dist-{retina_dist.__version__}.dist-info"
     package = {name for name in names if not name.startswith(info)}
-    assert package == modules | settings | {"retina_dist/conf/__init__.py"}
+    scripts = {f"retina_dist/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "scripts").glob("*.py")}
+    assert package == modules | scripts | settings | {"retina_dist/conf/__init__.py"}
     assert any(name.startswith(info) and name.endswith("/LICENSE") for name in names)
 
 
@@ -98,6 +99,31 @@ def test_it_finds_its_own_configurations_from_any_folder(installed: Path, tmp_pa
     module, folder = run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
     assert Path(module) == installed / "retina_dist" / "config.py"
     assert Path(folder) == installed / "retina_dist" / "conf"
+
+
+def test_the_extra_alone_leads_to_the_installer(installed: Path, tmp_path: Path) -> None:
+    """pip cannot build Horovod; the error names a command that is there."""
+    found = run(
+        "-m",
+        "retina_dist.scripts.install_horovod",
+        "--plan",
+        "--mpi",
+        "none",
+        "--gpu",
+        "no",
+        cwd=tmp_path,
+        PYTHONPATH=str(installed),
+    )
+    assert found.startswith("Horovod 0.28.1 for torch ")
+    code = "import sys; sys.modules['horovod'] = None\nfrom retina_dist.strategies import select; select.make_strategy('horovod')"
+    failed = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert "`python -m retina_dist.scripts.install_horovod` does" in failed.stderr
 
 
 def test_train_reads_its_settings_and_those_of_the_user(installed: Path, tmp_path: Path) -> None:

@@ -103,4 +103,4 @@ def test_setup_lists_every_package() -> None:
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
     folders = {p.parent.relative_to(ROOT) for p in FILES if p.name == "__init__.py"}
-    assert listed == {".".join(f.parts) for f in folders} | {"retina_dist.conf"}
+    assert listed == {".".join(f.parts) for f in folders} | {"retina_dist.conf", "retina_dist.scripts"}

@@ -1,0 +1,44 @@
+"""The commands that start others: parity's table and exit code, the benchmark's ratios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retina_dist import parity
+from retina_dist.config import ParityConfig
+
+
+def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:
+    arguments = ["processes=[2]", "launchers=[torchrun]", "dtypes=[fp64]", "steps=2", "output=found.json"]
+    printed = cli("retina_dist.parity", *arguments, cwd=tmp_path).stdout
+    assert "All others agree." in printed
+    found = json.loads((tmp_path / "found.json").read_text())["torchrun 2"]
+    assert found.keys() == {f"fp64/{case.name}" for case in parity.CASES}
+    for case in parity.CASES:
+        worst = max(found[f"fp64/{case.name}"].values())
+        assert worst <= 1e-10 if case.agrees else worst > 1e-4, case.name
+
+
+@pytest.mark.parametrize(("difference", "good"), [(0.9e-10, True), (1.1e-10, False), (float("nan"), False)])
+def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference: float, good: bool) -> None:
+    config = replace(ParityConfig(), dtypes=["fp64"])
+    column = {f"fp64/{case.name}": {"losses": 0.0, "weights": difference} for case in parity.CASES}
+    assert parity._print_table(config, {"torchrun 2": column}) is good
+    marked = [line for line in capsys.readouterr().out.splitlines() if "!" in line and not line.startswith("norms")]
+    assert len(marked) == (0 if good else sum(case.agrees for case in parity.CASES))
+
+
+def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path: Path) -> None:
+    arguments = ["launchers=[torchrun]", "steps=1", "warmup=1", "rounds=1", "data.batch_size=1", "output=found.json"]
+    printed = cli("retina_dist.benchmark", *arguments, cwd=tmp_path).stdout
+    assert "DDP over Gloo, cpu, 1 thread, 2 processes" in printed
+    found = json.loads((tmp_path / "found.json").read_text())
+    alone, two = found["rows"]
+    assert (alone["launcher"], alone["processes"], alone["speedup"]) == ("python", 1, 1.0)
+    assert (two["launcher"], two["processes"]) == ("torchrun", 2)
+    assert two["speedup"] == pytest.approx(two["images_per_s"] / alone["images_per_s"], abs=0.01)
