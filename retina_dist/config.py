@@ -164,6 +164,7 @@ class TrainerConfig:
     monitor_mode: str = "max"  # max | min
     patience: int | None = None  # stop after so many validations without a better monitor
     check_replicas_every: str = "1epoch"  # compare all ranks' weights and optimizer bit by bit; 0steps: never
+    checkpoint_dir: str | None = None  # a folder or a URL such as az://container/run; null: the run's checkpoints/
     keep_last: int = 1  # checkpoints kept
     keep_top: int = 1
     fast_dev_run: bool = False  # two steps, two validation batches: does everything run?

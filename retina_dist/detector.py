@@ -53,11 +53,11 @@ class Detector:
     def from_checkpoint(cls, path: str | Path, *, device: str = "cpu", precision: Precision = "fp32") -> Detector:
         """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
 
-        A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead of a path takes torchvision's published weights.
+        `path` may be a URL. A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead takes torchvision's published weights.
         """
         if is_torchvision_name(str(path)):
             return cls.from_torchvision(str(path), device=device, precision=precision)
-        return cls.from_content(load_checkpoint(Path(path)), str(path), device=device, precision=precision)
+        return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision)
 
     @classmethod
     def from_torchvision(cls, name: str, *, device: str = "cpu", precision: Precision = "fp32") -> Detector:
@@ -83,7 +83,7 @@ class Detector:
             model.load_state_dict(weights)
             categories = Categories.from_state(content["categories"])
             min_size, max_size = content["input"]["min_size"], content["input"]["max_size"]
-        except (KeyError, TypeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error
         return cls(
             model,

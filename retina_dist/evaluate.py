@@ -23,7 +23,7 @@ from retina_dist.data.module import CocoDataModule
 from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.trainer import autocast
-from retina_dist.errors import ConfigError
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
 from retina_dist.files import write_atomically
 from retina_dist.model.weights import is_torchvision_name
@@ -132,9 +132,12 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         detector = Detector.from_torchvision(path, device=str(device))
         data = DataConfig(name="coco")
     else:
-        content = load_checkpoint(Path(path))
+        content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
-        data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
+        try:
+            data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
     if config.annotations:
         data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
     annotations = read_split(data, "val", detector.categories)

@@ -14,9 +14,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from retina_dist.config import TrainConfig
-from retina_dist.engine.checkpoint import latest, load_checkpoint
+from retina_dist.engine.checkpoint import load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import write_atomically
+from retina_dist.files import Place, names_in, place, write_atomically
 
 CHECKPOINTS = "checkpoints"
 
@@ -45,6 +45,7 @@ UNREMARKABLE = (
     "dry_run",
     "debug",
     "trainer.stop_after",
+    "trainer.checkpoint_dir",
     "data.num_workers",
     "data.root",
     "strategy.device",
@@ -59,7 +60,7 @@ class Run:
 
     folder: Path
     resume_step: int | None = None
-    resumed_from: Path | None = None
+    resumed_from: Place | None = None
     checkpoint: dict[str, Any] | None = None
 
 
@@ -71,43 +72,69 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
     3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
 
-    NAME is `data.name`, or "debug" for a fast_dev_run.
+    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there, and whatever else
+    starts there must find it without checkpoints.
 
-    Nothing is written. Raises ConfigError or CheckpointError.
+    Nothing is written. Raises ConfigError or CheckpointError, or UserError for a place that cannot be reached.
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
+    elsewhere = place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
     if not config.resume:
         _refuse_a_run(given)
+        _refuse_checkpoints(elsewhere)
         return Run(given or next_folder(name))
     if config.resume == "auto":
         folder = given or _newest_folder(name)
-        path = latest(folder / CHECKPOINTS, report) if folder else None
-        if folder is None or path is None:
-            report(f"resume=auto: no checkpoint in {folder or f'runs/{name}*'}; a fresh start")
-            return Run(folder or next_folder(name))
-        return _continued(config, folder, path)
-    path = Path(config.resume)
-    if not path.exists():
-        raise CheckpointError(f"there is no checkpoint {path}; resume takes a run folder, a .pt file or auto.")
-    if path.is_dir():
-        found = latest(path / CHECKPOINTS, report) or latest(path, report)
-        if found is None:
-            raise CheckpointError(f"resume={path} is a folder without checkpoints; give a run folder or a .pt file.")
-        path = found
-    own = path.parent.parent if path.parent.name == CHECKPOINTS else None
+        where = elsewhere or (folder / CHECKPOINTS if folder else None)
+        newest = load_latest(where, report) if where else None
+        if newest is None:
+            report(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
+            return Run((given if elsewhere else folder) or next_folder(name))
+        return _continued(config, folder or next_folder(name), *newest)
+    source, content = _named(config.resume, report)
+    inside = isinstance(source, Path) and source.parent.name == CHECKPOINTS
+    own = source.parent.parent if inside and isinstance(source, Path) else None
     folder = given or own
     if folder is None:
-        raise ConfigError(f"resume={path} lies in no run folder; say where to write with output_dir=….")
+        raise ConfigError(f"resume={source} lies in no run folder; say where to write with output_dir=….")
     if own is None or folder.resolve() != own.resolve():
         _refuse_a_run(folder)
-    return _continued(config, folder, path)
+    if elsewhere != source.parent:
+        _refuse_checkpoints(elsewhere)
+    return _continued(config, folder, source, content)
+
+
+def checkpoint_folder(config: TrainConfig, folder: Path) -> Place:
+    """Where the run in `folder` keeps its checkpoints."""
+    return place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
+
+
+def _named(resume: str, report: Callable[[str], None]) -> tuple[Place, dict[str, Any]]:
+    """The checkpoint that `resume` names, a .pt file, or the newest of the folder that it names; and its content."""
+    source = place(resume)
+    if isinstance(source, Path) and not source.exists():
+        raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
+    if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
+        return source, load_checkpoint(source)
+    found = load_latest(source / CHECKPOINTS, report) or load_latest(source, report)
+    if found is None:
+        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
+    return found
 
 
 def _refuse_a_run(folder: Path | None) -> None:
     """Raise ConfigError when `folder` holds a run, whose checkpoints a second one would mix with its own."""
     if folder and (folder / CHECKPOINTS).is_dir():
         raise ConfigError(f"output_dir={folder} already holds a run; go on with resume=auto, or give another folder.")
+
+
+def _refuse_checkpoints(folder: Place | None) -> None:
+    """Raise ConfigError when `folder`, a trainer.checkpoint_dir, is in use."""
+    if folder and any(name.endswith(".pt") for name in names_in(folder)):
+        raise ConfigError(
+            f"trainer.checkpoint_dir={folder} already holds checkpoints; go on with resume=auto, or give another folder."
+        )
 
 
 def write_config(config: TrainConfig, folder: Path) -> None:
@@ -117,8 +144,7 @@ def write_config(config: TrainConfig, folder: Path) -> None:
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
-def _continued(config: TrainConfig, folder: Path, path: Path) -> Run:
-    content = load_checkpoint(path)
+def _continued(config: TrainConfig, folder: Path, path: Place, content: dict[str, Any]) -> Run:
     before, now = content.get("config"), asdict(config)
     if not isinstance(before, dict):
         raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")

@@ -32,14 +32,14 @@ from retina_dist.engine.duration import to_steps
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.voice import Voice
-from retina_dist.runs import CHECKPOINTS, Run, changed_settings, open_run, write_config
+from retina_dist.runs import Run, changed_settings, checkpoint_folder, open_run, write_config
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
@@ -84,7 +84,7 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
     state = build_state(config, strategy.together(task.build_model), strategy)
-    strategy.on_main(lambda: _restore(state, run, task, data, say))
+    strategy.on_main(lambda: _restore_checked(state, run, task, data, say))
     if (run.resume_step or 0) >= plan.stop_step:
         say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
         return {}
@@ -101,10 +101,11 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
         sink=sink,
         evaluate=task.build_evaluator(data),
         checkpoints=CheckpointStore(
-            run.folder / CHECKPOINTS,
+            checkpoint_folder(config, run.folder),
             keep_last=config.trainer.keep_last,
             keep_top=config.trainer.keep_top,
             mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
+            resumed_at=run.resume_step or 0,
         ),
         checkpoint_every=to_steps(
             every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
@@ -228,6 +229,21 @@ def versions() -> dict[str, str]:
     }
 
 
+def _restore_checked(
+    state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
+) -> None:
+    """`_restore`; a checkpoint that lacks something, or has it in another form, is a CheckpointError."""
+    try:
+        _restore(state, run, task, data, say)
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
+        raise CheckpointError(
+            f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); resume from another checkpoint."
+        ) from error
+
+
 def _restore(
     state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
 ) -> None:
@@ -304,7 +320,7 @@ def _finish(
         for name, ap in task.evaluator.last_result.per_class.items():
             say(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
     if state.best is not None:
-        say(f"best {config.trainer.monitor} {state.best:.3f}: {run.folder / CHECKPOINTS / 'best.pt'}")
+        say(f"best {config.trainer.monitor} {state.best:.3f}: {checkpoint_folder(config, run.folder) / 'best.pt'}")
 
 
 @entry_point("train", sweep=run_sweep)

@@ -1,55 +1,175 @@
-"""Checkpoints on disk: written whole or not at all, verified when read.
+"""Checkpoints: written whole or not at all, off the training thread, and verified when read.
 
-Layer 2. Pure file work without a strategy: the trainer calls it on the main process only. A folder holds `step_N.pt` files,
-`manifest.json` (step, metric and SHA-256 of each), and `last.pt` and `best.pt` as second names of two of them.
+Layer 2. Pure file work without a strategy: the trainer calls it on the main process only. A folder, local or behind a URL,
+holds `step_N.pt` files and `manifest.json` (step, metric, SHA-256 and second names of each). A local one also holds
+`last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
+the SHA-256 of what is before it (a comment, to zip and torch), so that it is verified wherever it lies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
+import io
 import json
+import math
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from retina_dist.errors import CheckpointError
-from retina_dist.files import load_torch_file, write_atomically
+from retina_dist.errors import CheckpointError, UserError
+from retina_dist.files import (
+    Place,
+    Url,
+    load_torch_bytes,
+    names_in,
+    place,
+    sync_folder,
+    write_atomically,
+    write_bytes,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LAST, BEST = "last.pt", "best.pt"
+STEP_FILE = re.compile(r"step_(\d+)\.pt")
+LEFT_OVER = re.compile(r"(step_\d+\.pt|manifest\.json|last\.pt|best\.pt)\.tmp\d+")
+SEAL = b"retina_dist sha256 "
+SEAL_LENGTH = len(SEAL) + 64
+
+# Types of what a run needs again; a checkpoint may lack all but the step.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "stale": int,
+    "best": (float, int, type(None)),
+    "metric": (float, int, type(None)),
+    "model": dict,
+    "ema": (dict, type(None)),
+    "optimizer": dict,
+    "scaler": dict,
+    "random": dict,
+    "sampler": dict,
+    "config": dict,
+}
+
+
+class NewerFormat(CheckpointError):
+    """A sound checkpoint of a later version, which nothing older should take the place of."""
 
 
 class CheckpointStore:
-    """Saves checkpoints into `folder`, keeping the newest `keep_last` and the best `keep_top` by metric."""
+    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `keep_top` by metric.
+
+    A run that goes on says by `resumed_at` from which step; later checkpoints in the folder go once it saves its first.
+    """
 
     def __init__(
-        self, folder: Path, *, keep_last: int = 1, keep_top: int = 1, mode: Literal["max", "min"] = "max"
+        self,
+        folder: str | Place,
+        *,
+        keep_last: int = 1,
+        keep_top: int = 1,
+        mode: Literal["max", "min"] = "max",
+        resumed_at: int | None = None,
     ) -> None:
-        self.folder = folder
-        self.keep_last, self.keep_top, self.mode = max(1, keep_last), keep_top, mode
+        self.folder = place(folder)
+        self.keep_last, self.keep_top, self.mode, self.resumed_at = max(1, keep_last), keep_top, mode, resumed_at
+        self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
+        self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing: futures.Future[None] | None = None
 
-    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> Path:
-        """Write `content` as the newest checkpoint; `metric` makes it a candidate for the best."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step:08d}.pt"
-        write_atomically(path, lambda temporary: torch.save({"format": FORMAT, **content}, temporary))
-        entry = {"file": path.name, "step": step, "metric": metric, "sha256": _sha256(path)}
-        entries = [e for e in read_manifest(self.folder) if e["step"] < step] + [entry]
-        kept = self._kept(entries)
-        text = json.dumps(kept, indent=1) + "\n"
-        write_atomically(self.folder / MANIFEST, lambda temporary: temporary.write_text(text))
-        self._name(path, "last.pt")
+    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> Place:
+        """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
+
+        `metric` makes it a candidate for the best. Waits for the save before, and raises its error, as `wait` does.
+        """
+        self.wait()
+        if metric is not None and not math.isfinite(metric):
+            metric = None
+        copied = _snapshot({**content, "step": step, "metric": metric})
+        self._writing = self._writer.submit(self._write, copied, step, metric)
+        return self.folder / _file_of(step)
+
+    def wait(self) -> None:
+        """Return when the last save is on the disk. Raises CheckpointError, once, when it could not be written."""
+        if self._writing:
+            futures.wait([self._writing])
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
+        try:
+            data = _sealed(content)
+            self._tidy(self._replace(data, step, metric))
+        except UserError as error:
+            raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} was not saved in {self.folder} ({error}); older ones are untouched."
+            ) from error
+
+    def _replace(self, data: bytes, step: int, metric: float | None) -> list[dict[str, Any]]:
+        """Write the file, then the manifest, then the second names; return what the manifest says."""
+        if isinstance(self.folder, Path) and not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            sync_folder(self.folder.parent)
+        if self._entries is None:
+            self._entries = self._found()
+        there = set(names_in(self.folder))
+        file, sha256 = _file_of(step), hashlib.sha256(data).hexdigest()
+        before = [e for e in self._entries if e["step"] < step and e["file"] in there]
+        kept = self._kept([*before, {"file": file, "step": step, "metric": metric, "sha256": sha256}])
         best = self._best(kept)
-        if best:
-            self._name(self.folder / best[0]["file"], "best.pt")
-        # Only what this store wrote, and only after the manifest no longer names it.
-        for other in self.folder.glob("step_*.pt"):
-            if other.name not in {e["file"] for e in kept}:
-                other.unlink()
+        named = {LAST: file, **({BEST: str(best[0]["file"])} if best else {})}
+        for e in kept:
+            e["names"] = [alias for alias, target in named.items() if target == e["file"]]
+        write_bytes(self._free(file), data)
+        write_bytes(self._free(MANIFEST), (json.dumps(kept, indent=1) + "\n").encode())
+        self._entries = kept
+        if isinstance(self.folder, Path):
+            for alias, target in named.items():
+                self._free(alias)
+                _link(self.folder / target, self.folder / alias)
+        return kept
+
+    def _tidy(self, kept: list[dict[str, Any]]) -> None:
+        """Remove the checkpoints that the manifest no longer names, and what a killed process left half written."""
+        files = {e["file"] for e in kept}
+        for name in names_in(self.folder):
+            if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
+                with contextlib.suppress(OSError, UserError):  # what cannot be removed is in nobody's way
+                    (self.folder / name).unlink()
+
+    def _found(self) -> list[dict[str, Any]]:
+        """The checkpoints that the folder holds up to where this run began: by the manifest, or else by the sound files."""
+        try:
+            entries = read_manifest(self.folder)
+            for e in entries:
+                # A crash between file and manifest leaves a sound file with the SHA-256 of the one before it.
+                if e["step"] == self.resumed_at:
+                    with contextlib.suppress(CheckpointError):
+                        e["sha256"] = _read(self.folder / e["file"])[1]
+        except CheckpointError:
+            entries = []
+            for step, name in _step_files(self.folder):
+                with contextlib.suppress(CheckpointError):
+                    content, sha256 = _read(self.folder / name)
+                    entries.append({"file": name, "step": step, "metric": content.get("metric"), "sha256": sha256})
+        return [e for e in entries if self.resumed_at is None or e["step"] <= self.resumed_at]
+
+    def _free(self, name: str) -> Place:
+        """The place of a file to write; a folder that has its name is renamed."""
+        path = self.folder / name
+        if isinstance(path, Path) and path.is_dir():
+            path.rename(path.with_name(f"{name}.damaged"))
         return path
 
     def _kept(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,69 +181,172 @@ class CheckpointStore:
         sign = -1 if self.mode == "max" else 1
         return sorted((e for e in entries if e["metric"] is not None), key=lambda e: (sign * e["metric"], e["step"]))
 
-    def _name(self, path: Path, alias: str) -> None:
-        """Make `alias` a second name of `path`: a hard link, or a copy where the file system has none."""
 
-        def link(temporary: Path) -> None:
-            try:
-                os.link(path, temporary)
-            except OSError:
-                shutil.copyfile(path, temporary)
-
-        write_atomically(self.folder / alias, link)
+def write_checkpoint(target: Place, content: dict[str, Any]) -> None:
+    """Write `content` as a checkpoint file that `load_checkpoint` takes, outside any store. Raises UserError."""
+    write_bytes(target, _sealed(content))
 
 
-def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """The checkpoints of a folder, oldest first; empty when there is no manifest."""
+def read_manifest(folder: Place) -> list[dict[str, Any]]:
+    """The checkpoints that the manifest of a folder names, oldest first.
+
+    Raises CheckpointError when it is damaged, or missing while there are checkpoints.
+    """
     try:
-        entries = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError:
+        entries = json.loads((folder / MANIFEST).read_bytes())
+        for e in entries:
+            if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]) or len(e["sha256"]) != 64:
+                raise ValueError(f"an entry is {e}")
+            if not isinstance(e["metric"], (float, int, type(None))):
+                raise ValueError(f"a metric is {e['metric']!r}")
+        return sorted(entries, key=lambda e: e["step"])
+    except FileNotFoundError as error:
+        if _step_files(folder):
+            raise CheckpointError(f"{folder / MANIFEST} is missing; name a checkpoint file by its path.") from error
         return []
-    except (json.JSONDecodeError, OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         raise CheckpointError(
             f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file by its path."
         ) from error
-    return sorted(entries, key=lambda e: e["step"])
 
 
-def latest(folder: Path, report: Callable[[str], None] = lambda text: None) -> Path | None:
-    """The newest checkpoint of a folder whose content is what was written; None when it has none.
+def load_latest(
+    folder: str | Place, report: Callable[[str], None] = lambda text: None
+) -> tuple[Place, dict[str, Any]] | None:
+    """The newest checkpoint of a folder that is what was written, and its content; None when the folder has none.
 
-    A damaged one is passed to `report` and the one before it is taken; when all are damaged, CheckpointError.
+    One that is damaged is passed to `report` and the one before it is taken. The manifest says which there are; when it is
+    damaged or missing, which is reported too, or when none of its checkpoints is sound, the `step_N.pt` files do. When all
+    are damaged, CheckpointError.
     """
-    entries = read_manifest(folder)
-    for entry in reversed(entries):
-        path = folder / entry["file"]
-        if path.is_file() and _sha256(path) == entry["sha256"]:
-            return path
-        report(f"{path} is {'damaged' if path.is_file() else 'missing'}; going back to the checkpoint before it.")
-    if entries:
+    folder = place(folder)
+    entries: list[dict[str, Any]] = []
+    try:
+        entries = read_manifest(folder)
+    except CheckpointError as error:
+        report(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
+    listed: list[tuple[str, str | None]] = [(e["file"], e["sha256"]) for e in reversed(entries)]
+    files: list[tuple[str, str | None]] = [(name, None) for _, name in reversed(_step_files(folder))]
+    reported: set[str] = set()
+    for name, sha256 in listed + files:
+        try:
+            return folder / name, _read(folder / name, sha256)[0]
+        except NewerFormat:
+            raise
+        except CheckpointError as error:
+            if name not in reported:
+                report(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
+                reported.add(name)
+    if reported:
         raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start anew with resume=null.")
     return None
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled."""
-    if not path.is_file():
+def load_checkpoint(source: str | Place) -> dict[str, Any]:
+    """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
+
+    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
+    """
+    source = place(source)
+    try:
+        entries = read_manifest(source.parent)
+    except CheckpointError:  # the file can speak for itself
+        entries = []
+    if isinstance(source, Url):
+        source = next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+    sha256 = {e["file"]: e["sha256"] for e in entries}.get(source.name)
+    return _read(source, sha256, known={e["sha256"] for e in entries})[0]
+
+
+def _read(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
+    """Content and SHA-256 of a file; CheckpointError unless it is `sha256`, sealed or `known`, and a checkpoint of ours."""
+    try:
+        data = source.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"there is no checkpoint {path}; give the path of a .pt file of a run's checkpoints folder."
+            f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
+    digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
+    seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
+    digest.update(seal)
+    if sha256 and digest.hexdigest() != sha256:
+        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one in {MANIFEST}; use another checkpoint.")
+    if seal.startswith(SEAL) and seal != expected:
+        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
+    content = _checked(load_torch_bytes(data, source), source)
+    if seal != expected and digest.hexdigest() not in {sha256, *known}:
+        raise CheckpointError(
+            f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
         )
-    expected = {e["file"]: e["sha256"] for e in read_manifest(path.parent)}.get(path.name)
-    if expected and _sha256(path) != expected:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; use another checkpoint.")
-    content = load_torch_file(path)
+    name = STEP_FILE.fullmatch(source.name)
+    if name and int(name[1]) != content["step"]:
+        raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
+    return content, digest.hexdigest()
+
+
+def _checked(content: Any, source: Place) -> dict[str, Any]:
+    """`content` when it is of our format, with values of the right types."""
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(
-            f"{path} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
+            f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
         )
+    if not isinstance(content["format"], int):
+        raise CheckpointError(f"{source} is damaged: its format is {content['format']!r}; use another checkpoint.")
     if content["format"] > FORMAT:
-        raise CheckpointError(f"{path} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist.")
+        raise NewerFormat(f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist.")
+    for key in KINDS.keys() & {"step", *content}:
+        value = content.get(key)
+        if not isinstance(value, KINDS[key]) or isinstance(value, bool):
+            found = f"of type {type(value).__name__}" if key in content else "missing"
+            raise CheckpointError(f"{source} is damaged: its {key} is {found}; use another checkpoint.")
     return content
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _sealed(content: dict[str, Any]) -> bytes:
+    """What torch.save makes of a checkpoint, with the SHA-256 of all of it as the zip's comment at the end."""
+    file = io.BytesIO()
+    torch.save({**content, "format": FORMAT}, file)
+    file.seek(-2, os.SEEK_END)
+    file.write(SEAL_LENGTH.to_bytes(2, "little"))  # the zip's last field: the length of its comment
+    digest = hashlib.sha256(file.getbuffer()).hexdigest()
+    file.write(SEAL + digest.encode())
+    return file.getvalue()
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy that later training does not change: tensors on the CPU, containers of the same types."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps a state_dict's version numbers
+        for key, item in value.items():
+            copied[key] = _snapshot(item)
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(_snapshot(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def _link(path: Path, alias: Path) -> None:
+    """Make `alias` a second name of `path`: a hard link, or a copy where the file system has none."""
+
+    def link(temporary: Path) -> None:
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
+
+    write_atomically(alias, link)
+
+
+def _file_of(step: int) -> str:
+    return f"step_{step:08d}.pt"
+
+
+def _step_files(folder: Place) -> list[tuple[int, str]]:
+    """(step, name) of the checkpoint files of a folder, oldest first."""
+    return sorted((int(match[1]), match[0]) for match in map(STEP_FILE.fullmatch, names_in(folder)) if match)

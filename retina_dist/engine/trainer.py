@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -103,8 +102,18 @@ class Trainer:
         self.meter = StepMeter(strategy)
 
     def fit(self) -> dict[str, float]:
-        """Train from the state's step to the plan's last and return the metrics of the last validation."""
-        return self.strategy.run(self._loop, self.state)
+        """Train from the state's step to the plan's last and return the metrics of the last validation.
+
+        Every checkpoint is on the disk when it returns or raises; one that could not be written is an error on all ranks.
+        """
+        try:
+            return self.strategy.run(self._loop, self.state)
+        except BaseException:
+            try:
+                self._wait_for_checkpoint()
+            except Exception as error:  # the first one is what ended the run
+                self.warn(f"warning: {error}")
+            raise
 
     def _loop(self) -> dict[str, float]:
         state, plan = self.state, self.plan
@@ -138,6 +147,7 @@ class Trainer:
             self.strategy.commit()
         if hasattr(steps, "close"):
             steps.close()
+        self.strategy.on_main(self._wait_for_checkpoint)
         assert saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
@@ -209,18 +219,19 @@ class Trainer:
             state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)
         return metrics
 
-    def _save(self, metrics: dict[str, float]) -> Path | None:
-        if self.checkpoints is None or not self.strategy.is_main:
-            return None
-        epoch, cursor = self.data.position(self.state.step)
-        content = {
-            **self.state.state_dict(),
-            **self.metadata,
-            "sampler": {"epoch": epoch, "cursor": cursor},
-            "metrics": metrics,
-        }
-        value = metrics.get(self.monitor) if self.monitor else None
-        return self.checkpoints.save(content, self.state.step, value)
+    def _save(self, metrics: dict[str, float]) -> None:
+        def save() -> None:
+            if self.checkpoints:
+                epoch, cursor = self.data.position(self.state.step)
+                place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics}
+                value = metrics.get(self.monitor) if self.monitor else None
+                self.checkpoints.save({**self.state.state_dict(), **self.metadata, **place}, self.state.step, value)
+
+        self.strategy.on_main(save)
+
+    def _wait_for_checkpoint(self) -> None:
+        if self.checkpoints:
+            self.checkpoints.wait()
 
 
 def _due(step: int, every: int) -> bool:

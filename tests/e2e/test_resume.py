@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from retina_dist.config import load_config
-from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.errors import CheckpointError
+from retina_dist.detector import Detector
+from retina_dist.engine.checkpoint import load_checkpoint, write_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.train import train
 from tests.e2e.conftest import ROOT, SMALL
 
@@ -42,6 +43,35 @@ def test_20_steps_are_7_and_13(tmp_path: Path, workers: int) -> None:
             assert torch.equal(value, parts["optimizer"]["state"][key][name])
     assert whole["sampler"] == parts["sampler"] == {"epoch": 3, "cursor": 8}
     assert whole["metrics"] == parts["metrics"]
+
+
+def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = "trainer.checkpoint_dir=memory://bucket/resume"
+    whole = run(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):  # none beside the run
+        run(tmp_path / "parts", there, "trainer.stop_after=7steps")
+    assert load_checkpoint("memory://bucket/resume/last.pt")["step"] == 7
+    with pytest.raises(ConfigError, match="already holds checkpoints"):
+        run(tmp_path / "other", there)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        run(tmp_path / "on_another_machine", there, "resume=auto")
+    parts = load_checkpoint("memory://bucket/resume/last.pt")
+    assert parts["step"] == 20
+    for name, value in whole["model"].items():
+        assert torch.equal(value, parts["model"][name]), name
+    assert "memory://bucket/resume/best.pt" in "".join(capsys.readouterr())
+    assert len(Detector.from_checkpoint("memory://bucket/resume/best.pt").categories.names) == 6
+
+
+def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path) -> None:
+    run(tmp_path / "run", "trainer.stop_after=1steps")
+    last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
+    for key, value in (("optimizer", {}), ("random", None), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
+        content = load_checkpoint(last)
+        content.pop(key)
+        write_checkpoint(tmp_path / "less.pt", content if value is None else content | {key: value})
+        with pytest.raises(CheckpointError, match=r"less\.pt"):
+            run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_it_is_what_the_model_finds_on_the_resized_picture() -> None:
 
 
 def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
-    path = CheckpointStore(tmp_path).save(content(step=1), 1)
+    store = CheckpointStore(tmp_path)
+    path = store.save(content(), 1)
+    store.wait()
     detector = Detector.from_checkpoint(path)
     assert detector.categories.ids == (3, 8)
     assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)

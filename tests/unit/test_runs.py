@@ -11,7 +11,7 @@ import yaml
 
 from retina_dist.config import TrainConfig, load_config
 from retina_dist.engine.checkpoint import CheckpointStore
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.runs import changed_settings, open_run, write_config
 
 
@@ -28,10 +28,11 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def save(folder: str, *steps: int, overrides: tuple[str, ...] = ()) -> CheckpointStore:
-    store = CheckpointStore(Path(folder) / "checkpoints", keep_last=5)
+def save(folder: str, *steps: int, overrides: tuple[str, ...] = (), place: str | None = None) -> CheckpointStore:
+    store = CheckpointStore(place or Path(folder) / "checkpoints", keep_last=5)
     for step in steps:
-        store.save({"config": asdict(settings(*overrides)), "step": step, "w": torch.full((9,), float(step))}, step)
+        store.save({"config": asdict(settings(*overrides)), "w": torch.full((9,), float(step))}, step)
+    store.wait()
     return store
 
 
@@ -126,12 +127,14 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
 
 def test_checkpoints_of_others_and_of_older_versions() -> None:
     store = CheckpointStore(Path("mine/checkpoints"))
-    store.save({"step": 1}, 1)
+    store.save({}, 1)
+    store.wait()
     with pytest.raises(CheckpointError, match="step_00000001.pt does not say how it was trained"):
         open_run(settings("resume=mine"), quiet)
     older = asdict(settings())
     del older["data"]["num_buckets"], older["optimizer"]
-    store.save({"step": 2, "config": older}, 2)
+    store.save({"config": older}, 2)
+    store.wait()
     assert open_run(settings("resume=mine"), quiet).resume_step == 2
 
 
@@ -156,3 +159,45 @@ def test_a_fresh_start_of_auto_is_said() -> None:
     said: list[str] = []
     open_run(settings("resume=auto", "output_dir=typo"), said.append)
     assert said == ["resume=auto: no checkpoint in typo; a fresh start"]
+
+
+def test_checkpoints_elsewhere(tmp_path: Path) -> None:
+    there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
+    assert open_run(settings(there, "output_dir=mine"), quiet).resume_step is None
+    said: list[str] = []
+    assert open_run(settings(there, "output_dir=mine", "resume=auto"), said.append).resume_step is None
+    assert said == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
+    save("", 1, 2, place="memory://bucket/elsewhere")
+    for output in ("output_dir=mine", "output_dir=null"):
+        with pytest.raises(ConfigError, match="memory://bucket/elsewhere already holds checkpoints"):
+            open_run(settings(there, output), quiet)
+    run = open_run(settings(there, "output_dir=mine", "resume=auto"), quiet)
+    assert (run.folder, run.resume_step) == (Path("mine"), 2)
+    assert str(run.resumed_from) == "memory://bucket/elsewhere/step_00000002.pt"
+    assert open_run(settings(there, "resume=auto"), quiet).folder == Path("runs/shapes")
+    for named, step in (("", 2), ("/last.pt", 2), ("/step_00000001.pt", 1)):
+        resume = f"resume=memory://bucket/elsewhere{named}"
+        assert open_run(settings(resume, "output_dir=fork"), quiet).resume_step == step
+        assert open_run(settings(resume, "output_dir=fork", there), quiet).resume_step == step
+        with pytest.raises(ConfigError, match="lies in no run folder"):
+            open_run(settings(resume), quiet)
+    save("mine", 7)
+    with pytest.raises(ConfigError, match="already holds checkpoints"):  # of another run
+        open_run(settings("resume=mine", there), quiet)
+    save("", 5, place=f"file://{tmp_path}/local")
+    assert open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto"), quiet).resume_step == 5
+
+
+def test_a_missing_driver_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"az://box/run\S* needs a package that is not installed; pip install adlfs\."):
+        open_run(settings("trainer.checkpoint_dir=az://box/run"), quiet)
+    with pytest.raises(UserError, match="nonsense://box.* cannot be opened"):
+        open_run(settings("resume=nonsense://box", "output_dir=x"), quiet)
+
+
+def test_without_its_manifest_a_run_goes_on_from_its_files() -> None:
+    save("mine", 1, 2)
+    Path("mine/checkpoints/manifest.json").unlink()
+    said: list[str] = []
+    assert open_run(settings("resume=auto", "output_dir=mine"), said.append).resume_step == 2
+    assert said == ["mine/checkpoints/manifest.json is missing; going by the checkpoint files themselves."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retina_dist.engine import checkpoint
 from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Divergence, Trainer
+from retina_dist.errors import CheckpointError, UserError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -213,3 +216,31 @@ def test_bfloat16_stays_close() -> None:
     half.fit()
     difference = (weights(exact) - weights(half)).norm() / weights(exact).norm()
     assert 0 < difference < 0.05
+
+
+def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint.write_bytes
+    monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
+    trainer(tmp_path, length="1epoch").fit()
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
+    one = trainer(tmp_path / "failed", evaluate=scripted([0.5]), monitor="score")
+    with pytest.raises(StopIteration):  # the second validation
+        one.fit()
+    assert load_checkpoint(tmp_path / "failed" / "last.pt")["step"] == 3
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "write_bytes", full)
+    for changes, error in (
+        ({"length": "1epoch"}, CheckpointError),  # at the end
+        ({"length": "9epochs"}, CheckpointError),  # at the next save
+        ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": 5}, CheckpointError),
+        ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
+    ):
+        said: list[str] = []
+        with pytest.raises(error, match="was not saved: the disk is full" if error is CheckpointError else None):
+            trainer(tmp_path, **changes, warn=said.append).fit()
+        assert ["was not saved: the disk is full" in words for words in said] == [True] * (error is StopIteration)
