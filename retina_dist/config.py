@@ -63,7 +63,7 @@ class DataConfig:
     keep_empty_images: bool = True
     missing_images: str = "error"  # error | skip: files that the annotations name and that are not there
     bad_images: str = "error"  # error | skip: files that cannot be decoded
-    max_pixels: int = 100_000_000
+    max_pixels: int = 178_956_970  # a file whose header claims more is bad and never decoded
 
     batch_size: int = 16  # images of one optimizer step, over all processes and accumulated micro-batches
     val_batch_size: int = 8
@@ -278,6 +278,7 @@ class PredictConfig:
     input: str = MISSING  # file, folder or glob
     output_dir: str = "predictions"
     score_threshold: float = 0.3
+    max_pixels: int = 178_956_970  # a file whose header claims more is left out
     device: str = "auto"
     precision: str = "fp32"
     debug: bool = False
@@ -353,6 +354,7 @@ AT_LEAST = {
     "strategy.cycle_time_ms": 0,
     "batch_size": 1,
     "num_workers": 0,
+    "max_pixels": 1,
 }
 
 FRACTIONS = (
@@ -379,6 +381,8 @@ def validate(config: Any) -> None:
     for key, value in _leaves(asdict(config)):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}={value} is no finite number.")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
     for key, allowed in CHOICES.items():
         value = _get(config, key, allowed[0])
         if value not in allowed:
@@ -393,8 +397,6 @@ def validate(config: Any) -> None:
         value = _get(config, key, None)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{key}={value} is not within 0 and 1.")
-    if _get(config, "seed", 0) >= 2**63:
-        raise ConfigError(f"seed={config.seed} is too large; it must be below 2^63.")
     if hasattr(config, "data"):
         _validate_data(config.data)
     if hasattr(config, "model"):
@@ -715,6 +717,15 @@ def _explained(name: str) -> Iterator[None]:
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(name, error)) from error
+    except OverflowError as error:  # a whole number of 400 digits where any number may stand
+        key = re.search(r"full_key: (\S+)", str(error))
+        raise ConfigError(f"{key[1] if key else 'a value'} is too large for a number.") from error
+    except RecursionError as error:
+        raise ConfigError("a value is nested too deeply; no setting is more than a list of lists.") from error
+    except OSError as error:  # a name that is too long for any file, for one
+        raise ConfigError(
+            f"a file of the configuration cannot be read ({error.strerror}); check the names of data, model and the like."
+        ) from error
     except AssertionError as error:  # omegaconf's answer to a key below a node that is null
         raise ConfigError(
             "a key below data.shapes, such as data.shapes.num_train=…, can be set with data=shapes only."

@@ -38,7 +38,7 @@ def predict(config: PredictConfig) -> Path:
     rows, failures, names = [], [], detector.categories.names
     for image_id, file in enumerate(files):
         try:
-            pixels = read_image(file)
+            pixels = read_image(file, max_pixels=config.max_pixels)
         except ImageError as error:
             failures.append(file)
             print(f"warning: {str(error).split(';')[0]}; left out", file=sys.stderr)

@@ -89,8 +89,8 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
     try:
         if not record.path.is_file():
             return ImageCheck(record, "missing", str(record.path))
-        digest = hashlib.sha256(record.path.read_bytes()).hexdigest()
-        size = image_size(record.path)
+        digest = _digest(record.path)
+        size = image_size(record.path, max_pixels)
         if decode:
             read_image(record.path, max_pixels=max_pixels)
     except (ImageError, OSError) as error:
@@ -103,6 +103,14 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
         detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
         return ImageCheck(record, "of another size", detail, size, orientation, digest)
     return ImageCheck(record, None, "", size, orientation, digest)
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):  # a file may be larger than the memory
+            found.update(part)
+    return found.hexdigest()
 
 
 def _orientation(path: Path) -> int:

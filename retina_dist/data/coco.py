@@ -7,16 +7,18 @@ against stays what the file says.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from retina_dist.data.categories import Categories, LabelMapping
-from retina_dist.data.images import image_size
+from retina_dist.data.images import MAX_PIXELS, image_size
 from retina_dist.data.keras_csv import read_csv
 from retina_dist.data.voc import read_voc
 from retina_dist.errors import DataError, ImageError
@@ -63,13 +65,17 @@ def load_annotations(
     categories: Categories | None = None,
     keep_empty: bool = True,
     missing_images: Literal["error", "skip", "ignore"] = "error",
+    bad_images: Literal["error", "skip"] = "error",
+    max_pixels: int = MAX_PIXELS,
 ) -> Annotations:
     """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
     beside it), or a Pascal VOC folder (with `split`); `images` is the folder that file names are relative to.
 
     `categories` fixes the labels, as a validation set takes those of training; a category it does not know is an
     error. `keep_empty=False` leaves out images without a box to train on. Image files that do not exist are an error,
-    left out ("skip", counted in `warnings`) or not looked for ("ignore"). Raises DataError, naming file and entry.
+    left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its annotations,
+    it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out ("skip").
+    Raises DataError, naming file and entry.
     """
     if format == "csv":
         coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
@@ -89,7 +95,7 @@ def load_annotations(
     records = [_record(entry, images, annotations) for entry in coco["images"]]
     if missing_images != "ignore":
         records = _existing(records, images, missing_images, warnings)
-    records = [_sized(record, warnings) for record in records] if missing_images != "ignore" else records
+        records = _sized(records, bad_images, max_pixels, warnings)
     result = _clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
@@ -125,11 +131,11 @@ def _check_entries(coco: dict[str, Any], source: Path) -> None:
     for key in ("categories", "images"):
         _check_ids(coco[key], key, source)
     for entry in coco["categories"]:
-        if not isinstance(entry.get("name"), str):
-            raise DataError(f"{source}: category {entry['id']} has no name; add one.")
+        if not _is_text(entry.get("name")):
+            raise DataError(f"{source}: category {entry['id']} has no name that is text; add one.")
     for entry in coco["images"]:
-        if not isinstance(entry.get("file_name"), str) or not entry["file_name"]:
-            raise DataError(f"{source}: image {entry['id']} has no file_name; add one.")
+        if not _is_text(entry.get("file_name")):
+            raise DataError(f"{source}: image {entry['id']} has no file_name that is text; add one.")
     entries = coco["annotations"]
     if entries and not any("id" in entry for entry in entries):
         for i, entry in enumerate(entries, start=1):
@@ -141,18 +147,26 @@ def _check_entries(coco: dict[str, Any], source: Path) -> None:
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
-                raise DataError(
-                    f"{source}: annotation {entry['id']} is of {key} {str(value)[:80]}, which is not listed."
-                )
+                raise DataError(f"{source}: annotation {entry['id']} is of {key} {_shown(value)}, which is not listed.")
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise DataError(f"{source}: annotation {entry['id']} has bbox {str(box)[:80]}, not [x, y, width, height].")
+            raise DataError(f"{source}: annotation {entry['id']} has bbox {_shown(box)}, not [x, y, width, height].")
         if "area" not in entry:
             entry["area"] = box[2] * box[3]
         elif not _is_number(entry["area"]):
-            raise DataError(f"{source}: annotation {entry['id']} has area {str(entry['area'])[:80]}, not a number.")
+            raise DataError(f"{source}: annotation {entry['id']} has area {_shown(entry['area'])}, not a number.")
         if entry.setdefault("iscrowd", 0) not in (0, 1):
-            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {str(entry['iscrowd'])[:80]}, not 0 or 1.")
+            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {_shown(entry['iscrowd'])}, not 0 or 1.")
+
+
+def _is_text(value: object) -> bool:
+    r"""Not empty, without NUL, and without half a character (JSON's "\ud800"), which could not be written anywhere."""
+    return isinstance(value, str) and re.fullmatch(r"[^\0\ud800-\udfff]+", value) is not None
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value, on one line."""
+    return " ".join(str(value)[:80].split())
 
 
 def _is_number(value: object) -> bool:
@@ -163,7 +177,7 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: Path) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise DataError(f"{source}: an entry of '{key}' has id {str(value)[:80]!r}, not a whole number up to 2^53.")
+            raise DataError(f"{source}: an entry of '{key}' has id {_shown(value)!r}, not a whole number up to 2^53.")
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
@@ -182,7 +196,7 @@ def _check_categories(coco: dict[str, Any], source: Path, known: Categories) -> 
     for entry in coco["categories"]:
         if entry["id"] not in known:
             raise DataError(
-                f"{source}: category {entry['id']} ({entry['name']}) is not among the {len(known.ids)} that the labels "
+                f"{source}: category {entry['id']} ({_shown(entry['name'])}) is not among the {len(known.ids)} that the labels "
                 "were made from; training and validation need the same categories."
             )
         name = known.name_of(known.label_of(entry["id"]))
@@ -192,15 +206,16 @@ def _check_categories(coco: dict[str, Any], source: Path, known: Categories) -> 
 
 
 def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+    return ", ".join(map(_shown, names[:MAX_NAMED])) + (", …" if len(names) > MAX_NAMED else "")
 
 
 def _record(entry: dict[str, Any], images: Path, source: Path) -> ImageRecord:
     name = entry["file_name"]
-    relative = PurePosixPath(name.replace("\\", "/"))
-    if relative.is_absolute() and relative.is_relative_to(folder := images.absolute().as_posix()):
-        relative = relative.relative_to(folder)  # keras-retinanet's CSV files have absolute paths
-    if relative.is_absolute() or ".." in relative.parts or "\0" in name:
+    # By the letters, links unresolved: the folder may be a link, and absolute paths, which keras-retinanet's CSV files
+    # have, may lie in it.
+    folder = os.path.join(os.path.normpath(images.absolute()), "")
+    path = os.path.normpath(os.path.join(folder, name.replace("\\", "/")))
+    if not os.path.join(path, "").startswith(folder) or re.match(r"[A-Za-z]:[/\\]", name):
         raise DataError(
             f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; "
             "name a folder that holds all images."
@@ -209,9 +224,9 @@ def _record(entry: dict[str, Any], images: Path, source: Path) -> ImageRecord:
     for side in ("width", "height"):
         value = entry.get(side)
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
-            raise DataError(f"{source}: image {entry['id']} has {side} {str(value)[:80]}, not a number of pixels.")
+            raise DataError(f"{source}: image {entry['id']} has {side} {_shown(value)}, not a number of pixels.")
         size.append(value or 0)
-    return ImageRecord(entry["id"], images / relative, name, size[0], size[1])
+    return ImageRecord(entry["id"], images / path[len(folder) :], name, size[0], size[1])
 
 
 def _existing(records: list[ImageRecord], images: Path, policy: str, warnings: list[str]) -> list[ImageRecord]:
@@ -234,17 +249,29 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _sized(record: ImageRecord, warnings: list[str]) -> ImageRecord:
-    """The record with width and height, from the file's header where the annotations have none."""
-    if record.width and record.height:
-        return record
-    try:
-        width, height = image_size(record.path)
-    except ImageError as error:
-        raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error
-    if not any(text.startswith("some images have no size") for text in warnings):
+def _sized(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
+    """The records with width and height, from the files' headers where the annotations have none."""
+    sized: list[ImageRecord] = []
+    unreadable: list[str] = []
+    for record in records:
+        if not (record.width and record.height):
+            try:
+                width, height = image_size(record.path, max_pixels)
+            except ImageError as error:
+                if policy == "error":
+                    raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error
+                unreadable.append(record.file_name)
+                continue
+            record = replace(record, width=width, height=height)
+        sized.append(record)
+    if sized != [record for record in records if record.width and record.height]:
         warnings.append("some images have no size in the annotations; it was read from the files")
-    return ImageRecord(record.image_id, record.path, record.file_name, width, height)
+    if unreadable:
+        warnings.append(
+            f"{len(unreadable)} of {len(records)} images cannot be read: {_shortened(unreadable)}; left out of training, "
+            "and evaluated as images without detections"
+        )
+    return sized
 
 
 def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Categories) -> Annotations:

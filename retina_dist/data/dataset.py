@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from retina_dist.data.collate import Sample, collate
-from retina_dist.data.images import read_image
+from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.errors import ConfigError, ImageError
 from retina_dist.types import Batch
@@ -56,7 +56,7 @@ class DetectionDataset(Dataset[Batch]):
         *,
         seed: int = 0,
         on_bad_image: BadImagePolicy = "error",
-        max_pixels: int = 100_000_000,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         if on_bad_image not in ("error", "skip"):
             raise ConfigError(f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'.")

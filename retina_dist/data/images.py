@@ -5,12 +5,16 @@ Layer 1. Pillow decodes; what it cannot read ends in an ImageError that names th
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageFile
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
@@ -29,64 +33,90 @@ TRANSPOSITIONS = {  # what shows a picture of each EXIF orientation upright
 INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an upright picture back
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
+MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
+
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
 
 
-def read_image(
-    path: str | Path, annotated_size: tuple[int, int] | None = None, max_pixels: int = 100_000_000
-) -> Tensor:
+def read_image(path: str | Path, annotated_size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> Tensor:
     """The pixels of a file, uint8 [3, h, w] RGB, in the orientation its boxes are in.
 
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
     the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
     transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
-    damaged, larger than `max_pixels`, or of another size than annotated.
+    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels`.
     """
     with _opened(Path(path), max_pixels) as image:
+        if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
+            with _decoding(path):
+                image.load()
         stored = wanted = _orientation(image)
         if annotated_size is not None:
             wanted = _orientation_of_boxes(Path(path), _stored_size(image), stored, annotated_size)
         applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
-        try:
+        with _decoding(path):
             pixels = _to_rgb(image)
-        except Exception as error:  # decoders meet damaged bytes with almost any exception
-            raise ImageError(
-                f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
-                "data.bad_images=skip."
-            ) from error
     if applied != wanted:
         pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def image_size(path: str | Path) -> tuple[int, int]:
+@contextmanager
+def _decoding(path: str | Path) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # decoders meet damaged bytes with almost any exception
+        raise ImageError(
+            f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
+            "data.bad_images=skip."
+        ) from error
+
+
+def image_size(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
-    with _opened(Path(path), max_pixels=1 << 62) as image:
+    with _opened(Path(path), max_pixels) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = _stored_size(image)
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
 def _opened(path: Path, max_pixels: int) -> Image.Image:
+    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own limit on pixels; ours follows
+            warnings.simplefilter("ignore")
             image = Image.open(path)
     except FileNotFoundError as error:
         raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{path} is too large for Pillow ({error}); scale the picture down.") from error
+        count = re.search(r"\d+", str(error))  # all that Pillow says of the size
+        raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
     except Exception as error:  # as above
         raise ImageError(
             f"{path} is no readable picture ({error}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
         ) from error
+    size = f"{image.width} x {image.height}"
+    if image.format == "EPS" or not image.width * image.height:
+        image.close()
+        what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
+        raise ImageError(
+            f"{path} is no readable picture (it is {what}); restore the file, take it out of the annotations, or set "
+            "data.bad_images=skip."
+        )
     if image.width * image.height > max_pixels:
         image.close()
-        raise ImageError(
-            f"{path} has {image.width} x {image.height} pixels, more than data.max_pixels={max_pixels}; raise the "
-            "limit if the file is to be trusted."
-        )
+        raise _too_large(path, size, max_pixels)
     return image
+
+
+def _too_large(path: Path, size: str, max_pixels: int) -> ImageError:
+    return ImageError(
+        f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
+        "or set data.bad_images=skip."
+    )
 
 
 def _orientation(image: Image.Image) -> int:

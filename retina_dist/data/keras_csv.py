@@ -80,7 +80,9 @@ def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, row
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; name it with data.train_annotations or data.classes.") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path} is no readable CSV ({error}).") from error
 
 

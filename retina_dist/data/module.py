@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.dataset import BadImagePolicy, DetectionDataset
+from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.data.transforms import EvalTransform, TrainTransform
 from retina_dist.errors import ConfigError, UserError
@@ -64,7 +65,7 @@ class CocoDataModule:
         rank: int = 0,
         world_size: int = 1,
         on_bad_image: BadImagePolicy = "error",
-        max_pixels: int = 100_000_000,
+        max_pixels: int = MAX_PIXELS,
         pin_memory: bool = True,
     ) -> None:
         if num_workers < 0:

@@ -63,8 +63,8 @@ def read_voc(root: Path, split: str) -> dict[str, Any]:
 def _read_list(root: Path, split: str) -> list[str]:
     path = root / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
     names = [line.split()[0] for line in lines if line.strip()]
     for name in names:
@@ -76,7 +76,7 @@ def _read_list(root: Path, split: str) -> list[str]:
 def _read_xml(path: Path) -> ElementTree.Element:
     try:
         return ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
         raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
 
 

@@ -81,6 +81,58 @@ def test_the_engine_says_nothing_of_detection() -> None:
         assert not re.search(r"\b(box|boxes|bbox|anchor|detector|detection|categor\w+|coco)\b", text, re.I), path.name
 
 
+UNSAFE = {"eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "np.load"}
+
+
+def unsafe_loads(source: str) -> list[str]:
+    """Calls that run, or can be made to run, what stands in a file."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            name = ast.unparse(node.func).replace("numpy.", "np.").replace("_pickle.", "pickle.").replace("cloud", "")
+            unsafe = name in UNSAFE or (name in ("torch.load", "load") and options.get("weights_only") is not True)
+            if unsafe and not (name == "np.load" and options.get("allow_pickle", False) is False):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.ImportFrom) and node.module in (
+            "pickle",
+            "cloudpickle",
+            "dill",
+            "joblib",
+            "marshal",
+            "shelve",
+        ):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_file_is_run_by_reading_it(path: Path) -> None:
+    assert unsafe_loads(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("torch.load(path)", 1),
+        ("torch.load(path, weights_only=False)", 1),
+        ("torch.load(path, weights_only=safe)", 1),
+        ("torch.load(path, weights_only=True)", 0),
+        ("pickle.loads(data)", 1),
+        ("from pickle import loads", 1),
+        ("np.load(path, allow_pickle=True)", 1),
+        ("np.load(path, allow_pickle=flag)", 1),
+        ("numpy.load(path)", 0),
+        ("yaml.load(text, Loader=yaml.Loader)", 1),
+        ("yaml.safe_load(text)", 0),
+        ("exec(text)", 1),
+        ("model.eval()", 0),
+    ],
+)
+def test_what_counts_as_unsafe(source: str, count: int) -> None:
+    assert len(unsafe_loads(source)) == count
+
+
 def test_importing_the_package_is_light() -> None:
     code = (
         "import sys, retina_dist; print([m for m in ('torch', 'hydra', 'pycocotools', 'horovod') if m in sys.modules])"

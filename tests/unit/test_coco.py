@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +199,7 @@ def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
         (changed("images", file_name=None), "image 7 has no file_name"),
         (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
         (changed("images", file_name="x\\..\\..\\a.png"), "which is outside the images folder"),
+        (changed("images", file_name="C:\\photos\\a.png"), "which is outside the images folder"),
         (changed("images", file_name="/etc/passwd"), "which is outside the images folder"),
         (changed("images", width=0), "image 7 has width 0"),
         (changed("images", height="80"), "image 7 has height 80"),
@@ -339,99 +338,6 @@ def test_any_json_is_read_or_refused(folder: Path, content: Any):
             load(folder, coco)
         except DataError as error:
             assert "a.json" in str(error)  # noqa: PT017
-
-
-JUNK = [
-    *(None, True, -1, 0, 1, 1.5, 2**53, 2**53 + 1, 2**64, 10**400, 1e308, 5e-324, float("nan"), float("inf")),
-    *("", "1", "\0", "\ud800", "../x", "/etc/passwd", "..", "x" * 5000, "b.png", [], [1], [1, 2, 3, 4], {}, {"id": 1}),
-]
-
-
-def places(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value below `node`."""
-    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
-        yield (*above, key)
-        yield from places(node[key], (*above, key))
-
-
-def mutated(coco: dict[str, Any], draw: random.Random) -> bytes:
-    """The file with a few bytes changed, or with a few values replaced, left out, repeated or exchanged."""
-    if draw.random() < 0.2:
-        content = bytearray(json.dumps(coco).encode())
-        for _ in range(draw.choice((1, 3, 20))):
-            content[draw.randrange(len(content))] = draw.randrange(256)
-        return bytes(content)
-    coco = copy.deepcopy(coco)
-    for _ in range(draw.choice((1, 1, 2, 4))):
-        everywhere = list(places(coco))
-        *above, key = draw.choice(everywhere)
-        parent: Any = coco
-        for step in above:
-            parent = parent[step]
-        what = draw.randrange(4)
-        if what == 0:
-            del parent[key]
-        elif what == 1 and isinstance(parent, list):
-            parent.append(copy.deepcopy(parent[key]))
-        elif what == 2:
-            other: Any = coco
-            for step in draw.choice(everywhere):
-                other = other[step]
-            parent[key] = copy.deepcopy(other)
-        else:
-            parent[key] = draw.choice(JUNK)
-        if not list(places(coco)):
-            break
-    return json.dumps(coco).encode()
-
-
-@pytest.fixture(params=["made", "real"])
-def file_and_pictures(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """Annotations of a few images, and the folder of their pictures."""
-    if request.param == "made":
-        Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
-        Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
-        return COCO, tmp_path
-    real_data: Path = request.getfixturevalue("real_data")
-    coco = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
-    images = coco["images"][:6]
-    ids = {image["id"] for image in images}
-    keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    annotations = [{key: a[key] for key in keys} for a in coco["annotations"] if a["image_id"] in ids]
-    return {
-        "images": images,
-        "annotations": annotations,
-        "categories": coco["categories"],
-    }, real_data / "coco-mini" / "val2017"
-
-
-@pytest.mark.filterwarnings("error")
-def test_damaged_files_are_read_or_refused(tmp_path: Path, file_and_pictures: tuple[dict[str, Any], Path]):
-    coco, pictures = file_and_pictures
-    path = tmp_path / "a.json"
-    read = 0
-    for seed in range(300):
-        draw = random.Random(seed)
-        path.write_bytes(mutated(coco, draw))
-        try:
-            found = load_annotations(
-                path,
-                pictures,
-                missing_images=draw.choice(("error", "skip", "ignore")),
-                label_mapping=draw.choice(("contiguous", "category_id")),
-                keep_empty=draw.random() < 0.5,
-            )
-        except DataError:
-            continue
-        read += 1
-        for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
-            assert len(boxes) == len(labels)
-            assert (boxes >= 0).all()
-            assert (boxes[:, :2] < boxes[:, 2:]).all()
-            if record.width and record.height:
-                assert (boxes <= np.tile((record.width, record.height), 2)).all()
-            assert ((labels >= 0) & (labels < found.categories.num_classes)).all()
-    assert 20 < read < 280  # neither all sound nor all hopeless
 
 
 @pytest.mark.parametrize(

@@ -261,10 +261,11 @@ def test_a_process_that_dies_is_explained(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
-    findings = examine(settings(tmp_path, "data.max_pixels=2399")).findings
-    found = {f.split: f for f in findings if f.what == "images unreadable"}
-    assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
-    assert "a.png has 60 x 40 pixels, more than data.max_pixels=2399" in found["train"].examples[0]
+    for how in ("decode", "header"):
+        findings = examine(settings(tmp_path, "data.max_pixels=2399", f"images={how}")).findings
+        found = {f.split: f for f in findings if f.what == "images unreadable"}
+        assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
+        assert "a.png has 60 x 40 pixels, more than max_pixels=2399" in found["train"].examples[0]
 
 
 def test_faults_are_those_that_training_sees(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -192,12 +195,72 @@ def test_missing_and_foreign_files(tmp_path: Path):
 def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save(tmp_path / "a.png")
     assert read_image(path, max_pixels=6).shape == (3, 2, 3)
-    with pytest.raises(ImageError, match=r"3 x 2 pixels, more than data.max_pixels=5"):
-        read_image(path, max_pixels=5)
-    assert image_size(path) == (3, 2)
+    for function in (read_image, image_size):
+        with pytest.raises(
+            ImageError, match=r"a.png has 3 x 2 pixels, more than max_pixels=5; raise data.max_pixels .*skip"
+        ):
+            function(path, max_pixels=5)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)  # Pillow refuses from twice this
-    with pytest.raises(ImageError, match="a.png is too large for Pillow"):
+    with pytest.raises(ImageError, match=r"a.png has 6 pixels, more than max_pixels=4; raise data.max_pixels"):
+        read_image(path, max_pixels=4)
+    assert read_image(path, max_pixels=6).shape == (3, 2, 3)  # the limit that is set is the one that holds
+
+
+def claiming(path: Path, width: int, height: int, *chunks: tuple[bytes, bytes], last: bool = False) -> Path:
+    """A PNG of next to no bytes that claims to be so large, with further chunks before its pixels or after them."""
+    Image.new("L", (1, 1)).save(path)
+    content = path.read_bytes()
+    header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    more = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    pixels, end = content[33:-12], content[-12:]
+    path.write_bytes(
+        content[:12] + header + struct.pack(">I", zlib.crc32(header)) + (pixels + more if last else more + pixels) + end
+    )
+    return path
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("sides", "size"),
+    [((13378, 13378), "13378 x 13378|178970884"), ((60_000, 60_000), "3600000000"), ((2**31 - 1,) * 2, "46116860141")],
+)
+def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, int], size: str):
+    path = claiming(tmp_path / "a.png", *sides)
+    for function in (read_image, image_size):
+        tracemalloc.start()
+        with pytest.raises(ImageError, match=f"a.png has ({size}).* pixels, more than max_pixels=178956970; raise"):
+            function(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("last", [False, True])
+def test_text_that_unpacks_without_end_is_refused(tmp_path: Path, last: bool):
+    path = claiming(tmp_path / "a.png", 1, 1, (b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26))), last=last)
+    with pytest.raises(ImageError, match="a.png .*Decompressed data too large.*data.bad_images=skip"):
         read_image(path)
+
+
+def test_a_damaged_png_is_not_read_in_part(tmp_path: Path):
+    """Pillow decodes all of a PNG to find EXIF; after a failure there it would go on as if the rest were black."""
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 8] = bytes(8)
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(ImageError, match="a.png cannot be decoded"):
+        read_image(tmp_path / "a.png")
+
+
+def test_a_program_is_no_picture(tmp_path: Path):
+    """Pillow would have Ghostscript run it."""
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.jpg")
+    with pytest.raises(ImageError, match=r"a.jpg is no readable picture \(it is an EPS, a program to be run\)"):
+        read_image(tmp_path / "a.jpg")
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # from the reference, exif_transpose

@@ -77,6 +77,24 @@ def test_sizes_that_are_none_are_left_to_the_picture(tmp_path: Path):
         assert coco["images"] == [{"id": 1, "file_name": "a.jpg", "height": 7}]
 
 
+def test_an_unknown_encoding_and_a_byte_order_mark(tmp_path: Path):
+    root = make(tmp_path, {"train": {"a": SIZE}})
+    (root / "ImageSets" / "Main" / "train.txt").write_text("\ufeffa\n", encoding="utf-8")
+    assert [image["file_name"] for image in read_voc(root, "train")["images"]] == ["a.jpg"]
+    (root / "Annotations" / "a.xml").write_text('<?xml version="1.0" encoding="utf-9"?><annotation/>')
+    with pytest.raises(DataError, match="a.xml is no readable annotation .*utf-9"):
+        read_voc(root, "train")
+
+
+def test_a_picture_outside_the_folder_is_refused(tmp_path: Path):
+    root = make(tmp_path, {"train": {"a": SIZE}})
+    (root / "Annotations" / "a.xml").write_text("<annotation><filename>../../a.jpg</filename></annotation>")
+    with pytest.raises(
+        DataError, match=r"image 1 has file_name '../../a.jpg', which is outside the images folder .*JPEGImages"
+    ):
+        load_annotations(root, root, format="voc", missing_images="ignore")
+
+
 def test_lists_with_flags_and_repeats(tmp_path: Path):
     """dog_train.txt and the like have a second column; a name that stands twice is one image."""
     root = make(tmp_path, {"train": {"a": SIZE, "b": SIZE}})

@@ -1,0 +1,488 @@
+"""Whatever a user hands in ends in success or in one named error: no other traceback, no hang, no memory without bound."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import resource
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from retina_dist.config import PredictConfig, TrainConfig, load_config, validate
+from retina_dist.data.categories import Categories
+from retina_dist.data.checks import box_findings, category_findings, check_image
+from retina_dist.data.coco import Annotations, ImageRecord, load_annotations
+from retina_dist.data.images import image_size, read_image
+from retina_dist.data.module import CocoDataModule
+from retina_dist.errors import DataError, ImageError
+from retina_dist.predict import predict
+from retina_dist.train import build_plan
+from tests.unit import mutations
+from tests.unit.mutations import JUNK, Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
+
+CASES = {"coco": 300, "csv": 150, "voc": 150, "image": 400, "override": 50, "setting": 150}
+MAX_PIXELS = 1_000_000
+MAX_GROWTH = 500  # MiB
+
+PICTURES = mutations.drawn_pictures()
+COCO: dict[str, Any] = {
+    "images": [
+        {"id": 7, "file_name": "plain.png", "width": 24, "height": 16},
+        {"id": 3, "file_name": "turned.jpg"},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 3, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150, "iscrowd": 0},
+        {"id": 2, "image_id": 7, "category_id": 1, "bbox": [5, 5, 4.5, 5], "area": 20, "iscrowd": 0},
+    ],
+    "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
+}
+ROWS = "plain.png,1,2,11,12,cow\nturned.jpg,0.5,0,2.5,4,cat\nplain.png,3,3,9,9,cat\nplain.bmp,,,,,\n"
+XML = """<?xml version="1.0" encoding="utf-8"?>
+<annotation><filename>plain.png</filename>
+<size><width>24</width><height>16</height></size>
+<object><name>dog</name><difficult>0</difficult>
+<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>12</ymax></bndbox></object>
+</annotation>
+"""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, content in PICTURES.items():
+        (folder / name).write_bytes(content)
+    (folder / "cut.jpg").write_bytes(PICTURES["plain.jpg"][:200])
+    return folder
+
+
+def train_on(found: Annotations) -> None:
+    """What a training and the doctor do with annotations: every box, name and picture is used."""
+    for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+        record.file_name.encode()
+        assert len(boxes) == len(labels)
+        assert (boxes >= 0).all()
+        assert (boxes[:, :2] < boxes[:, 2:]).all()
+        assert (boxes <= np.tile((record.width or np.inf, record.height or np.inf), 2)).all()
+        assert ((labels >= 0) & (labels < found.categories.num_classes)).all()
+    if not all(record.width and record.height for record in found.records):
+        box_findings(found, "train")
+        category_findings(found, None)
+        return
+    json.dumps(found.coco)
+    data = CocoDataModule(
+        train=found,
+        val=found,
+        batch_size=2,
+        min_sizes=(32,),
+        max_size=64,
+        num_workers=0,
+        on_bad_image="skip",
+        max_pixels=MAX_PIXELS,
+    )
+    for batch in [*data.val_batches(), *(batch for step in data.train_steps(0, 1) for batch in step)]:
+        assert max(batch.images.shape[2:]) <= 64
+
+
+def load_and_train(draw: random.Random, annotations: Path, images: Path, **options: Any) -> None:
+    found = load_annotations(
+        annotations,
+        images,
+        missing_images=draw.choice(("error", "skip", "ignore")),
+        bad_images=draw.choice(("error", "skip")),
+        label_mapping=draw.choice(("contiguous", "category_id")),
+        keep_empty=draw.random() < 0.5,
+        max_pixels=MAX_PIXELS,
+        **options,
+    )
+    train_on(found)
+
+
+def coco_case(folder: Path, pictures: Path, draw: random.Random, content: dict[str, Any] = COCO) -> None:
+    (folder / "a.json").write_bytes(mutated_json(content, draw))
+    load_and_train(draw, folder / "a.json", pictures)
+
+
+def csv_case(
+    folder: Path, pictures: Path, draw: random.Random, rows: str = ROWS, classes: str = "cow,1\ncat,0\n"
+) -> None:
+    if draw.random() < 0.8:
+        (folder / "a.csv").write_bytes(mutated_lines(rows, ",", draw))
+        (folder / "classes.csv").write_text(classes)
+    else:
+        (folder / "a.csv").write_text(rows)
+        (folder / "classes.csv").write_bytes(mutated_lines(classes, ",", draw))
+    load_and_train(draw, folder / "a.csv", pictures, format="csv")
+
+
+def voc_case(folder: Path, pictures: Path, draw: random.Random, xml: str = XML) -> None:
+    for part in ("Annotations", "ImageSets/Main"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    if not (folder / "JPEGImages").exists():
+        (folder / "JPEGImages").symlink_to(pictures)
+    (folder / "Annotations" / "b.xml").write_text(XML)
+    names, content = b"a\nb  1\n", xml.encode()
+    if draw.random() < 0.8:
+        content = mutated_lines(xml, '<> "=', draw)
+        for old, new in ((b"<object>", b"<object>" * 20_000), (b"utf-8", draw.choice((b"utf-9", b"big5", b"utf-16")))):
+            content = content.replace(old, new) if draw.random() < 0.1 else content
+    else:
+        names = mutated_lines(names.decode(), " ", draw)
+    (folder / "Annotations" / "a.xml").write_bytes(content)
+    (folder / "ImageSets" / "Main" / "train.txt").write_bytes(names)
+    load_and_train(draw, folder, folder, format="voc")
+
+
+def image_case(folder: Path, _: Path, draw: random.Random, seeds: dict[str, bytes] = PICTURES) -> None:
+    name = draw.choice(sorted(seeds))
+    content = seeds[name]
+    if draw.random() < 0.4:
+        content = with_claimed_size(content, draw)
+    if draw.random() < 0.7 or content == seeds[name]:
+        content = mutated_bytes(content, draw, head=draw.choice((32, 200)))
+    path = folder / name
+    path.write_bytes(content)
+    checked = check_image(ImageRecord(1, path, name, 0, 0), decode=True, max_pixels=MAX_PIXELS)
+    assert checked.problem in (None, "unreadable")
+    size = image_size(path, MAX_PIXELS)
+    annotated = draw.choice((None, size, size[::-1], (24, 16)))
+    pixels = read_image(path, annotated, MAX_PIXELS)
+    assert pixels.shape[0] == 3
+    assert 0 < pixels[0].numel() <= MAX_PIXELS
+    assert tuple(pixels.shape[:0:-1]) == (annotated or size)
+    assert checked.problem is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Image.open(path).load()  # what Pillow by itself finds damaged must not be read
+
+
+def keys_of(config: Any, above: str = "") -> list[str]:
+    """Every dotted key that holds a value."""
+    found = []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        found += keys_of(value, f"{above}{entry.name}.") if is_dataclass(value) else [above + entry.name]
+    return found
+
+
+OVERRIDES = [
+    *(
+        "1",
+        "2",
+        "8",
+        "1e400",
+        "-1e400",
+        "nan",
+        "1" + "0" * 400,
+        "1" * 5000,
+        str(2**63),
+        "-1",
+        "0",
+        "0.5",
+        "null",
+        "true",
+        "''",
+        "[]",
+        "{}",
+    ),
+    *("[null]", "[[1]]", "[a]", "[1,inf]", "{a: 1}", "[" * 300 + "]" * 300, "{a:" * 300 + "1" + "}" * 300, "[" * 300),
+    *("a\0b", "\ud800", "'\\ud800'", "'\n'", "\ufeff1", "x" * 5000, "${nope}", "${seed}", "${oc.env:NOPE}", "${" * 50),
+    *("1,2", "range(1,9)", "choice(1)", "(1", "é", "12epochs", "1e9steps", "../../etc/passwd", "a=b", "???", "\\"),
+]
+
+
+def override_case(_: Path, __: Path, draw: random.Random) -> None:
+    groups = [
+        "data",
+        "model",
+        "optimizer",
+        "schedule",
+        "trainer",
+        "experiment",
+        "hydra",
+        "",
+        "nope",
+        "data.shapes.seed",
+    ]
+    keys = keys_of(TrainConfig()) * (draw.random() < 0.8) or groups
+    how = draw.choice(("", "", "", "", "++", "~"))
+    overrides = [f"{how}{draw.choice(keys)}={draw.choice(OVERRIDES)}"]
+    if draw.random() < 0.2:
+        overrides = [mutated_bytes(overrides[0].encode(errors="replace"), draw).decode(errors="replace")]
+    build_plan(load_config("train", ["data=coco", *overrides]), 100, 1)
+
+
+@cache
+def composed() -> TrainConfig:
+    config = load_config("train", ["data=coco"])
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def setting_case(_: Path, __: Path, draw: random.Random) -> None:
+    """A value of the right type, which Hydra would let pass, and what is made of the settings before data is read."""
+    config = copy.deepcopy(composed())
+    for _repeat in range(draw.choice((1, 2, 5))):
+        *above, key = draw.choice(keys_of(config)).split(".")
+        part = getattr(config, above[0]) if above else config
+        value = getattr(part, key)
+        numbers = [v for v in JUNK if type(v) is type(value)] or [value]
+        setattr(part, key, draw.choice(([], [1], [1, 2], [2**70]) if isinstance(value, list) else numbers))
+    validate(config)
+    build_plan(config, 100, 1)
+    json.dumps(asdict(config))
+
+
+RUNS: dict[str, Callable[..., None]] = {
+    "coco": coco_case,
+    "csv": csv_case,
+    "voc": voc_case,
+    "image": image_case,
+    "override": override_case,
+    "setting": setting_case,
+}
+
+
+def tally(kind: str, cases: int, folder: Path, pictures: Path, **seeds: Any) -> Tally:
+    found = Tally(one_line=kind in ("coco", "csv", "voc", "image"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for seed in range(cases):
+        found.run(f"{kind} {seed}", partial(RUNS[kind], folder, pictures, random.Random(f"{kind} {seed}"), **seeds))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH * 1024
+    assert str(found) == f"{cases} mutated inputs: 0 unexplained tracebacks, 0 hangs", "\n".join(
+        [*found.hangs, *found.tracebacks][:5]
+    )
+    return found
+
+
+def test_they_are_a_thousand() -> None:
+    assert sum(CASES.values()) >= 1000
+    assert CASES.keys() == RUNS.keys()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", CASES)
+def test_mutated_inputs_are_read_or_refused(kind: str, tmp_path: Path, pictures: Path) -> None:
+    found = tally(kind, CASES[kind], tmp_path, pictures)
+    assert found.read  # neither all sound ...
+    assert found.refused  # ... nor all hopeless
+
+
+@pytest.mark.parametrize("kind", ["coco", "csv", "voc", "image"])
+def test_mutations_of_files_made_by_others(kind: str, tmp_path: Path, real_data: Path) -> None:
+    pictures, seeds = real_data / "coco-mini" / "val2017", {}
+    if kind == "coco":
+        coco = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
+        ids = [image["id"] for image in coco["images"][:4]]
+        entries = [{k: v for k, v in a.items() if k != "segmentation"} for a in coco["annotations"]]
+        entries = [entry for entry in entries if entry["image_id"] in ids]
+        seeds = {"content": {**coco, "images": coco["images"][:4], "annotations": entries}}
+    elif kind == "csv":
+        pictures = real_data / "keras-retinanet-testdata" / "csv"
+        seeds = {"rows": (pictures / "annotations.csv").read_text(), "classes": (pictures / "classes.csv").read_text()}
+    elif kind == "voc":
+        pascal = real_data / "keras-retinanet-testdata" / "pascal"
+        pictures, seeds = pascal / "JPEGImages", {"xml": (pascal / "Annotations" / "000001.xml").read_text()}
+    else:
+        odd = [p for p in sorted((real_data / "odd-images").iterdir()) if p.suffix in (".jpg", ".png", ".gif")]
+        files = [p for p in [*odd, *sorted(pictures.iterdir())[:3]] if p.stat().st_size < 60_000]
+        seeds = {"seeds": {p.name: p.read_bytes() for p in files}}
+    tally(kind, 100, tmp_path, pictures, **seeds)
+
+
+def test_the_guard_tells_what_is_no_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutations, "LIMIT_S", 0.05)
+    found = Tally()
+
+    def endless() -> None:
+        while True:
+            try:
+                sum(range(100))
+            except Exception:
+                continue
+
+    def refuse() -> None:
+        raise DataError("a.json is wrong.")
+
+    def ramble() -> None:
+        raise DataError("a.json\nis wrong.")
+
+    for case in (endless, refuse, ramble, {}.popitem, list):
+        found.run(case, case)  # type: ignore[arg-type]
+    assert str(found) == "5 mutated inputs: 2 unexplained tracebacks, 1 hangs"
+    assert (found.read, found.refused) == (1, 2)
+
+
+PARTS = st.lists(st.sampled_from(["..", ".", "", "a", "b.png", "images", "C:", "~"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    parts=PARTS, separator=st.sampled_from("/\\"), root=st.sampled_from(["", "/", "\\", "C:\\", "//server/", "HERE/"])
+)
+def test_a_file_name_stays_in_its_folder(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], separator: str, root: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "images"
+    folder.mkdir(exist_ok=True)
+    name = root.replace("HERE", str(folder)) + separator.join(parts) or "a"
+    source = folder / "a.json"
+    source.write_text(json.dumps({**COCO, "images": [{"id": 7, "file_name": name}], "annotations": []}))
+    try:
+        found = load_annotations(source, folder, missing_images="ignore")
+    except DataError as error:
+        assert "image 7 has file_name" in str(error)  # noqa: PT017
+        assert root or not parts[0] or ".." in parts or "C:" in parts
+        return
+    path = os.path.normpath(found.records[0].path)
+    assert path == str(folder) or path.startswith(f"{folder}/")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from(["a.png", "1", "9", "cow", ""]) | st.text(max_size=4), max_size=7), max_size=4
+    )
+)
+def test_any_csv_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "any.csv").write_text("\n".join(",".join(row) for row in rows), errors="replace")
+    (folder / "classes.csv").write_text("cow,0\n")
+    try:
+        found = load_annotations(folder / "any.csv", folder, format="csv", missing_images="ignore")
+    except DataError as error:
+        assert "any.csv" in str(error)  # noqa: PT017
+        return
+    assert len(found.records) <= len(rows)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(content=st.binary(max_size=200), start=st.sampled_from([b"", *(p[:20] for p in PICTURES.values())]))
+def test_any_bytes_are_a_picture_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, start: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jpg"
+    path.write_bytes(start + content)
+    try:
+        read_image(path, max_pixels=MAX_PIXELS)
+    except DataError as error:
+        assert "any.jpg" in str(error)  # noqa: PT017
+
+
+def test_names_that_no_file_can_have_are_not_looked_for(tmp_path: Path, pictures: Path) -> None:
+    for name in ("a\0b", "\udc80.png", "\ud800"):
+        images = [{**COCO["images"][0], "file_name": name}]
+        (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+        with pytest.raises(DataError, match="image 7 has no file_name that is text"):
+            load_annotations(tmp_path / "a.json", pictures)
+
+
+def test_a_linked_image_folder_is_allowed(tmp_path: Path, pictures: Path) -> None:
+    (tmp_path / "link").symlink_to(pictures)
+    names = ["plain.png", f"{tmp_path}/link/plain.bmp", "sub\\..\\plain.ppm", "../link/plain.tga"]
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names, start=1)]
+    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+    found = load_annotations(tmp_path / "a.json", tmp_path / "link")
+    assert [r.path.name for r in found.records] == ["plain.png", "plain.bmp", "plain.ppm", "plain.tga"]
+    assert {r.path.parent for r in found.records} == {tmp_path / "link"}
+    images[0]["file_name"] = f"{pictures}/plain.png"  # the same file, but not by the letters
+    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+    with pytest.raises(
+        DataError, match="a.json: image 1 has file_name .* outside the images folder .*link; name a folder"
+    ):
+        load_annotations(tmp_path / "a.json", tmp_path / "link")
+
+
+def test_the_two_limits_agree() -> None:
+    from retina_dist.data.images import MAX_PIXELS as of_the_reader
+
+    config = load_config("predict", ["checkpoint=a", "input=b"])
+    assert config.max_pixels == TrainConfig().data.max_pixels == of_the_reader == 2 * int(1024**3 // 4 // 3)
+    assert Image.MAX_IMAGE_PIXELS is not None
+
+
+BOMBS = {"plain.png": (30_000, 30_000), "plain.jpg": (60_000, 60_000), "plain.bmp": (20_000, 9_000)}
+
+
+@pytest.fixture
+def bombs(tmp_path: Path) -> Annotations:
+    """Pictures that claim far more than they hold, with the size they claim as annotated, and a sound one."""
+    images = []
+    for name, (width, height) in BOMBS.items():
+        draw = SimpleNamespace(choice=Mock(side_effect=(width, height)))
+        (tmp_path / name).write_bytes(with_claimed_size(PICTURES[name], draw))  # type: ignore[arg-type]
+        images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
+    (tmp_path / "turned.jpg").write_bytes(PICTURES["turned.jpg"])
+    images.append({"id": 9, "file_name": "turned.jpg"})
+    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+    return load_annotations(tmp_path / "a.json", tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "min_sizes": (32,), "max_size": 64, "num_buckets": 1}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    data = CocoDataModule(train=bombs, val=bombs, **options)
+    for batches in (data.val_batches(), data.train_steps(0, 1)):
+        with pytest.raises(
+            ImageError, match=r"plain\.\w+ has .* pixels, more than max_pixels=178956970; raise data.max_pix"
+        ):
+            list(batches)
+    data = CocoDataModule(train=bombs, val=bombs, on_bad_image="skip", **options)
+    for batch in [*data.val_batches(), *next(data.train_steps(0, 1))]:
+        assert batch.images.shape[0] == 1
+        assert len(batch.warnings) == len(BOMBS)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH * 1024
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_bomb_is_decoded_by_the_doctor(bombs: Annotations) -> None:
+    for decode in (False, True):
+        found = [check_image(r, decode=decode, max_pixels=TrainConfig().data.max_pixels) for r in bombs.records]
+        assert [check.problem for check in found] == ["unreadable"] * len(BOMBS) + [None]
+        assert (
+            "plain.jpg has 3600000000 pixels, more than max_pixels=178956970; raise data.max_pixels" in found[1].detail
+        )
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_bomb_is_decoded_by_predict(
+    bombs: Annotations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detector = SimpleNamespace(categories=Categories((1,), ("a",)))
+    monkeypatch.setattr("retina_dist.predict.Detector.from_checkpoint", lambda *_, **__: detector)
+    settings = {"checkpoint": "a.pt", "output_dir": str(tmp_path / "out"), "device": "cpu"}
+    with pytest.raises(DataError, match="none of the 3 files"):
+        predict(PredictConfig(input=str(tmp_path / "plain.*"), **settings))
+    assert "plain.jpg has 3600000000 pixels, more than max_pixels=178956970; left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="none of the 1 files"):
+        predict(PredictConfig(input=str(tmp_path / "turned.jpg"), max_pixels=383, **settings))
+    assert "turned.jpg has 24 x 16 pixels, more than max_pixels=383; left out" in capsys.readouterr().err
+
+
+def test_bombs_without_an_annotated_size(bombs: Annotations, tmp_path: Path) -> None:
+    rows = "".join(f"{record.file_name},,,,,\n" for record in bombs.records)
+    (tmp_path / "a.csv").write_text(rows)
+    (tmp_path / "classes.csv").write_text("cow,0\n")
+    with pytest.raises(
+        DataError, match=r"image 1 has no size in its annotations, and .*plain.png has .* max_pixels=1789"
+    ):
+        load_annotations(tmp_path / "a.csv", tmp_path, format="csv")
+    found = load_annotations(tmp_path / "a.csv", tmp_path, format="csv", bad_images="skip")
+    assert [(r.file_name, r.width, r.height) for r in found.records] == [("turned.jpg", 16, 24)]
+    assert "3 of 4 images cannot be read: plain.png, plain.jpg, plain.bmp; left out of training" in found.warnings[1]
+    with pytest.raises(DataError, match="plain.png has 900000000 pixels, more than max_pixels=383"):
+        load_annotations(tmp_path / "a.csv", tmp_path, format="csv", max_pixels=383)
