@@ -1,7 +1,7 @@
 # make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test horovod parity lint clean help
+.PHONY: train test horovod parity chaos lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -21,6 +21,9 @@ horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
 
 parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, fp64 and fp32
 	$(RUN) -m retina_dist.parity $(ARGS)
+
+chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end as if nothing had happened
+	$(RUN) scripts/chaos.py $(ARGS)
 
 lint: $(VENV)/installed-$(KEY)  ## Style and types
 	$(VENV)/bin/ruff check .

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from retina_dist.errors import ConfigError, PeerLost, UserError
+from retina_dist.errors import ConfigError, UserError
 from retina_dist.strategies.launch import detect_launch
 
 # Optional[...] and list[...] of plain types, not unions: what omegaconf's structured configs understand.
@@ -163,6 +164,8 @@ class TrainerConfig:
     monitor: str = "coco/AP"
     monitor_mode: str = "max"  # max | min
     patience: int | None = None  # stop after so many validations without a better monitor
+    scheduled_events: str | None = None  # Azure: http://169.254.169.254, to stop in time when the machine is taken away
+    max_nonfinite_steps: int = 5  # steps in a row with an infinite or NaN loss or gradient that are skipped
     check_replicas_every: str = "1epoch"  # compare all ranks' weights and optimizer bit by bit; 0steps: never
     checkpoint_dir: str | None = None  # a folder or a URL such as az://container/run; null: the run's checkpoints/
     keep_last: int = 1  # checkpoints kept
@@ -188,6 +191,7 @@ class StrategyConfig:
     cycle_time_ms: float | None = None  # horovod: how often it looks for work; null: its own 1 ms
     hierarchical: bool = False  # horovod: sum within each host first; pays on slow Ethernet
     reduction: str = "average"  # average | adasum (horovod over MPI)
+    commit_every: int = 10  # horovod elastic: steps between the points, in memory, that survivors go back to
 
 
 @dataclass
@@ -285,6 +289,15 @@ class PredictConfig:
 
 
 @dataclass
+class ReplayConfig:
+    """`python -m retina_dist.replay`."""
+
+    event: str = MISSING  # a nonfinite_STEP.json
+    device: str = "auto"
+    debug: bool = False
+
+
+@dataclass
 class ConvertConfig:
     """`python -m retina_dist.convert`."""
 
@@ -348,10 +361,12 @@ AT_LEAST = {
     "trainer.keep_last": 1,
     "trainer.keep_top": 0,
     "trainer.patience": 1,
+    "trainer.max_nonfinite_steps": 0,
     "trainer.num_threads": 1,
     "strategy.timeout_s": 1,
     "strategy.fusion_mb": 0,
     "strategy.cycle_time_ms": 0,
+    "strategy.commit_every": 1,
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,
@@ -487,6 +502,7 @@ _SCHEMAS = {
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,
+    "replay": ReplayConfig,
 }
 
 
@@ -521,6 +537,16 @@ def to_object(composed: Any, name: str) -> Any:
         config = OmegaConf.to_object(composed)
     validate(config)
     return config
+
+
+def train_config_of(content: dict[str, Any]) -> TrainConfig:
+    """The settings that a checkpoint holds; those that it is too old for have their defaults. Raises ConfigError."""
+    try:
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), content))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the checkpoint's settings are not those of this version ({error}).") from error
+    assert isinstance(found, TrainConfig)
+    return found
 
 
 @dataclass(frozen=True)
@@ -591,8 +617,10 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
         if debug:
             print(_labelled(traceback.format_exc(), label), file=sys.stderr, flush=True)
         if launch.rank == error.speaker or not (error.everywhere or same_everywhere):
-            print(f"{label if launch.rank else ''}error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1 if isinstance(error, PeerLost) else 2) from None
+            print(f"{label if launch.rank else ''}{error.label}{error}", file=sys.stderr, flush=True)
+        elif error.everywhere:
+            time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
+        raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -1,7 +1,9 @@
 """What a user can mend: one sentence that names the thing, the value and the remedy.
 
-Layer 0. Entry points print these without a traceback and exit with code 2 (`debug=true` shows the traceback).
+Layer 0. Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
 """
+
+import os
 
 
 class UserError(ValueError):
@@ -13,6 +15,8 @@ class UserError(ValueError):
 
     everywhere = False
     speaker: int | None = 0
+    exit_code = 2
+    label = "error: "
 
 
 class ConfigError(UserError):
@@ -33,3 +37,13 @@ class CheckpointError(UserError):
 
 class PeerLost(UserError):
     """Another process of the job failed or is gone; that one tells why."""
+
+    exit_code = 1
+
+
+class Preempted(UserError):
+    """The run was asked to end, and has ended with a checkpoint, on all ranks; a scheduler may start it again."""
+
+    everywhere = True
+    exit_code = os.EX_TEMPFAIL
+    label = ""

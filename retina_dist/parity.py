@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,7 @@ class Outcome:
         """Largest relative difference of each kind."""
         losses = [{"loss": torch.tensor(o.losses, dtype=torch.float64)} for o in (self, other)]
         steps = {
-            name: max(_relative(a, b) for a, b in zip(getattr(self, name), getattr(other, name), strict=True))
+            name: _largest(_relative(a, b) for a, b in zip(getattr(self, name), getattr(other, name), strict=True))
             for name in ("gradients", "momentum", "weights")
         }
         return {"losses": _relative(*losses), **steps, "ends": _relative(self.ends, other.ends)}
@@ -218,7 +219,7 @@ def _print_table(config: ParityConfig, columns: dict[str, dict[str, dict[str, fl
         print(f"\n{dtype}: largest difference from one process, relative; tolerance {TOLERANCE[dtype]:g}")
         print(" " * width + "".join(f"{name:>14}" for name in columns))
         for case in CASES:
-            cells = [max(found[f"{dtype}/{case.name}"].values()) for found in columns.values()]
+            cells = [_largest(found[f"{dtype}/{case.name}"].values()) for found in columns.values()]
             fails = [case.agrees and not cell <= TOLERANCE[dtype] for cell in cells]
             good = good and not any(fails)
             marks = "".join(f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True))
@@ -264,9 +265,15 @@ def _relative(a: Tensors, b: Tensors) -> float:
     if a.keys() != b.keys():
         return float("inf")
     names = [name for name, tensor in a.items() if tensor.numel()]
-    apart = max((float((a[n].double() - b[n].double()).abs().max()) for n in names), default=0.0)
-    size = max((float(a[n].double().abs().max()) for n in names), default=0.0)
-    return apart / size if size else apart
+    apart = _largest(float((a[n].double() - b[n].double()).abs().max()) for n in names)
+    size = _largest(float(a[n].double().abs().max()) for n in names)
+    return apart / size if 0 < size < math.inf else apart
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Their maximum, 0 of none, infinite if one is not a number: `max` would overlook that."""
+    found = list(values)
+    return math.inf if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 @entry_point("parity")

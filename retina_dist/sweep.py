@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from retina_dist.config import SweepJob, TrainConfig
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.sinks import read_metrics
 from retina_dist.runs import CHECKPOINTS, next_folder
@@ -54,7 +54,9 @@ def write_result(
     The speed is the mean over the log lines of this process but the first, which has the start in it. What is not finite is
     null.
     """
-    status = {"status": "failed", "error": sentence(error)} if error else {"status": "ok", "error": None}
+    status = {"status": "ok", "error": None}
+    if error:
+        status = {"status": "preempted" if isinstance(error, Preempted) else "failed", "error": sentence(error)}
     steps, losses, speeds = _logged(folder / "metrics.csv", resume_step or 0)
     content = status | {
         **facts,
@@ -191,6 +193,8 @@ class Sweep:
             return failure
         try:
             train(replace(config, output_dir=str(folder)))
+        except Preempted:
+            raise
         except UserError as error:
             if self.launch.world_size > 1 and not error.everywhere:
                 raise

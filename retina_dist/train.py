@@ -30,6 +30,7 @@ from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, ConfigError, UserError
@@ -56,7 +57,8 @@ def train(config: TrainConfig) -> dict[str, float]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     with build_strategy(config) as strategy:
-        return _train(config, strategy)
+        folders: list[Path] = []  # a further attempt of an elastic job goes on where the first one wrote
+        return strategy.attempts(lambda kept: _train(config, strategy, kept, folders))
 
 
 def build_strategy(config: TrainConfig) -> DistributedStrategy:
@@ -65,10 +67,12 @@ def build_strategy(config: TrainConfig) -> DistributedStrategy:
     if arguments["fp16_scale"] is None:
         scaled_already = config.trainer.precision == "fp16"
         arguments["fp16_scale"] = 1.0 if scaled_already else DEFAULT_FP16_SCALE
-    return make_strategy(**arguments)
+    return make_strategy(**arguments, deterministic=config.trainer.deterministic)
 
 
-def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, float]:
+def _train(
+    config: TrainConfig, strategy: DistributedStrategy, kept: dict[str, Any] | None, folders: list[Path]
+) -> dict[str, float]:
     voice = Voice(strategy.rank, strategy.world_size)
     say, warn = voice.say, voice.warn
     say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
@@ -79,13 +83,12 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if config.dry_run:
         return {}
-    run = _open_run(config, strategy, say)
+    run = _open_run(config, strategy, say, kept, folders)
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
     state = build_state(config, strategy.together(task.build_model), strategy)
-    strategy.on_main(lambda: _restore_checked(state, run, task, data, say))
-    if (run.resume_step or 0) >= plan.stop_step:
+    if strategy.on_main(lambda: _restore_checked(state, run, task, data, plan, say)):
         say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
         return {}
     strategy.on_main(lambda: _begin(config, run, task, data))
@@ -93,6 +96,7 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
 
     sink = _build_sink(config, plan, run, strategy, voice)
     every = config.trainer.checkpoint_every
+    watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
         state=state,
         plan=plan,
@@ -118,17 +122,24 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
         monitor=config.trainer.monitor if task.val else None,
         monitor_mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
         patience=config.trainer.patience,
+        stop_reason=lambda: watch.reason,
+        max_nonfinite_steps=config.trainer.max_nonfinite_steps,
+        events=run.folder,
+        inspect=task.inspect,
         report=say,
         warn=warn,
     )
     facts = {"world_size": strategy.world_size, "backend": strategy.backend}
     started = time.perf_counter()
     try:
-        metrics = trainer.fit()
+        with watch:
+            metrics = trainer.fit()
     except Exception as error:
         voice.note(f"stopped: {type(error).__name__}: {error}")
         if strategy.is_main:
             _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
+        if getattr(error, "everywhere", False):
+            strategy.barrier()  # launchers end the others as soon as one has gone
         raise
     finally:
         sink.close()
@@ -138,15 +149,27 @@ def _train(config: TrainConfig, strategy: DistributedStrategy) -> dict[str, floa
     return metrics
 
 
-def _open_run(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> Run:
+def _open_run(
+    config: TrainConfig,
+    strategy: DistributedStrategy,
+    say: Callable[[str], None],
+    kept: dict[str, Any] | None,
+    folders: list[Path],
+) -> Run:
     """The run folder that the main rank settles on, with the checkpoint to go on from on that rank only."""
     opened: list[Run] = []
 
     def open_it() -> tuple[str, int | None]:
-        opened.append(open_run(config, say))
+        if folders and kept:
+            opened.append(Run(folders[0], kept["step"], Path("memory"), kept))
+        elif folders:
+            opened.append(open_run(replace(config, output_dir=str(folders[0]), resume="auto"), say))
+        else:
+            opened.append(open_run(config, say))
         return str(opened[0].folder), opened[0].resume_step
 
     folder, resume_step = strategy.on_main(open_it)
+    folders[:] = [Path(folder)]
     return opened[0] if opened else Run(Path(folder), resume_step=resume_step)
 
 
@@ -230,11 +253,11 @@ def versions() -> dict[str, str]:
 
 
 def _restore_checked(
-    state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
-) -> None:
+    state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, plan: Plan, say: Callable[[str], None]
+) -> bool:
     """`_restore`; a checkpoint that lacks something, or has it in another form, is a CheckpointError."""
     try:
-        _restore(state, run, task, data, say)
+        return _restore(state, run, task, data, plan, say)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -245,10 +268,16 @@ def _restore_checked(
 
 
 def _restore(
-    state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, say: Callable[[str], None]
-) -> None:
+    state: TrainState,
+    run: Run,
+    task: DetectionTask,
+    data: CocoDataModule,
+    plan: Plan,
+    say: Callable[[str], None],
+) -> bool:
+    """Put back the run's checkpoint, if it has one; whether there is nothing left to do."""
     if run.checkpoint is None:
-        return
+        return False
     if run.checkpoint["categories"] != task.train.categories.state():
         raise CheckpointError(
             f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
@@ -265,6 +294,8 @@ def _restore(
     for change in changed_settings(run.checkpoint["config"], asdict(task.config)):
         say(f"changed since the checkpoint: {change}")
     say(f"going on from {run.resumed_from}, step {state.step}")
+    unjudged = plan.validates_at(state.step) and state.validated < state.step
+    return state.step >= plan.stop_step and not unjudged
 
 
 def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataModule) -> None:

@@ -42,6 +42,10 @@ class Batch:
     def __len__(self) -> int:
         return self.images.shape[0]
 
+    def image(self, i: int) -> Batch:
+        """Its image `i` alone, on the same canvas."""
+        return self._map(lambda tensor: tensor[i : i + 1])
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same batch with every tensor on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

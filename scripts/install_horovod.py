@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = "0.28.1"
-RECIPE = 3  # raise when the same versions would be built differently
+RECIPE = 4  # raise when the same versions would be built differently
 BUILD_NEEDS = ["setuptools", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi"]
 BIN = Path(sysconfig.get_path("scripts"))
 TORCH_FACTS = """
@@ -41,6 +41,21 @@ from torch.utils import cpp_extension
 flags = re.findall(r"-std=c\\+\\+(\\d+)", pathlib.Path(cpp_extension.__file__).read_text())
 print(torch.__version__, torch.version.cuda, max(map(int, flags), default=17), int(torch._C._GLIBCXX_USE_CXX11_ABI))
 """
+
+
+CALL = """    _run(args)
+
+
+if __name__"""
+CALL_WITH_EXIT_CODE = """    try:
+        _run(args)
+    except RuntimeError as error:
+        import re
+        code = re.search(r'[Ee]xit code:? (\\d+)', str(error))
+        sys.exit((print(error, file=sys.stderr), int(code[1]))[1] if code else str(error))
+
+
+if __name__"""
 
 
 class InstallError(Exception):
@@ -278,6 +293,14 @@ def unpack(folder: Path, plan: Plan) -> Path:
     # finds the addresses of the one before.
     server = source / "horovod" / "runner" / "http" / "http_server.py"
     change(server, "self.server.finished_list.clear()", "self.server.finished_list[scope].clear()")
+    # The stall check goes through this list, which over Gloo was reserved, filled and left empty: nothing was ever found stalled.
+    controller = source / "horovod" / "common" / "gloo" / "gloo_controller.cc"
+    change(controller, "global_ranks_.reserve(size_)", "global_ranks_.resize(size_)")
+    # A node that is taken away leaves half a minute or more: enough to save a checkpoint, which five seconds are not.
+    ending = source / "horovod" / "runner" / "common" / "util" / "safe_shell_exec.py"
+    change(ending, "(p.children(), timeout=GRACEFUL_TERMINATION_TIME_S)", "(p.children(), timeout=30)")
+    # A scheduler starts a job again by its exit code, which horovodrun turned into 1 and a traceback of its own.
+    change(source / "horovod" / "runner" / "launch.py", CALL, CALL_WITH_EXIT_CODE)
     if plan.cuda is None:  # a CUDA build of torch makes Horovod insist on a toolkit, usable or not
         change(source / "cmake" / "Modules" / "FindPytorch.cmake", "(torch.version.cuda is not None)", "False")
     return source

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -204,10 +205,13 @@ class _ErrorsAsItems(Dataset[Batch | UserError]):
 
 
 def _end_with(main_process: int, worker: int) -> None:
-    """In a data worker: end when the main process is gone.
+    """In a data worker: end when the main process is gone, and not before.
 
-    torch's workers watch their parent, which is the fork server; that outlives a main process that was killed.
+    torch's workers watch their parent, which is the fork server; that outlives a main process that was killed. A signal that
+    the terminal or the scheduler sends to all processes is the main one's to answer.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
     def watch() -> None:
         while True:

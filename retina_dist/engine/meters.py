@@ -29,12 +29,14 @@ class StepMeter:
         self._started = time.perf_counter()
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
-        """Add one step's values (scalars, equal in meaning on every rank) and its images over all ranks."""
+        """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""
+        self.images += images
+        if not values:
+            return
         stacked = torch.stack([v.detach().double() for v in values.values()])
         self.names = list(values)
         self.sums = stacked if self.sums is None else self.sums + stacked
         self.steps += 1
-        self.images += images
 
     def pause(self) -> None:
         """Stop the clock until `resume`."""

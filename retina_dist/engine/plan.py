@@ -44,6 +44,10 @@ class Plan:
         """Epochs done after `step` optimizer steps."""
         return step / self.steps_per_epoch
 
+    def validates_at(self, step: int) -> bool:
+        """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
+        return step == self.total_steps or (self.validate_every > 0 and step % self.validate_every == 0)
+
     def __str__(self) -> str:
         schedule = self.schedule
         shape: str = schedule.name

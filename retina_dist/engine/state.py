@@ -18,7 +18,8 @@ class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
     `step` counts finished optimizer steps. `best` is the best monitored value so far, None before the first validation;
-    `stale` the number of validations since then.
+    `stale` the number of validations since then, `validated` the step of the last one. `skipped` counts steps that were left
+    out because something was not finite, `skipped_in_row` those since the last one that was not.
     """
 
     def __init__(
@@ -32,6 +33,9 @@ class TrainState:
         self.step = 0
         self.best: float | None = None
         self.stale = 0
+        self.validated = 0
+        self.skipped = 0
+        self.skipped_in_row = 0
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -44,6 +48,9 @@ class TrainState:
             "step": self.step,
             "best": self.best,
             "stale": self.stale,
+            "validated": self.validated,
+            "skipped": self.skipped,
+            "skipped_in_row": self.skipped_in_row,
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -61,6 +68,8 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
         self.step, self.best, self.stale = state["step"], state["best"], state["stale"]
+        self.validated = state.get("validated", self.step)  # these are younger than the first checkpoints
+        self.skipped, self.skipped_in_row = state.get("skipped", 0), state.get("skipped_in_row", 0)
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.meters import StepMeter
+from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.preemption import Agreement
 from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError, Preempted
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -49,12 +52,6 @@ class Sink(Protocol):
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 
 
-class Divergence(UserError):
-    """The loss is no longer a number, on all ranks: it is their mean."""
-
-    everywhere = True
-
-
 def autocast(device: torch.device, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
     """A factory of contexts in which matrix work runs in `precision`."""
     if precision == "fp32":
@@ -67,8 +64,10 @@ class Trainer:
 
     `evaluate` takes a model and returns metrics; `monitor` names the one that decides what is best. `metadata` is stored in
     every checkpoint beside the state (plain Python values only). `patience` ends the run after that many validations without
-    a better value. Every rank makes one and calls `fit`; `report` takes words for the user on the main rank, `warn` those of
-    any rank.
+    a better value. `stop_reason` says why this process should end, or None; soon after any rank has a reason, all save and
+    raise Preempted. Up to `max_nonfinite_steps` steps in a row are left out for an infinite or NaN loss or gradient on any
+    rank, each described in the folder `events` with what `inspect` says of a batch. Every rank makes one and calls `fit`;
+    `report` takes words for the user on the main rank, `warn` those of any rank.
     """
 
     def __init__(
@@ -89,6 +88,10 @@ class Trainer:
         monitor: str | None = None,
         monitor_mode: Literal["max", "min"] = "max",
         patience: int | None = None,
+        stop_reason: Callable[[], str | None] = lambda: None,
+        max_nonfinite_steps: int = 5,
+        events: Path | None = None,
+        inspect: Inspect | None = None,
         report: Callable[[str], None] = print,
         warn: Callable[[str], None] = print,
     ) -> None:
@@ -100,6 +103,18 @@ class Trainer:
         self.monitor, self.monitor_mode, self.patience = monitor, monitor_mode, patience
         self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate)
         self.meter = StepMeter(strategy)
+        self.stop_reason, self.stop = stop_reason, Agreement(strategy)
+        self.guard = NonFiniteGuard(
+            state,
+            plan,
+            strategy,
+            limit=max_nonfinite_steps,
+            folder=events,
+            inspect=inspect,
+            checkpoint=lambda: self._content({}),
+            report=report,
+        )
+        self._spread_by = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
 
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
@@ -120,15 +135,21 @@ class Trainer:
         metrics: dict[str, float] = {}
         saved_step = state.step
         self.net.train()
+        if plan.validates_at(state.step) and state.validated < state.step:  # the run was stopped before it
+            metrics = self._validate()
+            self._save(metrics)
         self.meter.resume()
         steps = self.data.train_steps(state.step, plan.stop_step)
         for micro_batches in steps:
+            self.strategy.doing = f"step {state.step}"
             values = self.train_step(micro_batches)
             self.meter.update(values, self._images_of(state.step))
             state.step += 1
+            stopping = self.stop.ask(self.stop_reason() is not None)
             # A run that stops early validates no more than one that goes on, so that both know the same best.
-            validating = state.step == plan.total_steps or _due(state.step, plan.validate_every)
-            saving = validating or state.step == plan.stop_step or _due(state.step, self.checkpoint_every)
+            validating = plan.validates_at(state.step) and not stopping
+            last = state.step == plan.stop_step
+            saving = validating or stopping or last or _due(state.step, self.checkpoint_every)
 
             if _due(state.step, plan.check_every):
                 check_replicas(state.replicated(), self.strategy, state.step)
@@ -141,22 +162,32 @@ class Trainer:
                 self._save(metrics if validating else {})
                 saved_step = state.step
                 self.meter.resume()
-                if self.patience is not None and state.stale >= self.patience:
-                    self.report(f"stopped early: {self.monitor} has not improved in {state.stale} validations.")
-                    break
-            self.strategy.commit()
+            if stopping:
+                self._end_early()
+            if validating and self.patience is not None and state.stale >= self.patience:
+                self.report(f"stopped early: {self.monitor} has not improved in {state.stale} validations.")
+                break
+            self.strategy.commit(lambda: self._content({}))
         if hasattr(steps, "close"):
             steps.close()
+        self.stop.close()
         self.strategy.on_main(self._wait_for_checkpoint)
         assert saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
+    def _end_early(self) -> None:
+        self.strategy.on_main(self._wait_for_checkpoint)
+        self.stop.close()
+        why = self.stop_reason() or "another rank was asked to"
+        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; go on with resume=auto.")
+
     def train_step(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        """One optimizer step over this rank's micro-batches; its losses and gradient norm stay on the device."""
+        """One optimizer step over this rank's micro-batches; its losses and gradient norm, none of a step left out."""
         state, device = self.state, self.strategy.device
         lr = self.plan.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.guard.begin()
         total: dict[str, Tensor] = {}
         for i, batch in enumerate(micro_batches):
             for warning in batch.warnings:
@@ -167,15 +198,20 @@ class Trainer:
                     losses: dict[str, Tensor] = self.net(batch)
                 # The weights of all micro-batches of all ranks have the mean 1/accumulate, so this is the step's mean loss.
                 loss = torch.stack(list(losses.values())).sum() * batch.weight
-                state.scaler.scale(loss).backward()
+                state.scaler.scale(spread(loss, self._spread_by)).backward()
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() * batch.weight
         self.strategy.reduce_gradients()  # 1. the mean over ranks
         state.scaler.unscale_(state.optimizer)  # 2. at true size
         norm = clip_gradients(state.model.parameters(), self.clip, self.clip_kind)  # 3. what will be applied
-        state.scaler.step(state.optimizer)  # 4. skipped on every rank or on none
+        taken = self.guard.accept(norm)
+        if taken:
+            state.scaler.step(state.optimizer)  # 4. on every rank or on none
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
+        if not taken:
+            self.guard.record(micro_batches, total, norm)
+            return {}
         average_statistics(state.model, self.strategy)
         if state.ema:
             state.ema.update(state.model)
@@ -193,19 +229,23 @@ class Trainer:
             return
         step = self.state.step
         if not math.isfinite(metrics["train/loss"]):
-            raise Divergence(
+            raise Divergence(  # each step was finite, their mean is not
                 f"train/loss={metrics['train/loss']} by step {step} at lr={self.plan.lr_at(step - 1):g}; "
                 "lower optimizer.lr, lengthen schedule.warmup or set trainer.clip."
             )
+        if self.state.skipped:
+            metrics["train/skipped_steps"] = self.state.skipped
         metrics |= {f"comm/{name}": value for name, value in self.strategy.counters().items()}
         metrics["train/lr"] = self.plan.lr_at(step - 1)
         metrics["train/epoch"] = self.plan.epoch_at(step)
         self.sink.log(metrics, step)
 
     def _validate(self) -> dict[str, float]:
+        state = self.state
+        state.validated = state.step
         if self.evaluate is None:
             return {}
-        state = self.state
+        self.strategy.doing = f"the validation after step {state.step}"
         metrics = self.evaluate(state.evaluated_model)
         self.net.train()
         self.sink.log(metrics, state.step)
@@ -222,16 +262,20 @@ class Trainer:
     def _save(self, metrics: dict[str, float]) -> None:
         def save() -> None:
             if self.checkpoints:
-                epoch, cursor = self.data.position(self.state.step)
-                place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics}
                 value = metrics.get(self.monitor) if self.monitor else None
-                self.checkpoints.save({**self.state.state_dict(), **self.metadata, **place}, self.state.step, value)
+                self.checkpoints.save(self._content(metrics), self.state.step, value)
 
         self.strategy.on_main(save)
 
     def _wait_for_checkpoint(self) -> None:
         if self.checkpoints:
             self.checkpoints.wait()
+
+    def _content(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """What a checkpoint of this moment holds."""
+        epoch, cursor = self.data.position(self.state.step)
+        place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics}
+        return {**self.state.state_dict(), **self.metadata, **place}
 
 
 def _due(step: int, every: int) -> bool:

@@ -44,8 +44,13 @@ class MultiSink:
         self.sinks = tuple(sinks)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        for sink in self.sinks:
-            sink.log(metrics, step)
+        try:
+            for sink in self.sinks:
+                sink.log(metrics, step)
+        except OSError as error:
+            raise DataError(
+                f"the metrics of step {step} cannot be written ({error}); mend that (a full disk?) and go on with resume=auto."
+            ) from error
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

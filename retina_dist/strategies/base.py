@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class DistributedStrategy(ABC):
 
     device: torch.device
     backend: str  # who communicates, in words
+    doing: str = "the start"  # what the job is at, for the error when another process is lost
 
     @property
     def rank(self) -> int:
@@ -105,6 +106,10 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
+    def any_rank(self, wanted: bool) -> Callable[[], bool]:
+        """Start asking whether any rank says True; the answer is fetched later, by every rank before it asks again."""
+        return lambda: wanted
+
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """`src`'s object on every rank; made of tensors and plain Python values, which is all that is unpickled."""
         if self.world_size == 1:
@@ -168,11 +173,19 @@ class DistributedStrategy(ABC):
 
     # membership
 
+    def attempts(self, work: Callable[[dict[str, Any] | None], T]) -> T:
+        """`work(None)`. An elastic backend calls it again when processes are lost or join, on all of them.
+
+        It is then given what `commit` kept last on this rank, or None on a new one; rank 0 is one that has been there, if any
+        is left.
+        """
+        return work(None)
+
     def run(self, fit: Callable[[], T], state: Stateful) -> T:
         """Make `state` equal to rank 0's on every rank, then return `fit()`; an elastic backend repeats both."""
         if self.world_size > 1:
             state.load_state_dict(self.broadcast_object(state.state_dict()))
         return fit()
 
-    def commit(self) -> None:  # noqa: B027 - only elastic backends fall back
-        """Mark a point that an elastic job can fall back to."""
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:  # noqa: B027 - only elastic backends fall back
+        """Called after each step: a point that an elastic job can fall back to, and where it lets new processes in."""

@@ -6,6 +6,9 @@ The only file that imports `torch.distributed`.
 import gc
 import inspect
 import os
+import time
+import uuid
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import TracebackType
@@ -23,6 +26,7 @@ from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.launch import Launch
+from retina_dist.strategies.roll_call import lost, missing_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # What torch says, in no exception class of its own, when the other end of a connection is gone or silent.
@@ -44,7 +48,9 @@ class DDPStrategy(DistributedStrategy):
 
     Gradients are averaged in buckets of `bucket_mb` megabytes while the backward pass goes on. `static_graph` promises torch
     that every step uses the same parameters, which saves bookkeeping. A collective that takes longer than `timeout_s` seconds
-    ends the process. `compression` and `fp16_scale` are those of `strategies.compression`.
+    ends the process. `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` keeps the buckets of
+    the first step, which torch would arrange anew after it: a sum over three or more ranks then has the same order in a run that
+    was resumed.
 
     Raises ConfigError on entering when the processes cannot find each other.
     """
@@ -59,8 +65,9 @@ class DDPStrategy(DistributedStrategy):
         bucket_mb: float = 25.0,
         static_graph: bool = False,
         timeout_s: float = 600.0,
+        deterministic: bool = False,
     ) -> None:
-        self.launch, self.timeout_s = launch, timeout_s
+        self.launch, self.timeout_s, self.deterministic = launch, timeout_s, deterministic
         self.compression, self.fp16_scale = compression, fp16_scale
         self.bucket_mb, self.static_graph = bucket_mb, static_graph
         self.device = resolve_device(device, launch)
@@ -85,7 +92,7 @@ class DDPStrategy(DistributedStrategy):
         return self.launch.world_size
 
     def __enter__(self) -> Self:
-        transport = "nccl" if self.device.type == "cuda" else "gloo"
+        transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         options: dict[str, Any] = {"timeout": timedelta(seconds=self.timeout_s)}
         store = self._store()
         if self.device.type == "cuda":
@@ -110,12 +117,42 @@ class DDPStrategy(DistributedStrategy):
             # torchrun's agents hold the store themselves, and the environment says how
             how = "env://" if self.launch.launcher == "torchrun" else f"tcp://{address}:{port}"
             try:
-                _shared_store, _, _ = next(
+                store, _, _ = next(
                     dist.rendezvous(how, self.rank, self.world_size, timeout=timedelta(seconds=self.timeout_s))
                 )
+                _shared_store = self._own_shelf(store)
             except (dist.DistError, RuntimeError, ValueError) as error:
                 raise self._not_joined(error) from error
         return dist.PrefixStore(f"job{_jobs}", _shared_store)
+
+    def _own_shelf(self, store: dist.Store) -> dist.Store:
+        """A shelf that only the processes use that are there now.
+
+        torchrun keeps the store when it starts processes anew, and with it the addresses of those that died. No number tells
+        the starts apart on all hosts, so rank 0 names this one, to each rank that has just answered it.
+        """
+        own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
+
+        def wait_for(condition: Callable[[], bool]) -> None:
+            while not condition():
+                if time.monotonic() > until:
+                    raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for all ranks")
+                time.sleep(0.02)
+
+        def answered() -> bool:
+            if store.check(["question"]):
+                store.set(f"answer{self.rank}", store.get("question").decode() + own)
+            return store.check([f"name{self.rank}/{own}"])
+
+        if self.rank:
+            wait_for(answered)
+            return dist.PrefixStore(store.get(f"name{self.rank}/{own}").decode(), store)
+        store.set("question", own)
+        for other in range(1, self.world_size):
+            key = f"answer{other}"
+            wait_for(lambda key=key: store.check([key]) and store.get(key).decode().startswith(own))  # type: ignore[misc]
+            store.set(f"name{other}/{store.get(key).decode().removeprefix(own)}", own)
+        return dist.PrefixStore(own, store)
 
     def _not_joined(self, error: Exception) -> ConfigError:
         address, port = self._meeting_point()
@@ -147,8 +184,16 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-            raise PeerLost(f"rank {self.rank} lost another process ({_first_line(error)}).") from error
+            raise PeerLost(lost(self.rank, self._missing_ranks(), self.doing, _first_line(error))) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
+
+    def _missing_ranks(self) -> list[int]:
+        if _shared_store is None:
+            return []
+        notes = dist.PrefixStore(f"job{_jobs}", _shared_store)
+        return missing_ranks(
+            self.rank, self.world_size, lambda key: notes.set(key, "1"), lambda key: bool(notes.check([key]))
+        )
 
     # training
 
@@ -160,7 +205,8 @@ class DDPStrategy(DistributedStrategy):
             **NO_BUFFERS,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
-            static_graph=self.static_graph,
+            static_graph=self.static_graph and not self.deterministic,
+            find_unused_parameters=self.deterministic,  # what keeps torch from rearranging
         )
         if self.compression != "none" and self.world_size > 1:
             net.register_comm_hook(None, self._send_compressed)
@@ -206,6 +252,16 @@ class DDPStrategy(DistributedStrategy):
         x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, OPS[op])
         return x / self.world_size if op == "mean" else x
+
+    def any_rank(self, wanted: bool) -> Callable[[], bool]:
+        flag = torch.tensor([int(wanted)])  # on the CPU, so that no GPU is waited for
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(flag)
+
+        return answer
 
     def all_gather(self, rows: Tensor) -> Tensor:
         own = torch.tensor([len(rows)], device=self.device)

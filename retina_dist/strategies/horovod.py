@@ -8,11 +8,14 @@ send each gradient as soon as it is there, `synchronize` waits for them, and the
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +27,9 @@ from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.launch import Launch
+from retina_dist.strategies.roll_call import lost, missing_ranks
 
+T = TypeVar("T")
 Reduction = Literal["average", "adasum"]
 
 _running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
@@ -40,7 +45,11 @@ class HorovodStrategy(DistributedStrategy):
     Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
     `reduction="adasum"` combines gradients by Adasum (https://arxiv.org/abs/2006.02924) instead of averaging them; it needs MPI
     and a power of two of processes. A collective that some rank has not joined after `timeout_s` seconds ends the job.
-    `compression` and `fp16_scale` are those of `strategies.compression`.
+    `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` sends each gradient on its own, because
+    which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
+
+    Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
+    what they kept in memory, every `commit_every` steps, and go on.
 
     Raises ConfigError on entering when Horovod is missing, or was built without what this job needs.
     """
@@ -57,13 +66,18 @@ class HorovodStrategy(DistributedStrategy):
         hierarchical: bool = False,
         reduction: Reduction = "average",
         timeout_s: float = 600.0,
+        commit_every: int = 10,
+        deterministic: bool = False,
     ) -> None:
         self.launch, self.reduction = launch, reduction
+        self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        self.commit_every = commit_every
+        self._membership = _Membership(self)
         self.compression, self.fp16_scale = compression, fp16_scale
         self.hvd = _import_horovod()
         self.device = resolve_device(device, launch)
         self.settings = {
-            "HOROVOD_FUSION_THRESHOLD": str(int(fusion_mb * 2**20)),
+            "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(fusion_mb * 2**20)),
             "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)),
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(timeout_s)),
@@ -122,14 +136,15 @@ class HorovodStrategy(DistributedStrategy):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        rank = self.rank
+        rank, world_size = self.rank, self.world_size
         self._reducer = None
         self._unsent.clear()
         in_order = error is None or getattr(error, "everywhere", False)
         if not in_order or self._can_restart():
             self.hvd.shutdown()  # the other ranks' collectives end with an error, so that they stop too
         if kind is not None and kind.__name__ == "HorovodInternalError":
-            raise PeerLost(f"rank {rank} lost another process ({str(error).strip().splitlines()[0]}).") from error
+            missing = missing_ranks(rank, world_size, _put_note, _has_note) if RENDEZVOUS in os.environ else []
+            raise PeerLost(lost(rank, missing, self.doing, str(error).strip().splitlines()[0])) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
@@ -138,7 +153,7 @@ class HorovodStrategy(DistributedStrategy):
 
     def _check(self) -> None:
         hvd = self.hvd
-        if hvd.size() != self.launch.world_size:
+        if hvd.size() != self.launch.world_size and not self.elastic:
             raise ConfigError(
                 f"{self.launch.launcher} started {self.launch.world_size} processes, but Horovod sees {hvd.size()}: it was built "
                 "without MPI; start by horovodrun --gloo, or build it anew where mpicxx is (scripts/install_horovod.py)."
@@ -163,6 +178,29 @@ class HorovodStrategy(DistributedStrategy):
         if self.device.type == "cuda" and self.hvd.nccl_built():
             return "NCCL"
         return "MPI" if self.hvd.mpi_enabled() else "Gloo"
+
+    # membership
+
+    def attempts(self, work: Callable[[dict[str, Any] | None], T]) -> T:
+        if not self.elastic:
+            return work(None)
+        import horovod.torch.elastic as elastic
+
+        again: Callable[[_Membership], T] = elastic.run(lambda membership: work(membership.kept))
+        return again(self._membership)
+
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+        if not self.elastic:
+            return
+        membership = self._membership
+        changed = self.any_rank(membership.changed)()
+        membership.steps += 1
+        if changed or membership.steps % self.commit_every == 0:
+            membership.kept = copy.deepcopy(content())
+        if changed:
+            from horovod.common.exceptions import HostsUpdatedInterrupt
+
+            raise HostsUpdatedInterrupt(False)
 
     # training
 
@@ -247,11 +285,60 @@ class HorovodStrategy(DistributedStrategy):
         total = hvd.allreduce(x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
+    def any_rank(self, wanted: bool) -> Callable[[], bool]:
+        if self.world_size == 1:
+            return super().any_rank(wanted)
+        flag = torch.tensor([int(wanted)])  # on the CPU, so that no GPU is waited for
+        handle = self.hvd.allreduce_async_(flag, name="any_rank", op=self.hvd.Max)
+        return lambda: bool(self.hvd.synchronize(handle))
+
     def all_gather(self, rows: Tensor) -> Tensor:
         return self.hvd.allgather(rows.contiguous())
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return self.hvd.broadcast_(x, src)
+
+
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's own server, where the processes found each other
+
+
+def _put_note(key: str) -> None:
+    urllib.request.urlopen(urllib.request.Request(_note_url(key), data=b"1", method="PUT"), timeout=5).close()
+
+
+def _has_note(key: str) -> bool:
+    try:
+        urllib.request.urlopen(_note_url(key), timeout=5).close()
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
+    return True
+
+
+def _note_url(key: str) -> str:
+    return f"http://{os.environ[RENDEZVOUS]}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/retina_dist/{key.replace('/', '_')}"
+
+
+class _Membership:
+    """What Horovod's elastic loop asks of a state; ours is shared by `run`, as at any start."""
+
+    def __init__(self, strategy: HorovodStrategy) -> None:
+        self.strategy = strategy
+        self.kept: dict[str, Any] | None = None
+        self.changed, self.steps = False, 0
+
+    def on_hosts_updated(self, timestamp: float, result: Any) -> None:
+        self.changed = True  # by a thread of Horovod's
+
+    def on_reset(self) -> None:
+        self.changed, self.steps = False, 0
+        self.strategy._reducer = None
+        self.strategy._unsent.clear()
+
+    def sync(self) -> None: ...
+
+    def restore(self) -> None: ...
 
 
 def horovod_is_installed() -> bool:

@@ -51,6 +51,8 @@ def make_strategy(
     cycle_time_ms: float | None = None,
     hierarchical: bool = False,
     reduction: Literal["average", "adasum"] = "average",
+    commit_every: int = 10,
+    deterministic: bool = False,
     launch: Launch | None = None,
 ) -> DistributedStrategy:
     """A strategy for this process, not entered yet; the arguments are those of the strategies' classes.
@@ -74,6 +76,7 @@ def make_strategy(
             bucket_mb=bucket_mb,
             static_graph=static_graph,
             timeout_s=timeout_s,
+            deterministic=deterministic,
         )
     from retina_dist.strategies.horovod import HorovodStrategy
 
@@ -87,4 +90,6 @@ def make_strategy(
         hierarchical=hierarchical,
         reduction=reduction,
         timeout_s=timeout_s,
+        commit_every=commit_every,
+        deterministic=deterministic,
     )

@@ -28,6 +28,7 @@ from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.types import Batch
 
 NUM_PICTURES = 12
 
@@ -53,6 +54,8 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         "categories": categories,
         "keep_empty": data.keep_empty_images or split == "val",
         "missing_images": data.missing_images,
+        "bad_images": data.bad_images,
+        "max_pixels": data.max_pixels,
     }
     if annotations is None and data.root is None:
         if split == "val":
@@ -190,6 +193,15 @@ class DetectionTask:
             autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
         )
         return self.evaluator
+
+    def inspect(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Each image of a batch by id and file, with the losses that it has on its own."""
+        names = {record.image_id: record.file_name for record in self.train.records}
+        batch, found = batch.to(self.strategy.device), []
+        for i, image_id in enumerate(batch.image_ids.tolist()):
+            losses = {name: float(value) for name, value in model(batch.image(i)).items()}
+            found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
+        return found
 
     def metadata(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights to be used on its own."""

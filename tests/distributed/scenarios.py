@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from retina_dist.config import reported_errors
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.categories import Categories
 from retina_dist.data.samplers import EvalSampler
+from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.replicas import ReplicaMismatch, check_replicas
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import PeerLost, UserError
 from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.optim.clipping import clip_gradients
@@ -219,6 +223,78 @@ def sentinel(strategy: DistributedStrategy) -> Any:
     return found
 
 
+class Noted(nn.Module):
+    """A loss that is infinite on the last rank in the second step, where its gradient is not."""
+
+    def __init__(self, strategy: DistributedStrategy) -> None:
+        super().__init__()
+        self.net, self.strategy, self.calls = Net().double(), strategy, 0
+
+    def forward(self, batch: Rows) -> dict[str, Tensor]:
+        loss = self.net(batch.x).square().mean()
+        bad = self.strategy.rank == self.strategy.world_size - 1 and self.calls == 1
+        self.calls += 1
+        return {"loss": loss + float("inf") if bad else loss}
+
+
+@dataclass
+class Rows:
+    x: Tensor
+    weight: float = 1.0
+    warnings: tuple[str, ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
+        return self
+
+
+class RowsOfStep:
+    def position(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+        for step in range(start, stop):
+            yield [Rows(torch.randn(2, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64))]
+
+
+class NoSink:
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
+
+
+def nonfinite(strategy: DistributedStrategy) -> Any:
+    """What every rank made of a step in which one rank's loss was infinite, and what was written down."""
+    torch.manual_seed(0)
+    model = Noted(strategy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plan = resolve_plan(
+        num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, length="3steps", lr=0.1,
+        world_size=strategy.world_size, log_every=10,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            state=TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)),
+            plan=plan,
+            data=RowsOfStep(),
+            strategy=strategy,
+            sink=NoSink(),
+            events=Path(folder),
+            inspect=lambda model, batch: [{"rank": strategy.rank}],
+            report=lambda text: None,
+        )
+        trainer.fit()
+        files = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
+    return {"files": files, "skipped": trainer.state.skipped, "weights": flat(model).tolist()}
+
+
+def wishes(strategy: DistributedStrategy) -> Any:
+    """Whether any rank wants something, asked while other collectives go on."""
+    answers = []
+    for wanted in (False, strategy.rank == strategy.world_size - 1, False):
+        answer = strategy.any_rank(wanted)
+        strategy.all_reduce(torch.ones(3))
+        answers.append(answer())
+    return answers
+
+
 PARTS = {
     "properties": properties,
     "collectives": collectives,
@@ -233,6 +309,8 @@ PARTS = {
     "start": start,
     "errors": errors,
     "sentinel": sentinel,
+    "nonfinite": nonfinite,
+    "wishes": wishes,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -83,6 +84,23 @@ def test_infinity_on_one_rank_skips_the_step_on_all(job: Job) -> None:
         assert found["moved"] == [True, False, True, True]
         assert found["scales"] == [8.0, 4.0, 4.0, 4.0]
         assert found["weights"] == job.ranks[0]["skip"]["weights"]
+
+
+def test_an_infinite_loss_on_one_rank_leaves_the_step_out_on_all_and_is_written_down_once(job: Job) -> None:
+    for found in (rank["nonfinite"] for rank in job.ranks):
+        assert found["skipped"] == 1
+        assert found["weights"] == job.ranks[0]["nonfinite"]["weights"]
+    files = [rank["nonfinite"]["files"] for rank in job.ranks]
+    assert list(files[0]) == ["nonfinite_00000001.json"]
+    assert not any(files[1:])
+    ranks = files[0]["nonfinite_00000001.json"]["ranks"]
+    assert [r["rank"] for r in ranks] == list(range(len(job.ranks)))
+    assert [math.isinf(r["losses"]["loss"]) for r in ranks] == [r == len(ranks) - 1 for r in range(len(ranks))]
+    assert [r["micro_batches"] for r in ranks] == [[[{"rank": r}]] for r in range(len(ranks))]
+
+
+def test_what_one_rank_wants_all_know(job: Job) -> None:
+    assert [rank["wishes"] for rank in job.ranks] == [[False, True, False]] * len(job.ranks)
 
 
 def test_bf16_on_the_wire(job: Job, alone: dict[str, Any]) -> None:
@@ -191,4 +209,4 @@ def test_a_rank_that_stays_away_ends_the_job_in_the_set_time(kind: str) -> None:
     job = run_ranks(kind, 2, "absent", check=False, timeout=90)
     assert job.exit_code != 0
     assert job.seconds < 60
-    assert "lost: rank 0 lost another process" in job.output
+    assert "rank 0 waited in vain for rank 1 at the start" in job.output

@@ -92,7 +92,7 @@ def test_predict_names_what_it_cannot_read(trained: Path, cli: Callable, tmp_pat
 def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, cli: Callable) -> None:
     before = sorted(trained.rglob("*"))
     result = cli("retina_dist.train", *SMALL, "dry_run=true", "output_dir=dry", cwd=trained)
-    assert "4 images a step = 1 processes x 1 accumulated x 4" in result.stdout
+    assert "4 images a step = 1 process x 1 accumulated x 4" in result.stdout
     assert sorted(trained.rglob("*")) == before
 
 

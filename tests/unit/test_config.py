@@ -64,6 +64,7 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark",
         "parity",
         "predict",
+        "replay",
         "convert",
     }
     assert not list(CONF.glob("*/*/*.yaml"))

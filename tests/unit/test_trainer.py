@@ -192,15 +192,16 @@ def test_validation_sees_the_average(tmp_path: Path) -> None:
     assert one.state.model.training
 
 
-def test_a_loss_that_is_no_number_stops_before_it_is_saved(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_run_and_reaches_no_checkpoint(tmp_path: Path) -> None:
     class Broken(Classifier):
         def forward(self, batch: Rows) -> Any:
             return {k: v / 0.0 * 0.0 for k, v in super().forward(batch).items()}
 
     one = trainer(tmp_path, model=Broken())
-    with pytest.raises(Divergence, match=r"train/loss=nan by step 2.*lower optimizer\.lr"):
+    with pytest.raises(Divergence, match=r"step 5: loss or gradient is not finite.*lower optimizer\.lr"):
         one.fit()
-    assert not list(tmp_path.glob("*.pt"))
+    for path in tmp_path.glob("*.pt"):
+        assert all(value.isfinite().all() for value in load_checkpoint(path)["model"].values())
 
 
 def test_sampler_position_and_metadata_are_saved(tmp_path: Path) -> None:
@@ -237,6 +238,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
     for changes, error in (
         ({"length": "1epoch"}, CheckpointError),  # at the end
         ({"length": "9epochs"}, CheckpointError),  # at the next save
+        ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
         ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": 5}, CheckpointError),
         ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
     ):

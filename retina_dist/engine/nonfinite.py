@@ -1,0 +1,155 @@
+"""Steps whose loss or gradient is not finite: skipped by all ranks together, and written down. Layer 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from retina_dist.engine.checkpoint import write_checkpoint
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import UserError
+from retina_dist.files import write_atomically
+from retina_dist.strategies.base import DistributedStrategy
+
+CHECKPOINTS_KEPT = 3  # of a run's events; each is as large as a checkpoint
+
+Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
+
+
+class Divergence(UserError):
+    """Loss or gradients stay infinite or NaN, on all ranks."""
+
+    everywhere = True
+
+
+def spread(loss: Tensor, parameter: nn.Parameter) -> Tensor:
+    """`loss`, with a NaN in the gradient of `parameter` if it is infinite or NaN; else the gradient is the same in every bit.
+
+    An infinite loss may have finite gradients. This way the mean gradient of all ranks says whether every loss was finite.
+    """
+    nothing = loss.detach() - loss.detach()  # 0, or NaN
+    return loss + nothing * parameter.flatten()[0].to(loss.dtype)
+
+
+class NonFiniteGuard:
+    """Decides with all ranks, in the same step, that a step is left out; raises Divergence after `limit` of them in a row.
+
+    Each one is described in `folder`/nonfinite_STEP.json: the images, each image's losses as `inspect` gives them, loss,
+    gradient norm and learning rate on each rank, and the command that repeats this batch from the weights saved beside it.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        plan: Plan,
+        strategy: DistributedStrategy,
+        *,
+        limit: int = 5,
+        folder: Path | None = None,
+        inspect: Inspect | None = None,
+        checkpoint: Callable[[], dict[str, Any]] | None = None,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
+        self.folder, self.inspect, self.checkpoint, self.report = folder, inspect, checkpoint, report
+        self._statistics: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        """Remember what a forward pass changes."""
+        self._statistics = [(buffer, buffer.clone()) for buffer in _running_statistics(self.state.model)]
+
+    def accept(self, norm: Tensor) -> bool:
+        """Whether the step is to be taken; `norm` is that of the mean gradient, the same on all ranks."""
+        if bool(norm.isfinite()):
+            self.state.skipped_in_row = 0
+            return True
+        for buffer, before in self._statistics:
+            buffer.copy_(before)
+        return False
+
+    def record(self, micro_batches: Sequence[Any], losses: dict[str, Tensor], norm: Tensor) -> None:
+        """Note a step that was left out. Every rank must call it."""
+        state, scaler = self.state, self.state.scaler
+        facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
+        bad = not all(value.isfinite() for value in losses.values())
+        if scaler.is_enabled() and scaler.get_scale() > 1 and not self.strategy.any_rank(bad)():
+            return  # the loss scale was too large; it has been halved
+        state.skipped += 1
+        state.skipped_in_row += 1
+        if self.inspect:
+            with torch.no_grad(), _norms_at_rest(state.model):
+                facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
+        ranks = [json.loads(line) for line in self._gathered(json.dumps(facts)).splitlines()]
+        name = f"nonfinite_{state.step:08d}"
+        words = f"step {state.step}: loss or gradient is not finite"
+        if self.strategy.is_main and self.folder:
+            self._write(name, float(norm), ranks)
+            words += f"; see {self.folder / name}.json"
+        lr = self.plan.lr_at(state.step)
+        if state.skipped_in_row > self.limit:
+            again = f", {state.skipped_in_row} times in a row" if self.limit else ""
+            raise Divergence(
+                f"{words}, at lr={lr:g}{again}; lower optimizer.lr, lengthen schedule.warmup or set trainer.clip."
+            )
+        self.report(f"warning: {words}; the step is left out ({state.skipped_in_row} in a row, {self.limit} allowed)")
+
+    def _gathered(self, text: str) -> str:
+        """All ranks' lines, in rank order."""
+        own = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
+        return bytes(self.strategy.all_gather(own.to(self.strategy.device)).cpu().tolist()).decode()
+
+    def _write(self, name: str, norm: float, ranks: list[dict[str, Any]]) -> None:
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state, event = self.state, self.folder / f"{name}.json"
+        content: dict[str, Any] = {
+            "step": state.step,
+            "epoch": self.plan.epoch_at(state.step),
+            "lr": self.plan.lr_at(state.step),
+            "grad_norm": norm,
+            "loss_scale": state.scaler.get_scale(),
+            "in_a_row": state.skipped_in_row,
+            "world_size": self.strategy.world_size,
+            "checkpoint": None,
+            "replay": None,
+            "ranks": ranks,
+        }
+        weights_of = sorted(self.folder.glob("nonfinite_*.pt"))
+        if state.skipped_in_row > 1 and weights_of:  # the steps in a row before this one left the weights as they were
+            content["checkpoint"] = weights_of[-1].name
+        elif self.checkpoint and len(weights_of) < CHECKPOINTS_KEPT:
+            write_checkpoint(self.folder / f"{name}.pt", self.checkpoint())
+            content["checkpoint"] = f"{name}.pt"
+        if content["checkpoint"]:
+            content["replay"] = f"python -m retina_dist.replay event={event}"
+        # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
+        text = json.dumps(content, indent=1) + "\n"
+        write_atomically(event, lambda temporary: temporary.write_text(text))
+
+
+def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None:
+            yield from module.buffers(recurse=False)
+
+
+class _norms_at_rest:  # noqa: N801 - used as a word
+    """Within it batch norms use their running statistics, so that one image can be looked at on one rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+
+    def __enter__(self) -> None:
+        for norm in self.norms:
+            norm.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for norm in self.norms:
+            norm.train()

@@ -1,0 +1,134 @@
+"""Notices that this process is about to be ended: a signal, or an event that the cloud has scheduled.
+
+Layer 2. It only notices; the trainer ends all ranks at one agreed step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from retina_dist.strategies.base import DistributedStrategy
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO_S = 2.0  # launchers pass on a signal that the terminal has already sent to everyone
+# Azure's events after which this machine, or what it holds, is gone; "Freeze" only pauses it.
+# https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+EVENTS = frozenset({"Preempt", "Terminate", "Reboot", "Redeploy"})
+EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+
+class PreemptionWatch:
+    """While entered, `reason` says why this process should end, and is None until it should.
+
+    SIGTERM and SIGINT are noted once; a second one, more than two seconds later, ends the process at once as it would have
+    without the watch. `events_url` is the address of Azure's metadata service (http://169.254.169.254 on its machines), asked
+    every `every_s` seconds for scheduled events that concern this machine; an unreachable one is passed to `report` once.
+    """
+
+    def __init__(
+        self,
+        events_url: str | None = None,
+        *,
+        every_s: float = 5.0,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.events_url, self.every_s, self.report = events_url, every_s, report
+        self.reason: str | None = None
+        self._noticed = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+        self._left = threading.Event()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        if self.events_url:
+            threading.Thread(target=self._poll, args=(self.events_url.rstrip("/"),), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._left.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.reason is None:
+            self.reason, self._noticed = signal.Signals(number).name, now
+            # no print: the handler may have interrupted one
+            os.write(
+                2, f"\n{self.reason}: stopping with a checkpoint after this step; once more ends at once\n".encode()
+            )
+        elif now - self._noticed > ECHO_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _poll(self, address: str) -> None:
+        name, known = None, True
+        while not self._left.wait(0.0 if name is None and known else self.every_s):
+            try:
+                name = name or _get(address + NAME_PATH).decode().strip()
+                event = event_for(name, json.loads(_get(address + EVENTS_PATH)))
+            except (OSError, ValueError) as error:
+                if known:
+                    self.report(f"warning: scheduled events cannot be read from {address} ({error})")
+                known = False
+                continue
+            if event:
+                self.reason = self.reason or event
+                return
+
+
+def event_for(machine: str, document: dict[str, Any]) -> str | None:
+    """The first event of Azure's document that ends `machine`, in words; raises ValueError for another document."""
+    try:
+        for event in document["Events"]:
+            if event["EventType"] in EVENTS and machine in event["Resources"]:
+                return f"{event['EventType']} of {machine} scheduled for {event.get('NotBefore') or 'now'}"
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no document of scheduled events: {error!r}") from error
+    return None
+
+
+def _get(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"Metadata": "true"})
+    # never by a proxy: the address is the machine's own
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+class Agreement:
+    """Whether any rank wants something, asked by all at each step and known one step later, so that nobody waits for it."""
+
+    def __init__(self, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        self._asked: Callable[[], bool] | None = None
+
+    def ask(self, wanted: bool) -> bool:
+        """The answer to the question before; with one process that to this one."""
+        if self.strategy.world_size == 1:
+            return wanted
+        before, self._asked = self._asked, None
+        found = before() if before else False
+        self._asked = self.strategy.any_rank(wanted)
+        return found
+
+    def close(self) -> None:
+        """Take the last answer, so that no question is left under way."""
+        if self._asked:
+            self._asked()
+        self._asked = None

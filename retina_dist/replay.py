@@ -1,0 +1,103 @@
+"""Repeat a step whose loss or gradient was not finite, from the weights it had.
+
+    python -m retina_dist.replay event=runs/shapes/nonfinite_00000012.json
+
+Layer 4. One process goes through the batches of all ranks, one after the other, in the precision of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retina_dist.config import ReplayConfig, entry_point, train_config_of
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.engine.trainer import autocast
+from retina_dist.errors import ConfigError
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.strategies.select import make_strategy
+from retina_dist.tasks.detection import DetectionTask
+from retina_dist.train import build_state
+
+
+def replay(config: ReplayConfig) -> None:
+    """Print each batch's losses, gradient norm and first module whose output is not finite, and each image's losses."""
+    path = Path(config.event)
+    event = _read(path)
+    if not event["checkpoint"]:
+        raise ConfigError(
+            f"event={path} came with no weights (a run keeps those of its first events); replay an earlier one."
+        )
+    content = load_checkpoint(path.parent / event["checkpoint"])
+    settings = train_config_of(content["config"])
+    settings = replace(settings, data=replace(settings.data, num_workers=0))
+    with make_strategy("single", device=config.device) as strategy:
+        task = DetectionTask(settings, strategy, report=lambda text: None)
+        model = task.build_model()
+        state = build_state(settings, model, strategy)
+        state.load_state_dict(content)
+        data = task.build_data()
+        inner = autocast(strategy.device, settings.trainer.precision)  # type: ignore[arg-type]
+        print(f"step {event['step']}, epoch {event['epoch']:.3f}, lr {event['lr']:g}, {event['world_size']} processes")
+        state.model.train()
+        for rank in range(event["world_size"]):
+            data.reshard(rank, event["world_size"])
+            for number, batch in enumerate(next(iter(data.train_steps(event["step"], event["step"] + 1)))):
+                state.optimizer.zero_grad()
+                bad: list[str] = []
+                handles = [
+                    m.register_forward_hook(_watch(name, bad)) for name, m in state.model.named_modules() if name
+                ]
+                with inner():
+                    losses: dict[str, Tensor] = state.model(batch.to(strategy.device))
+                for handle in handles:
+                    handle.remove()
+                torch.stack(list(losses.values())).sum().backward()
+                norm = clip_gradients(state.model.parameters(), None)
+                values = {name: loss.detach() for name, loss in losses.items()}
+                print(f"rank {rank}, micro-batch {number}: {_words(values)}, gradient norm {float(norm):.6g}")
+                print(f"  first module with an output that is not finite: {bad[0] if bad else 'none'}")
+                with torch.no_grad():
+                    for image in task.inspect(state.model, batch):
+                        print(f"  image {image['image_id']}, {image['file_name']}: {_words(image['losses'])}")
+                state.load_state_dict(content)  # the forward passes have moved the statistics of norms
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        event = json.loads(path.read_text())
+        event["step"], event["checkpoint"], event["world_size"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"event={path} is no nonfinite_STEP.json of a run ({error}); a run folder has them."
+        ) from error
+    found: dict[str, Any] = event
+    return found
+
+
+def _watch(name: str, bad: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point() and not bool(output.isfinite().all()):
+            bad.append(name)
+
+    return look
+
+
+def _words(losses: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {float(value):.6g}" for name, value in losses.items())
+
+
+@entry_point("replay")
+def main(config: ReplayConfig) -> None:
+    """Print what the step held."""
+    replay(config)
+
+
+if __name__ == "__main__":
+    main()

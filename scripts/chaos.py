@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Disturb a small training again and again, let it go on, and compare what it becomes with one that was left alone.
+
+  python scripts/chaos.py                                  100 faults over one process, DDP and Horovod on two
+  python scripts/chaos.py --faults 6 --kinds single --seed 7
+
+A fault comes at a random moment of a random step: one process is killed, all are killed, one is asked to end, one is stopped
+for good, the disk is full, or the newest checkpoint is damaged before the next start. After each the job must end by
+itself, in time, and go on from its folder with resume=auto. It has survived when, in the end, every tensor of model, average and
+optimizer and every row of metrics.csv but the speed equals the undisturbed run's, bit for bit. Everything random comes of --seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.launchers import command, environment, why_missing
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHER = {"single": None, "ddp": "torchrun", "horovod": "horovodrun"}
+STEPS, CHECKPOINT_EVERY = 24, 3
+TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
+END_S = 90  # a job that has not ended by then after its fault hangs
+JOB = (
+    "data.shapes.num_train=24",
+    "data.shapes.num_val=6",
+    "data.shapes.image_size=64",
+    "data.batch_size=4",
+    "data.val_batch_size=3",
+    "data.min_sizes=[64]",
+    "data.max_size=96",
+    "data.num_workers=0",
+    "schedule.warmup=2steps",
+    f"trainer.length={STEPS}steps",
+    "trainer.validate_every=8steps",
+    f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
+    "trainer.keep_last=3",
+    "trainer.log_every=1",
+    "trainer.num_threads=1",
+    "trainer.ema_decay=0.9",
+    f"strategy.timeout_s={TIMEOUT_S}",
+    "logging.rank_files=true",
+    "logging.plots=false",
+    "logging.tensorboard=false",
+)
+FAULTS = ("kill one", "kill all", "ask one to end", "stop one", "fill the disk", "truncate", "flip a bit")
+
+
+@dataclass
+class Tally:
+    """What became of the faults."""
+
+    survived: dict[str, int] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=dict)
+    resume_s: list[tuple[float, str]] = field(default_factory=list)
+    end_s: dict[str, list[float]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+class Chain:
+    """One training of a kind, in a folder of its own, with as many faults as it takes to its end or to `wanted`."""
+
+    def __init__(self, kind: str, seed: int, folder: Path, data: Path, tally: Tally) -> None:
+        self.kind, self.random = kind, random.Random(f"{kind}/{seed}")
+        self.folder, self.data, self.tally = folder, data, tally
+        self.label = f"{kind}, seed {seed}"
+
+    def run(self, wanted: int) -> int:
+        """Disturb until the training is done or `wanted` faults were made, then let it finish; the number of faults."""
+        faults: list[str] = []
+        while len(faults) < wanted and steps_done(self.folder) < STEPS - 1:
+            fault = self.random.choice(
+                FAULTS if full_disk_is_possible(self.folder) else [f for f in FAULTS if "disk" not in f]
+            )
+            if fault in ("truncate", "flip a bit"):
+                if not damage(self.folder, fault, self.random):
+                    continue
+                faults.append(fault)
+                continue
+            self._disturbed(fault)
+            faults.append(fault)
+        self._finish()
+        same = differences(self.folder, undisturbed(self.kind, self.data))
+        for fault in faults:
+            key = f"{self.kind}: {fault}"
+            self.tally.total[key] = self.tally.total.get(key, 0) + 1
+            self.tally.survived[key] = self.tally.survived.get(key, 0) + (not same)
+        if same:
+            self.tally.failures.append(f"{self.label}: after {', '.join(faults)}: {same}")
+        return len(faults)
+
+    def _disturbed(self, fault: str) -> None:
+        """One start, ended by a fault."""
+        begun = steps_done(self.folder)
+        step = self.random.randint(begun + 1, min(STEPS - 1, begun + 6))
+        wait, victim = self.random.random() * 0.3, self.random.randrange(1 if self.kind == "single" else 2)
+        with started(self.kind, self.folder, self.data) as job:
+            self._until(job, lambda: steps_done(self.folder) >= step, begun)
+            time.sleep(wait)
+            ended = time.monotonic()
+            if fault == "fill the disk":
+                with filled(self.folder):
+                    self._must_end(job, fault, step)
+            else:
+                strike(fault, job, rank_processes(self.folder), victim)
+                self._must_end(job, fault, step)
+            self.tally.end_s.setdefault(f"{self.kind}: {fault}", []).append(time.monotonic() - ended)
+
+    def _finish(self) -> None:
+        begun = steps_done(self.folder)
+        with started(self.kind, self.folder, self.data) as job:
+            if begun < STEPS:
+                self._until(job, lambda: steps_done(self.folder) > begun, begun)
+            code = job.wait(END_S + 60)
+        if code:
+            self.tally.failures.append(
+                f"{self.label}: the last start ended with exit code {code}: {last_words(self.folder)}"
+            )
+
+    def _until(self, job: subprocess.Popen[bytes], there: Callable[[], bool], begun: int) -> None:
+        """Wait for a step; the time of the first new one counts as that of going on."""
+        started_at, resumed = time.monotonic(), False
+        while not there():
+            if not resumed and (self.folder / "metrics.csv").exists() and steps_done(self.folder) > begun:
+                resumed = True
+                self.tally.resume_s.append((time.monotonic() - started_at, self.label))
+            if job.poll() is not None:
+                return
+            if time.monotonic() - started_at > END_S:
+                self.tally.failures.append(f"{self.label}: no step in {END_S} s: {last_words(self.folder)}")
+                return
+            time.sleep(0.05)
+        if not resumed:
+            self.tally.resume_s.append((time.monotonic() - started_at, self.label))
+
+    def _must_end(self, job: subprocess.Popen[bytes], fault: str, step: int) -> None:
+        try:
+            job.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.tally.failures.append(f"{self.label}: hangs after «{fault}» at step {step}: {last_words(self.folder)}")
+        until = time.monotonic() + END_S  # what a killed launcher leaves ends too
+        while any(map(alive, rank_processes(self.folder))) and time.monotonic() < until:
+            time.sleep(0.1)
+
+
+@contextmanager
+def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The job under its launcher, in a process group of its own; nothing of it is left afterwards."""
+    shutil.rmtree(folder / "logs", ignore_errors=True)
+    arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
+    launcher = LAUNCHER[kind]
+    line = [sys.executable, "-m", "retina_dist.train", *arguments]
+    if launcher:
+        line = command(launcher, 2, "retina_dist.train", arguments)  # type: ignore[arg-type]
+    env = {**environment(1), "PYTHONPATH": str(ROOT)}
+    with log_of(folder).open("ab") as log:
+        job = subprocess.Popen(line, stdout=log, stderr=log, env=env, start_new_session=True)
+    try:
+        yield job
+    finally:
+        for process in [*rank_processes(folder), job.pid]:
+            kill(process, signal.SIGKILL)
+        job.wait()
+
+
+def strike(fault: str, job: subprocess.Popen[bytes], ranks: list[int], victim: int) -> None:
+    """Do it to the processes of a job."""
+    if fault == "kill all":
+        for process in [*ranks, job.pid]:
+            kill(process, signal.SIGKILL)
+    elif len(ranks) > victim:
+        number = {"kill one": signal.SIGKILL, "ask one to end": signal.SIGTERM, "stop one": signal.SIGSTOP}[fault]
+        kill(ranks[victim], number)
+        if fault == "stop one" and len(ranks) == 1:  # nobody is there to miss it
+            time.sleep(0.5)
+            kill(ranks[victim], signal.SIGKILL)
+
+
+def damage(folder: Path, fault: str, chance: random.Random) -> bool:
+    """Damage the newest checkpoint as a crash of the machine does, where there is one before it."""
+    files = sorted((folder / "checkpoints").glob("step_*.pt"))
+    if len(files) < 2:
+        return False
+    content = bytearray(files[-1].read_bytes())
+    if fault == "truncate":
+        del content[chance.randrange(len(content)) :]
+    else:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    files[-1].write_bytes(content)
+    # all later rows are of steps that will be taken again
+    return True
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """No space left where the checkpoints go."""
+    filler = folder.parent / "filler"
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(1 << 20))
+        except OSError:
+            pass
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def full_disk_is_possible(folder: Path) -> bool:
+    """Whether the folder is a small disk of its own, which may be filled without harm."""
+    return os.path.ismount(folder.parent)
+
+
+def steps_done(folder: Path) -> int:
+    """The last step that metrics.csv knows."""
+    try:
+        lines = (folder / "metrics.csv").read_text().splitlines()
+    except OSError:
+        return 0
+    steps = [line.split(",", 1)[0] for line in lines[1:]]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
+def rank_processes(folder: Path) -> list[int]:
+    """The ranks' process numbers, in rank order, as their logs say."""
+    found = []
+    for log in sorted((folder / "logs").glob("rank_*.log")):
+        match = re.search(r"process (\d+)", log.read_text(errors="replace"))
+        found += [int(match[1])] if match else []
+    return found
+
+
+def alive(process: int) -> bool:
+    """Whether it runs; one that has ended and was not asked about does not."""
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+
+
+def kill(process: int, number: signal.Signals) -> None:
+    """Send a signal to what may be gone."""
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def log_of(folder: Path) -> Path:
+    """A job's output, not on the disk that is filled."""
+    return folder.parent.parent / f"{folder.name}.log"
+
+
+def last_words(folder: Path) -> str:
+    """The last line of a job's output."""
+    lines = log_of(folder).read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
+_undisturbed: dict[str, Path] = {}
+
+
+def undisturbed(kind: str, data: Path) -> Path:
+    """The folder of a run of this kind that nothing happened to; made once."""
+    if kind not in _undisturbed:
+        folder = data.parent / "disk" / f"undisturbed-{kind}"
+        with started(kind, folder, data) as job:
+            if job.wait(END_S + 60):
+                sys.exit(f"the undisturbed run of {kind} failed: {last_words(folder)}")
+        _undisturbed[kind] = folder
+    return _undisturbed[kind]
+
+
+def differences(folder: Path, other: Path) -> str:
+    """What differs between two finished runs; empty when nothing does."""
+    try:
+        ours, theirs = (load_checkpoint(f / "checkpoints" / "last.pt") for f in (folder, other))
+    except Exception as error:  # whatever it is, the run did not survive
+        return f"{type(error).__name__}: {error}"
+    keys = ("step", "best", "stale", "model", "ema", "optimizer", "scaler", "sampler")
+    found = [key for key in keys if not equal(ours[key], theirs[key])]
+    if rows(folder) != rows(other):
+        found.append("metrics.csv")
+    return f"{', '.join(found)} differ from the undisturbed run's" if found else ""
+
+
+def equal(a: object, b: object) -> bool:
+    """Equality to the last bit, through dicts and lists."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv without times."""
+    with (folder / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+
+
+def main() -> None:
+    """Parse the arguments, disturb, print the table; exit code 1 if something did not survive."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100, help="how many in all (%(default)s)")
+    parser.add_argument("--kinds", default="single,ddp,horovod", help="which backends take turns (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first training; each further one has the next (%(default)s)"
+    )
+    parser.add_argument("--per-training", type=int, default=5, help="faults of one training at most (%(default)s)")
+    chosen = parser.parse_args()
+    kinds = []
+    for kind in chosen.kinds.split(","):
+        if kind not in LAUNCHER:
+            parser.error(f"--kinds {kind}: there are {', '.join(LAUNCHER)}")
+        reason = why_missing(LAUNCHER[kind]) if LAUNCHER[kind] else None  # type: ignore[arg-type]
+        if reason:
+            print(f"{kind} left out: {reason}")
+        else:
+            kinds.append(kind)
+    if not kinds:
+        sys.exit("nothing can be disturbed here")
+    tally, faults, seed = Tally(), 0, chosen.seed
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, small_disk(Path(name)) as disk:
+        data = Path(name) / "shapes"
+        while faults < chosen.faults:
+            kind = kinds[seed % len(kinds)]
+            folder = disk / f"run-{seed}"
+            chain = Chain(kind, seed, folder, data, tally)
+            undisturbed(kind, data)
+            made = chain.run(min(chosen.per_training, chosen.faults - faults))
+            faults += made
+            print(f"{chain.label}: {made} faults, {'; '.join(tally.failures) or 'all survived so far'}", flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            seed += 1
+    report(tally, chosen.seed, seed - 1)
+    sys.exit(1 if tally.failures else 0)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk that may be filled, where this user may mount one; else a plain folder, and disks are not filled."""
+    place = folder / "disk"
+    place.mkdir()
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(place)], capture_output=True).returncode
+        == 0
+    )
+    if not mounted:
+        print("No disk is filled: this user may not mount one.")
+    try:
+        yield place
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], capture_output=True)
+
+
+def report(tally: Tally, first: int, last: int) -> None:
+    """The table, the slowest start, and what failed."""
+    print(f"\n{'fault':<28}{'survived':>10}{'total':>7}{'ended within':>14}")
+    for key in sorted(tally.total):
+        ended = tally.end_s.get(key)
+        seconds = f"{max(ended):.1f} s" if ended else "-"
+        print(f"{key:<28}{tally.survived[key]:>10}{tally.total[key]:>7}{seconds:>14}")
+    print(f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, seeds {first} to {last}.")
+    if tally.resume_s:
+        seconds, label = max(tally.resume_s)
+        print(f"Slowest from start to the first new step: {seconds:.1f} s ({label}).")
+    for failure in tally.failures:
+        print(f"NOT SURVIVED: {failure}")
+
+
+if __name__ == "__main__":
+    main()

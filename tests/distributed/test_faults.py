@@ -1,0 +1,217 @@
+"""Processes that are killed, asked to end or added while a training goes on; `make chaos` does this a hundred times."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.launchers import command, environment, executable, why_missing
+from scripts.chaos import JOB, alive, differences, rank_processes, steps_done
+from tests.distributed.test_training import checkpoint, flat, numbers
+
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 120
+
+
+@contextmanager
+def started(line: list[str], place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A job that nothing of is left afterwards; its output goes to log.txt."""
+    env = {**environment(1), "PYTHONPATH": str(ROOT)}
+    with (place / "log.txt").open("a") as log:
+        job = subprocess.Popen(line, cwd=place, env=env, stdout=log, stderr=log, text=True, start_new_session=True)
+    try:
+        yield job
+    finally:
+        for process in [*rank_processes(place / "run"), job.pid]:
+            if alive(process):
+                os.kill(process, signal.SIGKILL)
+        job.wait()
+
+
+def log_of(place: Path) -> str:
+    return (place / "log.txt").read_text(errors="replace")
+
+
+def wait_for(condition: Callable[[], bool], place: Path) -> None:
+    until = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < until, log_of(place)
+        time.sleep(0.05)
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def usable(launcher: str) -> None:
+    if reason := why_missing(launcher):  # type: ignore[arg-type]
+        pytest.skip(f"{launcher}: {reason}")
+
+
+@cache
+def undisturbed(place: Path) -> Path:
+    """Two processes of DDP; Horovod on two gives the same sums, and so the same bits."""
+    place.mkdir()
+    with started(command("torchrun", 2, "retina_dist.train", [*JOB, "output_dir=run"]), place) as job:
+        assert job.wait(END_S) == 0, log_of(place)
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return undisturbed(tmp_path_factory.getbasetemp() / "undisturbed")
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "horovodrun", "mpirun"])
+def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
+    arguments = [*JOB, "output_dir=run", "trainer.length=1000steps"]
+    if launcher == "python":
+        line = [sys.executable, "-m", "retina_dist.train", *arguments]
+    else:
+        usable(launcher)
+        line = command(launcher, 2, "retina_dist.train", arguments)  # type: ignore[arg-type]
+    run = tmp_path / "run"
+    with started(line, tmp_path) as job:
+        wait_for(lambda: steps_done(run) >= 2, tmp_path)
+        os.kill(rank_processes(run)[-1], signal.SIGTERM)
+        code = job.wait(END_S)
+    # torchrun ends with 1 whatever its processes end with, and prints their code
+    assert code == (1 if launcher == "torchrun" else os.EX_TEMPFAIL), log_of(tmp_path)
+    assert re.search(r"[Ee]xit *code *:? 75", log_of(tmp_path)) or launcher in ("python", "mpirun")
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "preempted"
+    content = checkpoint(run)
+    assert f"stopped at step {content['step']} (" in result["error"]
+    assert f"stopped at step {content['step']} (" in log_of(tmp_path)
+    assert content["step"] >= steps_done(run) - 1
+
+
+def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path) -> None:
+    line = command("torchrun", 2, "retina_dist.train", [*JOB, "output_dir=run", "resume=auto"])
+    line[3:3] = ["--max-restarts", "1"]
+    run = tmp_path / "run"
+    with started(line, tmp_path) as job:
+        wait_for(lambda: steps_done(run) >= 7, tmp_path)
+        os.kill(rank_processes(run)[1], signal.SIGKILL)
+        assert job.wait(END_S) == 0, log_of(tmp_path)
+    assert "going on from run/checkpoints/step_" in log_of(tmp_path)
+    assert differences(run, alone) == ""
+
+
+def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "3",
+    ]
+    line += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job", "--rdzv-conf"]
+    line += [
+        "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "-m",
+        "retina_dist.train",
+    ]
+    line += [*JOB, "output_dir=run", "resume=auto"]
+    run = tmp_path / "run"
+    with started(line, tmp_path) as first, started(line, tmp_path) as second:
+        wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
+        for process in (second.pid, *(p for p in rank_processes(run) if parent(p) == second.pid)):
+            os.kill(process, signal.SIGKILL)
+        assert first.wait(END_S) == 0, log_of(tmp_path)
+    assert "one process, cpu" in log_of(tmp_path) or "DDP over Gloo, cpu, 1 thread\n" in log_of(tmp_path)
+    same_training(run, alone)
+
+
+def elastic(place: Path, hosts: str) -> list[str]:
+    """horovodrun on the hosts that a file lists; localhost and 127.0.0.1 stand for two."""
+    usable("horovodrun")
+    (place / "hosts").write_text(hosts)
+    script = place / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {place / 'hosts'}\n")
+    script.chmod(0o755)
+    count = str(hosts.count(":"))
+    line = [str(executable("horovodrun")), "--gloo", "-np", count, "--min-np", "1", "--max-np", "2"]
+    line += [
+        "--network-interfaces",
+        "lo",
+        "--host-discovery-script",
+        str(script),
+        sys.executable,
+        "-m",
+        "retina_dist.train",
+    ]
+    return [*line, *JOB, "output_dir=run", "strategy.commit_every=2"]
+
+
+def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone: Path) -> None:
+    run = tmp_path / "run"
+    with started(elastic(tmp_path, "localhost:1\n127.0.0.1:1\n"), tmp_path) as job:
+        wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
+        os.kill(rank_processes(run)[1], signal.SIGKILL)
+        assert job.wait(END_S) == 0, log_of(tmp_path)
+    assert "going on from memory, step " in log_of(tmp_path)
+    same_training(run, alone)
+
+
+def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -> None:
+    run = tmp_path / "run"
+    with started(elastic(tmp_path, "localhost:1\n"), tmp_path) as job:
+        wait_for(lambda: steps_done(run) >= 2, tmp_path)
+        (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+        assert job.wait(END_S) == 0, log_of(tmp_path)
+    assert "2 processes" in log_of(tmp_path)
+    assert "going on from memory, step " in log_of(tmp_path)
+    same_training(run, alone)
+
+
+def same_training(run: Path, other: Path) -> None:
+    """Every step once, and weights that differ by rounding only."""
+    assert len(numbers(run, "train/loss")) == len(numbers(other, "train/loss")) == checkpoint(run)["step"]
+    assert checkpoint(run)["sampler"] == checkpoint(other)["sampler"]
+    ours, theirs = (torch.tensor(numbers(folder, "train/loss"), dtype=torch.float64) for folder in (run, other))
+    assert (ours - theirs).abs().max() <= 2e-3 * theirs.abs().max()
+    weights, expected = (flat(checkpoint(folder)["model"]) for folder in (run, other))
+    assert (weights - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])
+def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(launcher: str, tmp_path: Path) -> None:
+    """A sum of three depends on its order: on which gradients share a message, and that on the clock or on the step."""
+    usable(launcher)
+    job = [*JOB, "trainer.length=9steps", "data.batch_size=6", "trainer.deterministic=true"]
+    parts = {"whole": [[]], "run": [["trainer.stop_after=4steps"], ["resume=auto"]]}
+    for folder, starts in parts.items():
+        for extra in starts:
+            line = command(launcher, 3, "retina_dist.train", [*job, f"output_dir={folder}", *extra])  # type: ignore[arg-type]
+            with started(line, tmp_path) as process:
+                assert process.wait(END_S) == 0, log_of(tmp_path)
+    assert differences(tmp_path / "run", tmp_path / "whole") == ""
+
+
+def test_a_handful_of_chaos(tmp_path: Path) -> None:
+    line = [sys.executable, str(ROOT / "scripts" / "chaos.py"), "--faults", "6", "--per-training", "2", "--seed", "11"]
+    env = {**environment(1), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 of 6 survived, seeds 11 to " in done.stdout
