@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +54,11 @@ def wait_for(condition: Callable[[], bool], place: Path) -> None:
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def usable(launcher: str) -> None:
@@ -134,7 +139,10 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
     ]
     line += [*JOB, "output_dir=run", "resume=auto"]
     run = tmp_path / "run"
-    with started(line, tmp_path) as first, started(line, tmp_path) as second:
+    with ExitStack() as jobs:
+        first = jobs.enter_context(started(line, tmp_path))
+        wait_for(lambda: listens(port), tmp_path)  # it holds the meeting point, so it must be the one that stays
+        second = jobs.enter_context(started(line, tmp_path))
         wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
         for process in (second.pid, *(p for p in rank_processes(run) if parent(p) == second.pid)):
             os.kill(process, signal.SIGKILL)
