@@ -122,6 +122,16 @@ def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strategy.settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
 
 
+def test_deterministic_fixes_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
+    alone = make_strategy(launch=MPIRUN, device="cpu", fusion_mb=2.0, deterministic=True)
+    assert isinstance(alone, HorovodStrategy)
+    assert alone.settings["HOROVOD_FUSION_THRESHOLD"] == "0"
+    assert not alone.elastic
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert make_strategy(launch=MPIRUN, device="cpu").elastic  # type: ignore[attr-defined]
+
+
 def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
