@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -135,9 +136,12 @@ def _train(
         with watch:
             metrics = trainer.fit()
     except Exception as error:
-        voice.note(f"stopped: {type(error).__name__}: {error}")
-        if strategy.is_main:
-            _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
+        try:
+            voice.note(f"stopped: {type(error).__name__}: {error}")
+            if strategy.is_main:
+                _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
+        except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
+            print(f"warning: {other}", file=sys.stderr, flush=True)
         if getattr(error, "everywhere", False):
             strategy.barrier()  # launchers end the others as soon as one has gone
         raise
@@ -163,7 +167,10 @@ def _open_run(
         if folders and kept:
             opened.append(Run(folders[0], kept["step"], Path("memory"), kept))
         elif folders:
-            opened.append(open_run(replace(config, output_dir=str(folders[0]), resume="auto"), say))
+            here = replace(config, output_dir=str(folders[0]))
+            again = open_run(replace(here, resume="auto"), say)
+            asked_for = config.resume not in (None, "auto")  # nothing was saved since, so that is where it goes on
+            opened.append(open_run(here, say) if again.resume_step is None and asked_for else again)
         else:
             opened.append(open_run(config, say))
         return str(opened[0].folder), opened[0].resume_step

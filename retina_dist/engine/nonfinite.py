@@ -59,6 +59,7 @@ class NonFiniteGuard:
     ) -> None:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
         self.folder, self.inspect, self.checkpoint, self.report = folder, inspect, checkpoint, report
+        self._weights: str | None = None  # the file with those of the steps in a row that are left out now
         self._statistics: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
@@ -121,12 +122,13 @@ class NonFiniteGuard:
             "replay": None,
             "ranks": ranks,
         }
-        weights_of = sorted(self.folder.glob("nonfinite_*.pt"))
-        if state.skipped_in_row > 1 and weights_of:  # the steps in a row before this one left the weights as they were
-            content["checkpoint"] = weights_of[-1].name
-        elif self.checkpoint and len(weights_of) < CHECKPOINTS_KEPT:
+        if state.skipped_in_row == 1:
+            self._weights = None
+        if self._weights:  # the steps in a row before this one left the weights as they were
+            content["checkpoint"] = self._weights
+        elif self.checkpoint and len(list(self.folder.glob("nonfinite_*.pt"))) < CHECKPOINTS_KEPT:
             write_checkpoint(self.folder / f"{name}.pt", self.checkpoint())
-            content["checkpoint"] = f"{name}.pt"
+            content["checkpoint"] = self._weights = f"{name}.pt"
         if content["checkpoint"]:
             content["replay"] = f"python -m retina_dist.replay event={event}"
         # "NaN" and "Infinity" as json.loads reads them: this is what the file is about

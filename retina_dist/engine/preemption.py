@@ -5,6 +5,7 @@ Layer 2. It only notices; the trainer ends all ranks at one agreed step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -46,7 +47,7 @@ class PreemptionWatch:
     ) -> None:
         self.events_url, self.every_s, self.report = events_url, every_s, report
         self.reason: str | None = None
-        self._noticed = 0.0
+        self._noticed: float | None = None  # when the first signal came
         self._before: dict[signal.Signals, Any] = {}
         self._left = threading.Event()
 
@@ -66,12 +67,12 @@ class PreemptionWatch:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.reason is None:
-            self.reason, self._noticed = signal.Signals(number).name, now
-            # no print: the handler may have interrupted one
-            os.write(
-                2, f"\n{self.reason}: stopping with a checkpoint after this step; once more ends at once\n".encode()
-            )
+        if self._noticed is None:
+            name = signal.Signals(number).name
+            self.reason, self._noticed = self.reason or name, now
+            with contextlib.suppress(OSError):  # the reader of a pipe may have gone by the same signal
+                # no print: the handler may have interrupted one
+                os.write(2, f"\n{name}: stopping with a checkpoint after this step; once more ends at once\n".encode())
         elif now - self._noticed > ECHO_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

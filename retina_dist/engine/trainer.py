@@ -138,6 +138,9 @@ class Trainer:
         if plan.validates_at(state.step) and state.validated < state.step:  # the run was stopped before it
             metrics = self._validate()
             self._save(metrics)
+            if self._is_stale():
+                self.strategy.on_main(self._wait_for_checkpoint)
+                return metrics
         self.meter.resume()
         steps = self.data.train_steps(state.step, plan.stop_step)
         for micro_batches in steps:
@@ -164,8 +167,7 @@ class Trainer:
                 self.meter.resume()
             if stopping:
                 self._end_early()
-            if validating and self.patience is not None and state.stale >= self.patience:
-                self.report(f"stopped early: {self.monitor} has not improved in {state.stale} validations.")
+            if last or (validating and self._is_stale()):
                 break
             self.strategy.commit(lambda: self._content({}))
         if hasattr(steps, "close"):
@@ -174,6 +176,12 @@ class Trainer:
         self.strategy.on_main(self._wait_for_checkpoint)
         assert saved_step == state.step, "a run ends with a checkpoint"
         return metrics
+
+    def _is_stale(self) -> bool:
+        if self.patience is None or self.state.stale < self.patience:
+            return False
+        self.report(f"stopped early: {self.monitor} has not improved in {self.state.stale} validations.")
+        return True
 
     def _end_early(self) -> None:
         self.strategy.on_main(self._wait_for_checkpoint)

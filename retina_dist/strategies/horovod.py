@@ -193,7 +193,8 @@ class HorovodStrategy(DistributedStrategy):
         if not self.elastic:
             return
         membership = self._membership
-        changed = self.any_rank(membership.changed)()
+        flag = torch.tensor([int(membership.changed)])  # under a name of its own: another question may be under way
+        changed = bool(self.hvd.allreduce(flag, name="membership", op=self.hvd.Max))
         membership.steps += 1
         if changed or membership.steps % self.commit_every == 0:
             membership.kept = copy.deepcopy(content())

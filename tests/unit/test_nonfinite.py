@@ -136,6 +136,20 @@ def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path
     assert all(value.isfinite().all() for value in content["model"].values())
 
 
+def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
+    """Three are kept; the fourth row of events has none, and says so for each of its steps."""
+    trainer, _, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
+    trainer.fit()
+    events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
+    assert events == {
+        "nonfinite_00000000": "nonfinite_00000000.pt",
+        "nonfinite_00000002": "nonfinite_00000002.pt",
+        "nonfinite_00000004": "nonfinite_00000004.pt",
+        "nonfinite_00000006": None,
+        "nonfinite_00000007": None,
+    }
+
+
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path) -> None:
     trainer, _, words = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, max_nonfinite_steps=2)
     with pytest.raises(Divergence, match=r"step 3: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:

@@ -108,6 +108,14 @@ def test_an_event_of_this_machine_is_a_reason_to_end(metadata: tuple[str, dict[s
     assert not unmarked
 
 
+def test_the_first_signal_after_an_event_does_not_end_at_once(capfd: pytest.CaptureFixture) -> None:
+    with PreemptionWatch() as watch:
+        watch.reason = "Preempt of gpu-1 scheduled for now"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch.reason == "Preempt of gpu-1 scheduled for now"
+    assert "SIGTERM: stopping with a checkpoint" in capfd.readouterr().err
+
+
 def test_an_address_that_does_not_answer_is_said_once_and_asked_again(
     metadata: tuple[str, dict[str, Any], list[str]],
 ) -> None:
