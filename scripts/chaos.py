@@ -170,6 +170,7 @@ def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[by
     if launcher:
         line = command(launcher, 2, "retina_dist.train", arguments)  # type: ignore[arg-type]
     env = {**environment(1), "PYTHONPATH": str(ROOT)}
+    log_of(folder).parent.mkdir(parents=True, exist_ok=True)
     with log_of(folder).open("ab") as log:
         job = subprocess.Popen(line, stdout=log, stderr=log, env=env, start_new_session=True)
     try:
@@ -279,7 +280,7 @@ _undisturbed: dict[str, Path] = {}
 def undisturbed(kind: str, data: Path) -> Path:
     """The folder of a run of this kind that nothing happened to; made once."""
     if kind not in _undisturbed:
-        folder = data.parent / "disk" / f"undisturbed-{kind}"
+        folder = data.parent / "calm" / f"undisturbed-{kind}"
         with started(kind, folder, data) as job:
             if job.wait(END_S + 60):
                 sys.exit(f"the undisturbed run of {kind} failed: {last_words(folder)}")
@@ -361,7 +362,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     place = folder / "disk"
     place.mkdir()
     mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(place)], capture_output=True).returncode
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", str(place)], capture_output=True).returncode
         == 0
     )
     if not mounted:
