@@ -32,6 +32,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.errors import ConfigError, UserError
+from retina_dist.reporting.voice import tell
 from retina_dist.strategies.launch import detect_launch
 
 # Optional[...] and list[...] of plain types, not unions: what omegaconf's structured configs understand.
@@ -608,16 +609,16 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
     try:
         launch = detect_launch()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        tell(f"error: {error}", sys.stderr)
         raise SystemExit(2) from None
     label = f"[rank {launch.rank}] " if launch.world_size > 1 else ""
     try:
         yield
     except UserError as error:
         if debug:
-            print(_labelled(traceback.format_exc(), label), file=sys.stderr, flush=True)
+            tell(_labelled(traceback.format_exc(), label), sys.stderr)
         if launch.rank == error.speaker or not (error.everywhere or same_everywhere):
-            print(f"{label if launch.rank else ''}{error.label}{error}", file=sys.stderr, flush=True)
+            tell(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
         elif error.everywhere:
             time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
         raise SystemExit(error.exit_code) from None
@@ -626,12 +627,12 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         if launch.rank == 0:
-            print("interrupted", file=sys.stderr, flush=True)
+            tell("interrupted", sys.stderr)
         raise SystemExit(130) from None
     except Exception:
         if not label:
             raise
-        print(_labelled(traceback.format_exc(), label), file=sys.stderr, flush=True)
+        tell(_labelled(traceback.format_exc(), label), sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -40,7 +40,7 @@ from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
-from retina_dist.reporting.voice import Voice
+from retina_dist.reporting.voice import Voice, tell
 from retina_dist.runs import Run, changed_settings, checkpoint_folder, open_run, write_config
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
@@ -141,7 +141,7 @@ def _train(
             if strategy.is_main:
                 _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
-            print(f"warning: {other}", file=sys.stderr, flush=True)
+            tell(f"warning: {other}", sys.stderr)
         if getattr(error, "everywhere", False):
             strategy.barrier()  # launchers end the others as soon as one has gone
         raise

@@ -56,6 +56,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "optimizer": dict,
     "scaler": dict,
     "random": dict,
+    "unlogged": dict,
     "sampler": dict,
     "config": dict,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,22 @@ class StepMeter:
         self.images = 0
         self.seconds = 0.0
         self._started = time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """What `compute` would tell of, for a run that is stopped before it; {} when there is nothing. Every rank must call it."""
+        if self.sums is None:
+            return {}
+        self.pause()
+        self.resume()
+        sums = self.strategy.all_reduce(self.sums, "mean").cpu()
+        return {"names": self.names, "sums": sums, "steps": self.steps, "images": self.images, "seconds": self.seconds}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned, on any number of ranks."""
+        self._clear()
+        if state:
+            self.names, self.sums = list(state["names"]), state["sums"].to(self.strategy.device)
+            self.steps, self.images, self.seconds = state["steps"], state["images"], state["seconds"]
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""

@@ -19,7 +19,8 @@ class TrainState:
 
     `step` counts finished optimizer steps. `best` is the best monitored value so far, None before the first validation;
     `stale` the number of validations since then, `validated` the step of the last one. `skipped` counts steps that were left
-    out because something was not finite, `skipped_in_row` those since the last one that was not.
+    out because something was not finite, `skipped_in_row` those since the last one that was not. `unlogged` is what a meter
+    had gathered since the last log line when the run was stopped.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class TrainState:
         self.validated = 0
         self.skipped = 0
         self.skipped_in_row = 0
+        self.unlogged: dict[str, Any] = {}
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -51,6 +53,7 @@ class TrainState:
             "validated": self.validated,
             "skipped": self.skipped,
             "skipped_in_row": self.skipped_in_row,
+            "unlogged": self.unlogged,
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -70,6 +73,7 @@ class TrainState:
         self.step, self.best, self.stale = state["step"], state["best"], state["stale"]
         self.validated = state.get("validated", self.step)  # these are younger than the first checkpoints
         self.skipped, self.skipped_in_row = state.get("skipped", 0), state.get("skipped_in_row", 0)
+        self.unlogged = state.get("unlogged", {})
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})

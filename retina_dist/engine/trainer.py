@@ -141,7 +141,8 @@ class Trainer:
             if self._is_stale():
                 self.strategy.on_main(self._wait_for_checkpoint)
                 return metrics
-        self.meter.resume()
+        self.meter.load(state.unlogged)
+        state.unlogged = {}
         steps = self.data.train_steps(state.step, plan.stop_step)
         for micro_batches in steps:
             self.strategy.doing = f"step {state.step}"
@@ -156,8 +157,10 @@ class Trainer:
 
             if _due(state.step, plan.check_every):
                 check_replicas(state.replicated(), self.strategy, state.step)
-            if saving or _due(state.step, plan.log_every):
+            if validating or last or _due(state.step, self.checkpoint_every) or _due(state.step, plan.log_every):
                 self._log()  # before saving, so that no checkpoint holds weights that are not numbers
+            elif stopping:  # the line is written where an undisturbed run writes it
+                state.unlogged = self.meter.state()
             if saving:
                 self.meter.pause()
                 if validating:
@@ -169,7 +172,7 @@ class Trainer:
                 self._end_early()
             if last or (validating and self._is_stale()):
                 break
-            self.strategy.commit(lambda: self._content({}))
+            self.strategy.commit(self._committed)
         if hasattr(steps, "close"):
             steps.close()
         self.stop.close()
@@ -278,6 +281,13 @@ class Trainer:
     def _wait_for_checkpoint(self) -> None:
         if self.checkpoints:
             self.checkpoints.wait()
+
+    def _committed(self) -> dict[str, Any]:
+        """`_content` with what has not been logged yet; every rank must call it."""
+        self.state.unlogged = self.meter.state()
+        content = self._content({})
+        self.state.unlogged = {}
+        return content
 
     def _content(self, metrics: dict[str, float]) -> dict[str, Any]:
         """What a checkpoint of this moment holds."""

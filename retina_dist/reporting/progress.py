@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from retina_dist.reporting.sinks import NullSink
+from retina_dist.reporting.voice import tell
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
@@ -72,7 +73,7 @@ class Progress:
     def write(self, text: str) -> None:
         """Print a line of its own, above the bar where there is one."""
         if self._bar is None:
-            print(text, file=self.file, flush=True)
+            tell(text, self.file)
         else:
             self._bar.write(text, file=self.file)
 

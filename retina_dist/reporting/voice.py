@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TextIO
+
+
+def tell(text: str, file: TextIO | None = None) -> None:
+    """`print(text, file=file, flush=True)` that goes on unheard when the reader of a pipe has gone.
+
+    Ctrl-C ends `| tee` too; the run must still save its checkpoint and give its exit code.
+    """
+    file = file or sys.stdout
+    try:
+        print(text, file=file, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # what Python's manual advises
 
 
 class Log(Protocol):
@@ -17,7 +31,7 @@ class Voice:
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.out: Callable[[str], None] = lambda text: print(text, flush=True)
+        self.out: Callable[[str], None] = tell
         self.log: Log | None = None
 
     def say(self, text: str) -> None:

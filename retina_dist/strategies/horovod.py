@@ -136,7 +136,8 @@ class HorovodStrategy(DistributedStrategy):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        rank, world_size = self.rank, self.world_size
+        alive = self.hvd.is_initialized()  # not after an elastic start that failed
+        rank, world_size = (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
         self._reducer = None
         self._unsent.clear()
         in_order = error is None or getattr(error, "everywhere", False)

@@ -18,7 +18,7 @@ from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Divergence, Trainer
-from retina_dist.errors import CheckpointError, UserError
+from retina_dist.errors import CheckpointError, Preempted, UserError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -246,3 +246,21 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
         with pytest.raises(error, match="was not saved: the disk is full" if error is CheckpointError else None):
             trainer(tmp_path, **changes, warn=said.append).fit()
         assert ["was not saved: the disk is full" in words for words in said] == [True] * (error is StopIteration)
+
+
+def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is_not(tmp_path: Path) -> None:
+    whole = trainer(log_every=3)
+    whole.fit()
+    asked: list[int] = []
+    first = trainer(tmp_path, log_every=3, stop_reason=lambda: "asked to" if len(asked) == 4 else asked.append(1))
+    with pytest.raises(Preempted, match="stopped at step 5"):
+        first.fit()
+    second = trainer(log_every=3)
+    second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
+    second.fit()
+    rows = first.sink.rows + second.sink.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+
+
+def without_times(row: tuple[int, dict[str, float]]) -> tuple[int, dict[str, float]]:
+    return row[0], {name: value for name, value in row[1].items() if not name.startswith("time/")}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from retina_dist.reporting.sinks import RankLog
-from retina_dist.reporting.voice import Voice
+from retina_dist.reporting.voice import Voice, tell
 
 
 class Notes:
@@ -82,3 +83,11 @@ def test_a_resumed_run_adds_to_its_rank_log(path: Path) -> None:
         log.write(text)
         log.close()
     assert [line.partition(" ")[2] for line in path.read_text(encoding="utf-8").splitlines()] == ["first", "second"]
+
+
+def test_words_nobody_reads_any_more_are_dropped() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        tell("first", pipe)
+        tell("second", pipe)
