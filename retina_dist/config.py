@@ -246,8 +246,8 @@ class ParityConfig(TrainConfig):
 
 
 @dataclass
-class BenchmarkConfig(TrainConfig):
-    """`python -m retina_dist.benchmark`: takes whatever a training takes; data.batch_size is that of one process here."""
+class ScalingConfig(TrainConfig):
+    """`python -m retina_dist.benchmark scaling`: takes what a training takes; data.batch_size is that of one process."""
 
     processes: list[int] = field(default_factory=lambda: [2])  # beside one plain process, the base of the speed-up
     launchers: list[str] = field(default_factory=lambda: ["torchrun", "horovodrun", "mpirun"])  # those that are there
@@ -255,6 +255,8 @@ class BenchmarkConfig(TrainConfig):
     warmup: int = 3  # steps not timed; memory settles in the first two
     rounds: int = 3
     output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
     worker: str | None = None  # set in the processes that it starts
 
 
@@ -499,7 +501,7 @@ _SCHEMAS = {
     "train": TrainConfig,
     "doctor": DoctorConfig,
     "parity": ParityConfig,
-    "benchmark": BenchmarkConfig,
+    "benchmark_scaling": ScalingConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,
@@ -824,7 +826,7 @@ def _unknown(name: str, key: str) -> str:
     ]
     near = [k for k, e in zip(known, ends, strict=True) if e == end] or alike
     hint = (
-        f"did you mean {' or '.join(near)}?" if near else f"see the keys with python -m retina_dist.{name} --cfg job."
+        f"did you mean {' or '.join(near)}?" if near else f"see the keys with python -m retina_dist.{name.replace('_', ' ')} --cfg job."
     )
     return f"{key} is not a setting; {hint}"
 

@@ -1,7 +1,7 @@
 """How much faster are N processes than one?
 
-    python -m retina_dist.benchmark                                    2 processes under every launcher that is there
-    python -m retina_dist.benchmark processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=/data/coco
+    python -m retina_dist.benchmark scaling                            2 processes under every launcher that is there
+    python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
 
 Layer 4. The base is plain `python` with strategy=single. Each process trains on batches of its own of the same size, read
 beforehand, so that steps and communication are timed and nothing else. All jobs take turns, `rounds` times, and ratios are
@@ -11,8 +11,6 @@ medians over the rounds, because a machine's speed drifts.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,14 +23,15 @@ from typing import Any
 
 import torch
 
-from retina_dist.config import BenchmarkConfig, entry_point
+from retina_dist.benchmark.report import finish
+from retina_dist.config import ScalingConfig, entry_point
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.launchers import command, environment, why_missing
 from retina_dist.seeding import seed_everything
 from retina_dist.tasks.detection import DetectionTask, draw_data
-from retina_dist.train import build_plan, build_state, build_strategy, describe_job, versions
+from retina_dist.train import build_plan, build_state, build_strategy, describe_job
 
 
 class _Ready:
@@ -53,7 +52,7 @@ class _NoSink:
         pass
 
 
-def measure(config: BenchmarkConfig) -> dict[str, Any] | None:
+def measure(config: ScalingConfig) -> dict[str, Any] | None:
     """In each process of a launched job: images a second over all ranks; on the main rank only."""
     torch.set_num_threads(config.trainer.num_threads or 1)
     with build_strategy(config) as strategy:
@@ -90,7 +89,7 @@ def measure(config: BenchmarkConfig) -> dict[str, Any] | None:
         return found if strategy.is_main else None
 
 
-def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
+def benchmark(config: ScalingConfig) -> dict[str, Any]:
     """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
     draw_data(config.data)
     usable = {name: why_missing(name) for name in config.launchers}  # type: ignore[arg-type]
@@ -125,17 +124,9 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
         print(
             f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}   {each}"
         )
-    result = {
-        "what": f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds",
-        "arguments": sys.argv[1:],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs, one thread a process",
-        "versions": versions(),
-        "rows": rows,
-    }
-    if config.output:
-        text = json.dumps(result, indent=1) + "\n"
-        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
-    return result
+    what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
+    ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]}
+    return finish(config, "scaling", ratios, what=what, rows=rows)
 
 
 def _launch(launcher: str, processes: int) -> dict[str, Any]:
@@ -143,9 +134,9 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
         result = Path(folder) / "found.json"
         arguments = [*sys.argv[1:], f"worker={result}"]
         if launcher == "python":
-            line = [sys.executable, "-m", "retina_dist.benchmark", *arguments]
+            line = [sys.executable, "-m", "retina_dist.benchmark.scaling", *arguments]
         else:
-            line = command(launcher, processes, "retina_dist.benchmark", arguments)  # type: ignore[arg-type]
+            line = command(launcher, processes, "retina_dist.benchmark.scaling", arguments)  # type: ignore[arg-type]
         done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
         if done.returncode or not result.exists():
             words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
@@ -159,8 +150,8 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@entry_point("benchmark")
-def main(config: BenchmarkConfig) -> Any:
+@entry_point("benchmark_scaling")
+def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
         found = measure(config)

@@ -1,0 +1,103 @@
+"""What all benchmarks do with their figures: say where they come from, write them, compare them with earlier ones. Layer 4."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import write_atomically
+from retina_dist.train import versions
+
+
+class Settings(Protocol):
+    """The settings that every benchmark has."""
+
+    output: str | None
+    baseline: str | None
+    fail_under: float
+
+
+class Slower(UserError):
+    """A ratio has fallen below what was allowed."""
+
+    exit_code = 1
+    label = ""
+
+
+def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:
+    """Write `ratios` (name -> how many times better than what it is compared with) and `facts`, with machine and versions.
+
+    Returns what was written. Raises Slower when a ratio is below `config.fail_under` times that of the file `config.baseline`.
+    """
+    result = {
+        "benchmark": kind,
+        "arguments": sys.argv[1:],
+        "ratios": {name: round(value, 4) for name, value in ratios.items()},
+        **facts,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    if config.output:
+        text = json.dumps(result, indent=1) + "\n"
+        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+        print(f"\nwritten to {config.output}")
+    if config.baseline:
+        _compare(config.baseline, kind, ratios, config.fail_under)
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """The hardware that a figure belongs to."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with "+" when files were changed since; None outside of one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        answers = [
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answers[0] + "+" * bool(answers[1])
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _compare(baseline: str, kind: str, ratios: dict[str, float], fail_under: float) -> None:
+    try:
+        before = json.loads(Path(baseline).read_bytes())
+        earlier = {name: float(value) for name, value in before["ratios"].items()}
+        same = before["benchmark"] == kind
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"baseline={baseline} is not what output=FILE of this benchmark writes ({error}).") from error
+    common = earlier.keys() & ratios.keys()
+    if not same or not common:
+        raise ConfigError(f"baseline={baseline} has no ratio in common with this benchmark {kind}; write one anew.")
+    print(f"\nagainst {baseline}:")
+    worst = []
+    for name in sorted(common):
+        share = ratios[name] / earlier[name]
+        print(f"  {name:<40}{ratios[name]:>8.3f}  was {earlier[name]:>8.3f}  {share:.2f} of it")
+        if not share >= fail_under:
+            worst.append(f"{name} is {share:.2f} of {earlier[name]:.3f}")
+    if worst:
+        raise Slower(f"{'; '.join(worst)}, less than fail_under={fail_under:g}.")
