@@ -108,14 +108,14 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
             print(f"round {turn + 1}: {found['job']}: {found['images_per_s']:.2f} img/s", flush=True)
     rows: list[dict[str, Any]] = []
     for (launcher, processes), values in speeds.items():
-        ratios = [value / base for value, base in zip(values, speeds[jobs[0]], strict=True)]
+        each_round = [value / base for value, base in zip(values, speeds[jobs[0]], strict=True)]
         rows.append(
             {
                 "launcher": launcher,
                 "processes": processes,
                 "images_per_s": round(statistics.median(values), 3),
-                "speedup": round(statistics.median(ratios), 3),
-                "each": [round(ratio, 3) for ratio in ratios],
+                "speedup": round(statistics.median(each_round), 3),
+                "each": [round(ratio, 3) for ratio in each_round],
             }
         )
     print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}   each round")

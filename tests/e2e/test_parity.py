@@ -34,7 +34,15 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
 
 
 def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path: Path) -> None:
-    arguments = ["scaling", "launchers=[torchrun]", "steps=1", "warmup=1", "rounds=1", "data.batch_size=1", "output=found.json"]
+    arguments = [
+        "scaling",
+        "launchers=[torchrun]",
+        "steps=1",
+        "warmup=1",
+        "rounds=1",
+        "data.batch_size=1",
+        "output=found.json",
+    ]
     printed = cli("retina_dist.benchmark", *arguments, cwd=tmp_path).stdout
     assert "DDP over Gloo, cpu, 1 thread, 2 processes" in printed
     found = json.loads((tmp_path / "found.json").read_text())
