@@ -13,22 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retina_dist.model.targets import IGNORED, decode, encode
+from retina_dist.model.focal import focal_loss
+from retina_dist.model.targets import BACKGROUND, IGNORED, decode, encode
 
 BoxLoss = Literal["l1", "smooth_l1", "giou"]
-
-
-def focal_loss(logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """Sigmoid focal loss of logits [B, A, K] against class indices [B, A] (-1: background) -> [B, A], summed over K.
-
-    Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
-    """
-    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
-    probabilities = torch.sigmoid(logits)
-    cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    missing = probabilities + targets - 2 * probabilities * targets  # 1 - p_t
-    weight = (1 - alpha) + (2 * alpha - 1) * targets  # alpha_t
-    return (weight * cross_entropy * missing**gamma).sum(dim=-1)
 
 
 def giou_loss(predicted: Tensor, boxes: Tensor, eps: float = 1e-7) -> Tensor:
@@ -63,14 +51,11 @@ def retinanet_losses(
     matched [B, A] as `targets.match` gives it, boxes [B, M, 4], labels [B, M].
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    logits, offsets, anchors, boxes = (x.to(dtype) for x in (logits, offsets, anchors, boxes))
+    offsets, anchors, boxes = (x.to(dtype) for x in (offsets, anchors, boxes))
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
-    classes = torch.where(foreground, labels.gather(1, row), -1)
-    per_image = foreground.sum(dim=1).clamp(min=1)  # [B]
-
-    focal = focal_loss(logits, classes, alpha, gamma)
-    focal = torch.where(matched != IGNORED, focal, 0.0).sum(dim=1)
+    classes = torch.where(foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND))
+    weight = 1.0 / (len(logits) * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
 
     # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward of what is masked away.
     target = torch.where(foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors)
@@ -78,8 +63,8 @@ def retinanet_losses(
     box = torch.where(foreground, _box_loss(offsets, target, anchors, box_loss, smooth_l1_beta), 0.0).sum(dim=1)
 
     return {
-        "classification": (focal / per_image).mean(),
-        "bbox_regression": (box / per_image).mean(),
+        "classification": focal_loss(logits, classes, weight, alpha, gamma),
+        "bbox_regression": (box * weight).sum(),
     }
 
 

@@ -23,6 +23,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.errors import ConfigError
+from retina_dist.model.frozen_norm import fold_frozen_norms
 from retina_dist.model.losses import BoxLoss, retinanet_losses
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.model.targets import match
@@ -58,6 +59,7 @@ class RetinaNet(TorchvisionRetinaNet):
         self.loss_path = loss_path
         self.head.regression_head._loss_type = box_loss  # what torchvision's own loss path reads
         self._anchors: dict[tuple[int, int, torch.device], list[Tensor]] = {}
+        self._statistics: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:  # type: ignore[override]
         """In training mode the losses (name -> scalar, mean over images), else the detections of each image."""
@@ -81,8 +83,7 @@ class RetinaNet(TorchvisionRetinaNet):
         images = batch.images
         parameter = next(self.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        mean = torch.tensor(self.transform.image_mean, device=images.device, dtype=dtype)[:, None, None]
-        deviation = torch.tensor(self.transform.image_std, device=images.device, dtype=dtype)[:, None, None]
+        mean, deviation = self._statistics_of_images(images.device, dtype)
         height, width = images.shape[-2:]
         inside_y = torch.arange(height, device=images.device) < batch.image_sizes[:, :1]  # [B, H]
         inside_x = torch.arange(width, device=images.device) < batch.image_sizes[:, 1:]  # [B, W]
@@ -91,6 +92,14 @@ class RetinaNet(TorchvisionRetinaNet):
         values = (images.to(dtype) / 255 - mean) / deviation
         layout = torch.channels_last if _is_channels_last(self) else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
+
+    def _statistics_of_images(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Mean and deviation [3, 1, 1], made once: a tensor of Python numbers would be copied and waited for each time."""
+        if (device, dtype) not in self._statistics:
+            lists = (self.transform.image_mean, self.transform.image_std)
+            mean, deviation = (torch.tensor(x, device=device, dtype=dtype)[:, None, None] for x in lists)
+            self._statistics[device, dtype] = mean, deviation
+        return self._statistics[device, dtype]
 
     def anchors(self, canvas: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
         """Anchors of each level [A_l, 4] xyxy float32 in canvas pixels, made once for each canvas.
@@ -201,6 +210,8 @@ def build_retinanet(
 
     body = resnet.__dict__[backbone](weights=None, norm_layer=_norm_layer(batch_norm, batch_norm_eps))
     _freeze(body, trainable_layers)
+    if batch_norm == "frozen":
+        fold_frozen_norms(body)
     width = body.inplanes // 8  # channels of layer1
     pyramid = BackboneWithFPN(
         body,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
+from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.targets import decode, encode, match
@@ -48,20 +50,34 @@ def torchvision_inputs(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str,
     return images, targets
 
 
-def twins(variant: str) -> tuple[RetinaNet, torch.nn.Module]:
+def twins(variant: str, batch_norm: str = "live") -> tuple[RetinaNet, torch.nn.Module]:
     """Our model and torchvision's with the same random weights, in float64, resizing nothing."""
     torch.manual_seed(3)
-    ours = build_retinanet(num_classes=91, variant=variant).double()
+    ours = build_retinanet(num_classes=91, variant=variant, batch_norm=batch_norm).double()
     make = retinanet_resnet50_fpn if variant == "v1" else retinanet_resnet50_fpn_v2
-    theirs = make(weights=None, weights_backbone=None, min_size=CANVAS[0], max_size=CANVAS[1]).double()
+    theirs = make(weights=None, weights_backbone=None, min_size=CANVAS[0], max_size=CANVAS[1])
+    if batch_norm == "frozen":
+        freeze_norms(theirs.backbone.body)
+        for name, buffer in ours.backbone.body.named_buffers():
+            buffer.uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else buffer.normal_(std=0.1)
+    theirs = theirs.double()
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 
 
-@pytest.mark.parametrize("variant", ["v1", "v2"])
+def freeze_norms(module: torch.nn.Module) -> None:
+    """torchvision's FrozenBatchNorm2d, as its pretrained models have, in place of each batch norm."""
+    for name, child in module.named_children():
+        if isinstance(child, torch.nn.BatchNorm2d):
+            setattr(module, name, FrozenBatchNorm2d(child.num_features))
+        else:
+            freeze_norms(child)
+
+
+@pytest.mark.parametrize(("variant", "batch_norm"), [("v1", "live"), ("v2", "live"), ("v1", "frozen")])
 @pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5], [0, 0]])
-def test_losses_and_gradients_equal_torchvision(variant: str, num_boxes: list[int]) -> None:
-    ours, theirs = twins(variant)
+def test_losses_and_gradients_equal_torchvision(variant: str, batch_norm: str, num_boxes: list[int]) -> None:
+    ours, theirs = twins(variant, batch_norm)
     batch = make_batch(num_boxes)
     images, targets = torchvision_inputs(batch)
     expected = theirs(images, targets)
@@ -107,7 +123,7 @@ def test_detections_equal_torchvision() -> None:
 def test_detections_are_in_pixels_of_the_stored_image() -> None:
     torch.manual_seed(0)
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, score_threshold=0.0).eval()
-    batch = make_batch([1])
+    batch = make_batch([1], num_classes=2)
     half = dataclasses.replace(batch, original_sizes=torch.tensor([[256, 80]]))
     with torch.inference_mode():
         plain, scaled = model(batch)[0], model(half)[0]
@@ -117,15 +133,15 @@ def test_detections_are_in_pixels_of_the_stored_image() -> None:
 def test_anchors_stay_float32_under_bfloat16() -> None:
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs, levels = model.predict(make_batch([1]))
+        outputs, levels = model.predict(make_batch([1], num_classes=2))
     assert outputs["cls_logits"].dtype == torch.bfloat16
-    exact = model.double().predict(make_batch([1]))[1]
+    exact = model.double().predict(make_batch([1], num_classes=2))[1]
     assert all(a.dtype == torch.float32 and torch.equal(a, b.float()) for a, b in zip(levels, exact, strict=True))
 
 
 def test_pixels_outside_the_image_do_not_count() -> None:
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
-    batch = make_batch([1])
+    batch = make_batch([1], num_classes=2)
     noisy = dataclasses.replace(batch, image_sizes=torch.tensor([[100, 120]]))
     values = model.normalized(noisy)
     assert values[:, :, 100:].abs().sum() == 0
@@ -145,7 +161,7 @@ def test_pixels_outside_the_image_do_not_count() -> None:
 )
 def test_match_equals_torchvision(boxes: list[list[float]]) -> None:
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
-    anchors = torch.cat(model.predict(make_batch([1]))[1])
+    anchors = torch.cat(model.predict(make_batch([1], num_classes=2))[1])
     gt = torch.tensor(boxes, dtype=torch.float32)
     padded = torch.cat((gt, torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3)))
     expected = model.proposal_matcher(box_iou(gt, anchors))
@@ -196,3 +212,66 @@ def test_impossible_settings_name_the_key() -> None:
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
     with pytest.raises(ConfigError, match="focal_alpha"):
         build_retinanet(num_classes=2, loss_path="torchvision", focal_alpha=0.5)
+
+
+def test_folded_norms_follow_their_statistics() -> None:
+    body = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, batch_norm="frozen").backbone.body
+    x = torch.rand(1, 3, 32, 32)
+    plain = FrozenBatchNorm2d(64)
+
+    def expected() -> torch.Tensor:
+        return plain(torch.nn.functional.conv2d(x.to(body.conv1.weight.dtype), body.conv1.weight, None, 2, 3))
+
+    def check() -> None:
+        torch.testing.assert_close(body.bn1(body.conv1(x.to(body.conv1.weight.dtype))), expected())
+
+    check()
+    body.bn1.running_var.fill_(4.0)  # in place, as an average's buffers are written
+    plain.running_var.fill_(4.0)
+    check()
+    state = {name: torch.rand(64) + 0.5 for name in ("weight", "bias", "running_mean", "running_var")}
+    body.bn1.load_state_dict(state)
+    plain.load_state_dict(state)
+    check()
+    body.double(), plain.double()
+    check()
+    assert all(not isinstance(child, torch.Tensor) for child in body.conv1.children())
+    assert list(body.conv1.state_dict()) == ["weight"]
+
+
+def test_a_copy_of_a_folded_model_has_statistics_of_its_own() -> None:
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, batch_norm="frozen")
+    twin = copy.deepcopy(model)
+    twin.backbone.body.bn1.bias.add_(1.0)
+    x = torch.rand(1, 3, 32, 32)
+    assert not torch.equal(twin.backbone.body.conv1(x), model.backbone.body.conv1(x))
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "live"])
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_the_training_step_is_one_graph(variant: str, batch_norm: str) -> None:
+    torch.manual_seed(0)
+    settings = {"num_classes": 5, "variant": variant, "backbone": "resnet18", "fpn_channels": 64}
+    model = build_retinanet(**settings, batch_norm=batch_norm).double()
+    batch = make_batch([4, 0, 2], num_classes=5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for name, value in compiled(batch).items():
+        torch.testing.assert_close(value, model(batch)[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for_the_device() -> None:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=64, batch_norm="frozen")
+    model(make_batch([1], num_classes=5))  # anchors and norms are cached
+    counts = []
+    for boxes in ([3, 1], [3, 0, 7, 1]):
+        batch = make_batch(boxes, num_classes=5)
+        with OperatorCount() as counted:
+            sum(model(batch).values()).backward()
+        counts.append(sum(counted.operators.values()))
+        assert not counted.waits
+    model.loss_path = "torchvision"
+    with OperatorCount() as reference:
+        model(batch)
+    assert counts[0] == counts[1]
+    assert reference.waits["nonzero"] > 0  # or the measure sees nothing

@@ -1,0 +1,65 @@
+"""Frozen batch norm without an operator of its own: its scale goes into the convolution's weights, its shift into the bias.
+
+Layer 1. conv(x, w) * s + t = conv(x, w * s) + t, for each output channel. Two passes over every activation are saved, which
+is most of what a frozen ResNet does beside its convolutions. Names and values of parameters and buffers stay as they were.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+
+class FoldedBatchNorm2d(FrozenBatchNorm2d):
+    """Holds the statistics; the `FoldedConv2d` before it applies them, so this hands on what it gets."""
+
+    _cached: tuple[tuple[tuple[int, int], ...], tuple[Tensor, Tensor]] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """[C] each; computed anew only when a statistic was written or moved."""
+        if torch.compiler.is_compiling():
+            return self._scale_and_shift()
+        held = (self.weight, self.bias, self.running_mean, self.running_var)
+        key = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in held)
+        if self._cached is None or self._cached[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._cached = key, self._scale_and_shift()
+        return self._cached[1]
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
+
+
+class FoldedConv2d(nn.Conv2d):
+    """A convolution without bias and the frozen norm after it, as one convolution."""
+
+    _norm: tuple[FoldedBatchNorm2d]  # in a tuple, so that it does not become a child
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self._norm[0].scale_and_shift()
+        return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
+
+
+def fold_frozen_norms(body: nn.Module) -> None:
+    """Let every convolution of a ResNet apply the `FrozenBatchNorm2d` that follows it, in place."""
+    for module in list(body.modules()):
+        children = list(module.named_children())
+        for (_, conv), (_, norm) in _pairs(children):
+            assert conv.bias is None
+            norm.__class__ = FoldedBatchNorm2d
+            conv.__class__ = FoldedConv2d
+            conv.__dict__["_norm"] = (norm,)
+
+
+def _pairs(children: list[tuple[str, nn.Module]]) -> list[tuple[tuple[str, nn.Conv2d], tuple[str, FrozenBatchNorm2d]]]:
+    """Each convolution with the norm that its module declares next, as torchvision's ResNets and their shortcuts do."""
+    return [
+        ((a, conv), (b, norm))
+        for (a, conv), (b, norm) in zip(children, children[1:], strict=False)
+        if isinstance(conv, nn.Conv2d) and type(norm) is FrozenBatchNorm2d
+    ]
