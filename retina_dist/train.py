@@ -13,6 +13,7 @@ Layer 4: turns settings into objects and starts the loop.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -30,11 +31,13 @@ from retina_dist.config import TrainConfig, entry_point
 from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
+from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.files import write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
@@ -147,7 +150,11 @@ def _train(
         raise
     finally:
         sink.close()
+    times = summary(trainer.ledger, strategy)
     if strategy.is_main:
+        text = json.dumps(times, indent=1) + "\n"
+        write_atomically(run.folder / "ledger.json", lambda temporary: temporary.write_text(text))
+        say(in_words(times))
         _write_result(config, run, state, time.perf_counter() - started, facts, metrics=metrics)
         _finish(config, run, task, state, data, say)
     return metrics

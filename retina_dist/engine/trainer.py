@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.ledger import Ledger
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
 from retina_dist.engine.plan import Plan
@@ -103,6 +104,9 @@ class Trainer:
         self.monitor, self.monitor_mode, self.patience = monitor, monitor_mode, patience
         self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate)
         self.meter = StepMeter(strategy)
+        self.ledger = Ledger(strategy.device)
+        if strategy.world_size > 1:
+            self.ledger.watch(state.model.parameters())
         self.stop_reason, self.stop = stop_reason, Agreement(strategy)
         self.guard = NonFiniteGuard(
             state,
@@ -121,8 +125,11 @@ class Trainer:
 
         Every checkpoint is on the disk when it returns or raises; one that could not be written is an error on all ranks.
         """
+        self.ledger.start()
         try:
-            return self.strategy.run(self._loop, self.state)
+            metrics = self.strategy.run(self._loop, self.state)
+            self.ledger.stop()
+            return metrics
         except BaseException:
             try:
                 self._wait_for_checkpoint()
@@ -137,6 +144,7 @@ class Trainer:
         self.net.train()
         if plan.validates_at(state.step) and state.validated < state.step:  # the run was stopped before it
             metrics = self._validate()
+            self.ledger.mark("evaluation")
             self._save(metrics)
             if self._is_stale():
                 self.strategy.on_main(self._wait_for_checkpoint)
@@ -145,8 +153,10 @@ class Trainer:
         state.unlogged = {}
         steps = self.data.train_steps(state.step, plan.stop_step)
         for micro_batches in steps:
+            self.ledger.mark("data")
             self.strategy.doing = f"step {state.step}"
             values = self.train_step(micro_batches)
+            self.ledger.end_step()
             self.meter.update(values, self._images_of(state.step))
             state.step += 1
             stopping = self.stop.ask(self.stop_reason() is not None)
@@ -163,20 +173,25 @@ class Trainer:
                 state.unlogged = self.meter.state()
             if saving:
                 self.meter.pause()
+                self.ledger.mark("other")
                 if validating:
                     metrics = self._validate()
+                    self.ledger.mark("evaluation")
                 self._save(metrics if validating else {})
                 saved_step = state.step
+                self.ledger.mark("checkpoint")
                 self.meter.resume()
             if stopping:
                 self._end_early()
             if last or (validating and self._is_stale()):
                 break
             self.strategy.commit(self._committed)
+            self.ledger.mark("other")
         if hasattr(steps, "close"):
             steps.close()
         self.stop.close()
         self.strategy.on_main(self._wait_for_checkpoint)
+        self.ledger.mark("checkpoint")
         assert saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
@@ -194,7 +209,7 @@ class Trainer:
 
     def train_step(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         """One optimizer step over this rank's micro-batches; its losses and gradient norm, none of a step left out."""
-        state, device = self.state, self.strategy.device
+        state, device, mark = self.state, self.strategy.device, self.ledger.mark
         lr = self.plan.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -204,15 +219,19 @@ class Trainer:
             for warning in batch.warnings:
                 self.warn(f"warning: {warning}")
             batch = batch.to(device, non_blocking=True)
+            mark("copy")
             with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):
                 with self.autocast():
                     losses: dict[str, Tensor] = self.net(batch)
                 # The weights of all micro-batches of all ranks have the mean 1/accumulate, so this is the step's mean loss.
                 loss = torch.stack(list(losses.values())).sum() * batch.weight
+                mark("forward")
                 state.scaler.scale(spread(loss, self._spread_by)).backward()
+            self.ledger.mark_backward()
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() * batch.weight
         self.strategy.reduce_gradients()  # 1. the mean over ranks
+        mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. at true size
         norm = clip_gradients(state.model.parameters(), self.clip, self.clip_kind)  # 3. what will be applied
         taken = self.guard.accept(norm)
@@ -222,10 +241,12 @@ class Trainer:
         state.optimizer.zero_grad(set_to_none=True)
         if not taken:
             self.guard.record(micro_batches, total, norm)
+            mark("other")
             return {}
         average_statistics(state.model, self.strategy)
         if state.ema:
             state.ema.update(state.model)
+        mark("optimizer")
         parts = {f"train/loss_{name}": value for name, value in total.items()}
         return {"train/loss": torch.stack(list(total.values())).sum(), **parts, "train/grad_norm": norm}
 

@@ -1,0 +1,167 @@
+"""Where the time of a training goes: every moment belongs to one part, so the parts add up to the whole.
+
+Layer 2. One line of marks: `mark(part)` gives the time since the mark before to `part`. On a CPU the clock is the host's; on CUDA
+the marks are events in the stream, so that work is counted where it runs and not where it is queued, and a device that waits for
+data shows it as such. Nothing is waited for until the figures are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retina_dist.strategies.base import DistributedStrategy
+
+# In the order of a step. "communication" is what the backward pass does not hide.
+PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer", "evaluation", "checkpoint", "other")
+IN_A_STEP = PARTS[:6]
+OWN = ("data", "copy", "forward", "backward", "optimizer")  # a rank that is slow in these makes the others wait
+END = "end of a step"
+MOST_MARKS = 10_000  # then they become seconds, so that their number stays bounded
+KEPT = 10_000  # steps whose times are kept for the percentiles
+PERCENTILES = (50, 90, 99)
+
+
+class Ledger:
+    """Seconds of each part since `start`, and of each step's parts. `start` again after a pause that is nobody's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.steps: dict[str, list[float]] = defaultdict(list)
+        self.wall = 0.0
+        self._marks: list[tuple[str, Any]] = []  # part, moment of its end
+        self._last: Any = None
+        self._gradient: Any = None  # when the last gradient of this backward pass was made
+        self._step: defaultdict[str, float] = defaultdict(float)
+        self._begun = 0.0
+
+    def start(self) -> None:
+        """The first moment that counts."""
+        self._last, self._begun = self._now(), time.perf_counter()
+
+    def stop(self) -> None:
+        """The last moment that counts."""
+        self.mark("other")
+        self.settle()
+        self.wall += time.perf_counter() - self._begun
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note when each of their gradients is made: what the backward pass does after the last is waiting for other ranks."""
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_hook(self._gradient_made)
+
+    def mark(self, part: str) -> None:
+        """What happened since the last mark was `part`."""
+        self._marks.append((part, self._now()))
+
+    def mark_backward(self) -> None:
+        """`mark("backward")`, but for the time after the last gradient of the watched parameters."""
+        if self._gradient is not None:
+            self._marks.append(("backward", self._gradient))
+            self._gradient = None
+            self.mark("communication")
+        else:
+            self.mark("backward")
+
+    def end_step(self) -> None:
+        """What is marked from now on is the next step's."""
+        self._marks.append((END, self._marks[-1][1]))
+        if len(self._marks) > MOST_MARKS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Turn marks into seconds. On CUDA it waits for the last of them."""
+        if self._marks and self.device.type == "cuda":
+            self._marks[-1][1].synchronize()
+        for part, moment in self._marks:
+            if part == END:
+                for name in IN_A_STEP:
+                    self.steps[name].append(self._step[name])
+                    del self.steps[name][:-KEPT]
+                self._step.clear()
+                continue
+            seconds = self._between(self._last, moment)
+            self._last = moment
+            self.seconds[part] += seconds
+            self._step[part] += seconds
+        self._marks.clear()
+
+    def _gradient_made(self, gradient: Tensor) -> None:
+        if self._gradient is not None and self.device.type == "cuda":
+            self._gradient.record()  # one event a step will do
+        else:
+            self._gradient = self._now()
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, before: Any, after: Any) -> float:
+        if self.device.type != "cuda":
+            return float(after - before)
+        return float(before.elapsed_time(after)) / 1000
+
+
+def summary(ledger: Ledger, strategy: DistributedStrategy) -> dict[str, Any]:
+    """Seconds of each part and milliseconds of a step's parts, of every rank; every rank must call it.
+
+    `slowest` is the rank with the most time in its own work (all but waiting for others) in the median step.
+    """
+    steps = np.array([ledger.steps[name] for name in IN_A_STEP])  # [parts, steps]
+    if not steps.size:
+        steps = np.zeros((len(IN_A_STEP), 1))
+    rows = [*(ledger.seconds[name] for name in PARTS), ledger.wall, len(ledger.steps["data"])]
+    own = steps[[IN_A_STEP.index(name) for name in OWN]].sum(axis=0)
+    percentiles = [np.percentile(values, PERCENTILES) for values in (*steps, own, steps.sum(axis=0))]
+    row = torch.tensor([rows + np.concatenate(percentiles).tolist()], dtype=torch.float64)
+    everyone = strategy.all_gather(row.to(strategy.device)).cpu().numpy()
+    ranks = []
+    for values in everyone:
+        times = (values[len(rows) :] * 1000).reshape(-1, len(PERCENTILES))
+        named = zip((*IN_A_STEP, "own", "step"), times, strict=True)
+        ranks.append(
+            {
+                "seconds": dict(zip(PARTS, values[: len(PARTS)].round(6).tolist(), strict=True)),
+                "wall_s": round(float(values[len(PARTS)]), 6),
+                "steps": int(values[len(PARTS) + 1]),
+                "step_ms": {
+                    name: {f"p{p}": round(float(v), 4) for p, v in zip(PERCENTILES, part, strict=True)}
+                    for name, part in named
+                },
+            }
+        )
+    own_ms = [rank["step_ms"]["own"]["p50"] for rank in ranks]  # type: ignore[index]
+    return {"slowest": int(np.argmax(own_ms)), "ranks": ranks}
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """A table: each part's share of the main rank's time, and its milliseconds in a step; the slowest rank if it stands out."""
+    main = found["ranks"][0]
+    lines = [
+        f"time: {main['wall_s']:.1f} s, {main['steps']} steps\n  {'part':<15}{'share':>7}   ms a step: median, p90, p99"
+    ]
+    for name in PARTS:
+        seconds = main["seconds"][name]
+        times = main["step_ms"].get(name)
+        ms = "".join(f"{times[f'p{p}']:>10.1f}" for p in PERCENTILES) if times else ""
+        lines.append(f"  {name:<15}{seconds / max(main['wall_s'], 1e-9):>7.1%}   {ms}".rstrip())
+    ranks = found["ranks"]
+    if len(ranks) > 1:
+        own = [rank["step_ms"]["own"]["p50"] for rank in ranks]
+        slowest = found["slowest"]
+        lines.append(
+            f"  slowest rank: {slowest}, {own[slowest]:.1f} ms of its own work in the median step; "
+            f"the fastest has {min(own):.1f} ms"
+        )
+    return "\n".join(lines)
