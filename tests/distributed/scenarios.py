@@ -23,6 +23,7 @@ from retina_dist.config import reported_errors
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.categories import Categories
 from retina_dist.data.samplers import EvalSampler
+from retina_dist.engine.ledger import summary
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.replicas import ReplicaMismatch, check_replicas
 from retina_dist.engine.state import TrainState
@@ -260,29 +261,53 @@ class NoSink:
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 
 
+def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, **arguments: Any) -> Trainer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plan = resolve_plan(
+        num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, length=length, lr=0.1,
+        world_size=strategy.world_size, log_every=10,
+    )  # fmt: skip
+    return Trainer(
+        state=TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)),
+        plan=plan,
+        data=RowsOfStep(),
+        strategy=strategy,
+        sink=NoSink(),
+        report=lambda text: None,
+        **arguments,
+    )
+
+
 def nonfinite(strategy: DistributedStrategy) -> Any:
     """What every rank made of a step in which one rank's loss was infinite, and what was written down."""
     torch.manual_seed(0)
     model = Noted(strategy)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    plan = resolve_plan(
-        num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, length="3steps", lr=0.1,
-        world_size=strategy.world_size, log_every=10,
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            state=TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)),
-            plan=plan,
-            data=RowsOfStep(),
-            strategy=strategy,
-            sink=NoSink(),
-            events=Path(folder),
-            inspect=lambda model, batch: [{"rank": strategy.rank}],
-            report=lambda text: None,
+        trainer = small_trainer(
+            model, strategy, "3steps", events=Path(folder), inspect=lambda model, batch: [{"rank": strategy.rank}]
         )
         trainer.fit()
         files = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
     return {"files": files, "skipped": trainer.state.skipped, "weights": flat(model).tolist()}
+
+
+class Slow(nn.Module):
+    """Takes 40 ms on the last rank."""
+
+    def __init__(self, strategy: DistributedStrategy) -> None:
+        super().__init__()
+        self.net, self.slow = Net().double(), strategy.rank == strategy.world_size - 1
+
+    def forward(self, batch: Rows) -> dict[str, Tensor]:
+        time.sleep(0.04 * self.slow)
+        return {"loss": self.net(batch.x).square().mean()}
+
+
+def ledger(strategy: DistributedStrategy) -> Any:
+    """Where the time of a training went in which the last rank is slow."""
+    trainer = small_trainer(Slow(strategy), strategy, "12steps")
+    trainer.fit()
+    return summary(trainer.ledger, strategy)
 
 
 def wishes(strategy: DistributedStrategy) -> Any:
@@ -311,6 +336,7 @@ PARTS = {
     "sentinel": sentinel,
     "nonfinite": nonfinite,
     "wishes": wishes,
+    "ledger": ledger,
 }
 
 

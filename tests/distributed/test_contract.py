@@ -103,6 +103,19 @@ def test_what_one_rank_wants_all_know(job: Job) -> None:
     assert [rank["wishes"] for rank in job.ranks] == [[False, True, False]] * len(job.ranks)
 
 
+def test_time_spent_waiting_for_a_slow_rank_is_communication_and_the_rank_is_named(job: Job) -> None:
+    found = job.ranks[0]["ledger"]
+    assert all(rank["ledger"] == found for rank in job.ranks)
+    times = [rank["step_ms"] for rank in found["ranks"]]
+    assert found["slowest"] == len(times) - 1
+    assert times[-1]["forward"]["p50"] >= 40
+    for rank in times[:-1]:
+        assert rank["communication"]["p50"] >= 30
+        assert rank["own"]["p50"] <= 30
+    for rank in found["ranks"]:
+        assert sum(rank["seconds"].values()) == pytest.approx(rank["wall_s"], rel=0.03)
+
+
 def test_bf16_on_the_wire(job: Job, alone: dict[str, Any]) -> None:
     for found in (rank["compression_bf16"] for rank in job.ranks):
         close(found["weights"], alone["compression_bf16"]["weights"], 2e-2)
