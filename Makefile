@@ -15,7 +15,7 @@ train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on i
 	$(RUN) -m retina_dist.train $(ARGS)
 
 test: $(VENV)/horovod-$(KEY)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
-	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
 

@@ -261,6 +261,28 @@ class ScalingConfig(TrainConfig):
 
 
 @dataclass
+class StepConfig(TrainConfig):
+    """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
+
+    # torchvision, torchvision-tf32, torchvision-fp16, fp32, tf32, bf16, fp16, fp32-compile, bf16-compile; the first is the base
+    paths: list[str] = field(default_factory=lambda: ["torchvision", "fp32", "bf16"])
+    batch_sizes: list[int] = field(default_factory=lambda: [16])
+    canvases: list[list[int]] = field(
+        default_factory=lambda: [[128, 128]]
+    )  # height and width in pixels, multiples of 32
+    count_canvas: list[int] | None = field(default_factory=lambda: [128, 160])  # for the count of operators; null: none
+    num_classes: int = 91
+    boxes: int = 7  # of each image
+    steps: int = 4
+    warmup: int = 2  # steps not timed
+    rounds: int = 5
+    threads: int = 0  # 0: torch's default
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+
+
+@dataclass
 class EvaluateConfig:
     """`python -m retina_dist.evaluate`."""
 
@@ -501,6 +523,7 @@ _SCHEMAS = {
     "train": TrainConfig,
     "doctor": DoctorConfig,
     "parity": ParityConfig,
+    "benchmark_step": StepConfig,
     "benchmark_scaling": ScalingConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,

@@ -98,8 +98,6 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     [
         (("horovodrun", 2), ("torchrun", 3)),
         (("torchrun", 2), ("mpirun", 3)),
-        (("mpirun", 2), (None, 1)),
-        ((None, 1), ("horovodrun", 3)),
     ],
     ids=lambda way: f"{way[0] or 'python'}-{way[1]}",
 )

@@ -1,0 +1,358 @@
+"""One optimizer step: ours against torchvision's plain loop.
+
+    python -m retina_dist.benchmark step                                                   the small model, 128 px
+    python -m retina_dist.benchmark step model=retinanet_r50 model.batch_norm=frozen model.trainable_layers=3 \
+        canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] threads=2
+
+Layer 4. The base is what references/detection of torchvision does in fp32: its model over lists of images and targets, the loss
+read each step, SGD. Both have the same weights and images, already of the canvas' size, and take turns within one process;
+a ratio is that of a turn to the base's turn beside it. Flops are counted, not estimated, and set against what a matrix product of
+the same type reaches on this device at this moment.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+
+from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.benchmark.report import finish
+from retina_dist.config import StepConfig, entry_point
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import ConfigError
+from retina_dist.model.frozen_norm import unfold_frozen_norms
+from retina_dist.model.retinanet import RetinaNet
+from retina_dist.seeding import seed_everything
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tasks.detection import build_model
+from retina_dist.train import build_plan, build_state
+from retina_dist.types import Batch
+
+BASE = "torchvision"
+COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted
+# name -> precision, torch.compile, TF32. The first three are torchvision's loop.
+PATHS: dict[str, tuple[str, bool, bool]] = {
+    "torchvision": ("fp32", False, False),
+    "torchvision-tf32": ("fp32", False, True),
+    "torchvision-fp16": ("fp16", False, False),
+    "fp32": ("fp32", False, False),
+    "tf32": ("fp32", False, True),
+    "bf16": ("bf16", False, False),
+    "fp16": ("fp16", False, False),
+    "fp32-compile": ("fp32", True, False),
+    "bf16-compile": ("bf16", True, False),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
+    """Noise pictures that fill the canvas, each with `boxes` boxes of 8 px to half its side."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = canvas
+    sides = 8 + torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) / 2 - 8)
+    corners = torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) - sides)
+    images = torch.randint(0, 256, (size, height, width, 3), generator=generator, dtype=torch.uint8)
+    return Batch(
+        images=images.permute(0, 3, 1, 2),
+        image_sizes=torch.tensor([list(canvas)] * size),
+        original_sizes=torch.tensor([list(canvas)] * size),
+        image_ids=torch.arange(size),
+        boxes=torch.cat((corners, corners + sides), dim=-1),
+        labels=torch.randint(0, num_classes, (size, boxes), generator=generator),
+        num_boxes=torch.full((size,), boxes),
+    )
+
+
+class _Given:
+    """The trainer's data where batches are handed to `train_step`."""
+
+    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
+        return iter(())
+
+    def position(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
+
+class _NoSink:
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        pass
+
+
+def our_step(
+    config: StepConfig, model: RetinaNet, batch: Batch, precision: str, compiled: bool
+) -> Callable[[], Tensor]:
+    """`Trainer.train_step` as a training runs it."""
+    strategy = SingleDeviceStrategy(config.strategy.device)
+    model = copy.deepcopy(model)
+    if compiled:
+        model.compile(fullgraph=True, dynamic=False)
+    trainer_settings = replace(
+        config.trainer, precision=precision, channels_last=strategy.device.type == "cuda" or precision != "fp32"
+    )
+    settings = replace(config, trainer=trainer_settings)
+    trainer = Trainer(
+        state=build_state(settings, model, strategy),
+        plan=_plan(config, len(batch)),
+        data=_Given(),
+        strategy=strategy,
+        sink=_NoSink(),
+        precision=precision,  # type: ignore[arg-type]
+        clip=config.trainer.clip,
+        report=lambda text: None,
+    )
+    trainer.ledger.start()
+
+    def step() -> Tensor:
+        values = trainer.train_step([batch])
+        trainer.ledger.end_step()
+        if not values:
+            raise ConfigError(f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it.")
+        return values["train/loss"]
+
+    return step
+
+
+def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, precision: str) -> Callable[[], Tensor]:
+    """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
+    device = SingleDeviceStrategy(config.strategy.device).device
+    theirs = as_torchvision(model, batch.images.shape[-2:]).to(device)
+    images, targets = torchvision_inputs(batch)
+    lr = _plan(config, len(batch)).lr_at(0)
+    optimizer = torch.optim.SGD(
+        [p for p in theirs.parameters() if p.requires_grad],
+        lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
+    )  # fmt: skip
+    scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+
+    def step() -> Tensor:
+        there = [image.to(device) for image in images]
+        truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
+        with torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "fp32"):
+            losses = sum(theirs(there, truth).values())
+        value = losses.item()
+        if not math.isfinite(value):
+            raise ConfigError(f"torchvision's loss is {value} at lr={lr:g}; lower optimizer.lr.")
+        optimizer.zero_grad()
+        if scaler:
+            scaler.scale(losses).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            losses.backward()
+            optimizer.step()
+        return losses.detach()
+
+    return step
+
+
+def torchvision_inputs(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """The lists that torchvision's model takes; every row of boxes is a real one here."""
+    images = [image.contiguous() / 255 for image in batch.images]
+    return images, [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch.boxes, batch.labels, strict=True)]
+
+
+def as_torchvision(model: RetinaNet, canvas: Sequence[int]) -> TorchvisionRetinaNet:
+    """torchvision's own model with these weights, which does not resize images of `canvas`."""
+    theirs = copy.deepcopy(model)
+    unfold_frozen_norms(theirs.backbone.body)
+    theirs.__class__ = TorchvisionRetinaNet  # type: ignore[assignment]
+    theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
+    theirs.to(memory_format=torch.contiguous_format)
+    return theirs.train()
+
+
+def _plan(config: StepConfig, batch_size: int) -> Plan:
+    settings = replace(
+        config,
+        data=replace(config.data, batch_size=batch_size),
+        trainer=replace(config.trainer, length="1epochs", validate_every="0steps", accumulate=1),
+        schedule=replace(config.schedule, name="constant", warmup="0steps"),
+    )
+    return build_plan(settings, 100_000, 1)
+
+
+def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[str, Any]:
+    """One row of the table for each path: seconds, ratios, flops, memory, and the first loss."""
+    device = SingleDeviceStrategy(config.strategy.device).device
+    seed_everything(config.seed)
+    model = build_model(config.model, config.num_classes, lambda text: None)
+    batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
+    steps: dict[str, Callable[[], Tensor]] = {}
+    seconds: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+    memory: dict[str, float | None] = {}
+    flops = 0
+    for name in config.paths:
+        precision, compiled, tf32 = PATHS[name]
+        make = torchvision_step if name.startswith(BASE) else our_step
+        arguments = (precision,) if name.startswith(BASE) else (precision, compiled)
+        steps[name] = _with_tf32(tf32, make(config, model, batch, *arguments))  # type: ignore[operator]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        if not flops and not compiled:
+            with FlopCounterMode(display=False) as counter:
+                first[name] = float(steps[name]())
+            flops = counter.get_total_flops()
+        else:
+            first[name] = float(steps[name]())
+        for _ in range(config.warmup):
+            steps[name]()
+        _wait(device)
+        memory[name] = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+        seconds[name] = []
+    for _ in range(config.rounds):
+        for name, step in steps.items():
+            _wait(device)
+            started = time.perf_counter()
+            for _ in range(config.steps):
+                step()
+            _wait(device)
+            seconds[name].append((time.perf_counter() - started) / config.steps)
+    rows = []
+    for name, times in seconds.items():
+        ratios = [base / one for base, one in zip(seconds[config.paths[0]], times, strict=True)]
+        median = statistics.median(times)
+        rows.append(
+            {
+                "path": name,
+                "batch_size": batch_size,
+                "canvas": list(canvas),
+                "ms": round(median * 1000, 3),
+                "images_per_s": round(batch_size / median, 3),
+                "ratio": [round(f(ratios), 4) for f in (min, statistics.median, max)],
+                "tflops": round(flops / median / 1e12, 4),
+                "first_loss": first[name],
+                "peak_memory_gib": memory[name],
+            }
+        )
+    return {"rows": rows, "flops_per_image": flops / batch_size}
+
+
+def matmul_tflops(device: torch.device, precision: str, tf32: bool = False) -> float:
+    """What a large square matrix product of this type reaches here, the best of five."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+    return 2 * size**3 / _best(device, _with_tf32(tf32, lambda: a @ b)) / 1e12
+
+
+def copy_gb_per_s(device: torch.device) -> float:
+    """Bytes read and written a second by a large copy, the best of five."""
+    source = torch.empty(2**28 if device.type == "cuda" else 2**26, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _best(device, lambda: target.copy_(source)) / 1e9
+
+
+def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str, Any]]:
+    """Operators, views apart, and waits for the device of forward and backward pass, by batch size."""
+    rows = []
+    for size in COUNTED:
+        model = build_model(config.model, config.num_classes, lambda text: None)
+        theirs = as_torchvision(model, canvas)
+        batch = random_batch(size, canvas, config.num_classes, config.boxes, config.seed)
+        images, targets = torchvision_inputs(batch)
+        model(batch)  # what is made once
+        calls: dict[str, Callable[[], Any]] = {"ours": partial(model.__call__, batch)}
+        calls[BASE] = partial(theirs.__call__, images, targets)
+        for name, losses in calls.items():
+            with OperatorCount() as counted:
+                sum(losses().values()).backward()
+            row = {"operators": sum(counted.operators.values()), "waits": sum(counted.waits.values())}
+            rows.append({"path": name, "batch_size": size, **row})
+    return rows
+
+
+def benchmark(config: StepConfig) -> dict[str, Any]:
+    """Measure every path at every batch size and canvas; print and return the figures."""
+    unknown = [path for path in config.paths if path not in PATHS]
+    if unknown or not config.paths:
+        raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = SingleDeviceStrategy(config.strategy.device).device
+    kinds = {PATHS[name][::2] for name in config.paths}
+    peak = {kind: matmul_tflops(device, *kind) for kind in kinds}  # type: ignore[misc]
+    bandwidth = copy_gb_per_s(device)
+    shown = ", ".join(f"{precision}{' (TF32)' * tf32} {value:.3g}" for (precision, tf32), value in sorted(peak.items()))
+    print(f"matrix product: {shown} TFLOP/s; copy: {bandwidth:.3g} GB/s\n")
+    print(f"{'path':<18}{'canvas':>11}{'batch':>6}{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}"
+          f"{'TFLOP/s':>9}{'of peak':>9}{'GiB':>7}   first loss")  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for canvas in config.canvases:
+        for batch_size in config.batch_sizes:
+            found = measure(config, batch_size, canvas)
+            for row in found["rows"]:
+                row["share_of_matmul"] = round(row["tflops"] / peak[PATHS[row["path"]][::2]], 4)
+                low, middle, high = row["ratio"]
+                gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
+                print(
+                    f"{row['path']:<18}{'x'.join(map(str, canvas)):>11}{batch_size:>6}{row['ms']:>10.1f}"
+                    f"{row['images_per_s']:>9.2f}{low:>8.2f}{middle:>7.2f}{high:>7.2f}{row['tflops']:>9.3g}"
+                    f"{row['share_of_matmul']:>9.1%}{gib:>7}   {row['first_loss']:.6f}",
+                    flush=True,
+                )
+            rows += found["rows"]
+    counts = count_operators(config, config.count_canvas) if config.count_canvas else []
+    if counts:
+        print(f"\noperators (views apart) and waits for the device, forward and backward, {config.count_canvas} px")
+        print(f"{'':<14}" + "".join(f"{f'batch {size}':>14}" for size in COUNTED))
+        for name in ("ours", BASE):
+            cells = [f"{row['operators']} / {row['waits']}" for row in counts if row["path"] == name]
+            print(f"{name:<14}" + "".join(f"{cell:>14}" for cell in cells))
+    ratios = {
+        f"{row['path']} {'x'.join(map(str, row['canvas']))} batch {row['batch_size']}": row["ratio"][1]
+        for row in rows
+        if row["path"] != config.paths[0]
+    }
+    roofline = {
+        "matmul_tflops": {f"{p}{'-tf32' * t}": round(v, 4) for (p, t), v in peak.items()},
+        "copy_gb_per_s": round(bandwidth, 2),
+    }
+    net = f"{config.model.backbone} {config.model.variant}"
+    what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
+    return finish(config, "step", ratios, what=what, rows=rows, roofline=roofline, operators=counts)
+
+
+def _with_tf32(enabled: bool, function: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
+        return function()
+
+    return run
+
+
+def _best(device: torch.device, function: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(6):
+        _wait(device)
+        started = time.perf_counter()
+        function()
+        _wait(device)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@entry_point("benchmark_step")
+def main(config: StepConfig) -> Any:
+    """The table."""
+    benchmark(config)
+
+
+if __name__ == "__main__":
+    main()
