@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.benchmark.report import finish
@@ -32,8 +31,7 @@ from retina_dist.config import StepConfig, entry_point
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
-from retina_dist.model.frozen_norm import unfold_frozen_norms
-from retina_dist.model.retinanet import RetinaNet
+from retina_dist.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tasks.detection import build_model
@@ -127,7 +125,7 @@ def our_step(
 def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, precision: str) -> Callable[[], Tensor]:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
     device = SingleDeviceStrategy(config.strategy.device).device
-    theirs = as_torchvision(model, batch.images.shape[-2:]).to(device)
+    theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     images, targets = torchvision_inputs(batch)
     lr = _plan(config, len(batch)).lr_at(0)
     optimizer = torch.optim.SGD(
@@ -161,16 +159,6 @@ def torchvision_inputs(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tenso
     """The lists that torchvision's model takes; every row of boxes is a real one here."""
     images = [image.contiguous() / 255 for image in batch.images]
     return images, [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch.boxes, batch.labels, strict=True)]
-
-
-def as_torchvision(model: RetinaNet, canvas: Sequence[int]) -> TorchvisionRetinaNet:
-    """torchvision's own model with these weights, which does not resize images of `canvas`."""
-    theirs = copy.deepcopy(model)
-    unfold_frozen_norms(theirs.backbone.body)
-    theirs.__class__ = TorchvisionRetinaNet  # type: ignore[assignment]
-    theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
-    theirs.to(memory_format=torch.contiguous_format)
-    return theirs.train()
 
 
 def _plan(config: StepConfig, batch_size: int) -> Plan:
@@ -259,7 +247,7 @@ def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str,
     rows = []
     for size in COUNTED:
         model = build_model(config.model, config.num_classes, lambda text: None)
-        theirs = as_torchvision(model, canvas)
+        theirs = as_torchvision(model, canvas).train()
         batch = random_batch(size, canvas, config.num_classes, config.boxes, config.seed)
         images, targets = torchvision_inputs(batch)
         model(batch)  # what is made once

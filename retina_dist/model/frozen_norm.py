@@ -56,16 +56,6 @@ def fold_frozen_norms(body: nn.Module) -> None:
             conv.__dict__["_norm"] = (norm,)
 
 
-def unfold_frozen_norms(body: nn.Module) -> None:
-    """Undo `fold_frozen_norms`, in place."""
-    for module in body.modules():
-        if isinstance(module, FoldedConv2d):
-            del module.__dict__["_norm"]
-            module.__class__ = nn.Conv2d  # type: ignore[assignment]
-        elif isinstance(module, FoldedBatchNorm2d):
-            module.__class__ = FrozenBatchNorm2d
-
-
 def _pairs(children: list[tuple[str, nn.Module]]) -> list[tuple[tuple[str, nn.Conv2d], tuple[str, FrozenBatchNorm2d]]]:
     """Each convolution with the norm that its module declares next, as torchvision's ResNets and their shortcuts do."""
     return [

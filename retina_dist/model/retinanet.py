@@ -7,6 +7,7 @@ torchvision takes lists.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.errors import ConfigError
-from retina_dist.model.frozen_norm import fold_frozen_norms
+from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
 from retina_dist.model.losses import BoxLoss, retinanet_losses
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.model.targets import match
@@ -36,6 +37,25 @@ LossPath = Literal["batched", "torchvision"]
 # Lin et al. 2017, section 4: three sizes an octave on P3..P7, rounded down as torchvision does.
 ANCHOR_SIZES = tuple((x, int(x * 2 ** (1 / 3)), int(x * 2 ** (2 / 3))) for x in (32, 64, 128, 256, 512))
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
+
+
+class LastLevels(LastLevelP6P7):
+    """torchvision's P6 and P7, in float32 where a map is one column wide on a CPU.
+
+    There the bfloat16 weight gradient of a strided convolution is garbage (torch 2.15): it is read from unwritten memory.
+    """
+
+    def forward(self, p: list[Tensor], c: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
+        p6 = _strided(self.p6, p[-1] if self.use_P5 else c[-1])
+        p7 = _strided(self.p7, torch.relu(p6))
+        return [*p, p6, p7], [*names, "p6", "p7"]
+
+
+def _strided(convolution: nn.Module, x: Tensor) -> Tensor:
+    if x.device.type != "cpu" or x.shape[-1] > 1 or not torch.is_autocast_enabled("cpu"):
+        return convolution(x)  # type: ignore[no-any-return]
+    with torch.autocast("cpu", enabled=False):
+        return convolution(x.float())  # type: ignore[no-any-return]
 
 
 class RetinaNet(TorchvisionRetinaNet):
@@ -160,6 +180,16 @@ class RetinaNet(TorchvisionRetinaNet):
         ]
 
 
+# What stands for what in a model that is torchvision's own.
+TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
+    RetinaNet: TorchvisionRetinaNet,
+    LastLevels: LastLevelP6P7,
+    FoldedConv2d: nn.Conv2d,
+    FoldedBatchNorm2d: FrozenBatchNorm2d,
+    SyncBatchNorm2d: nn.BatchNorm2d,
+}
+
+
 def build_retinanet(
     *,
     num_classes: int,
@@ -218,7 +248,7 @@ def build_retinanet(
         return_layers={"layer2": "0", "layer3": "1", "layer4": "2"},
         in_channels_list=[2 * width, 4 * width, 8 * width],
         out_channels=fpn_channels,
-        extra_blocks=LastLevelP6P7(fpn_channels if variant == "v1" else 8 * width, fpn_channels),
+        extra_blocks=LastLevels(fpn_channels if variant == "v1" else 8 * width, fpn_channels),
     )
     generator = anchor_generator(anchor_sizes, aspect_ratios)
     head = RetinaNetHead(
@@ -244,6 +274,19 @@ def build_retinanet(
         fg_iou_thresh=foreground_iou,
         bg_iou_thresh=background_iou,
     )
+
+
+def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> TorchvisionRetinaNet:
+    """torchvision's own model with a copy of these weights, made of torchvision's classes only.
+
+    With `canvas` (height, width) its transform leaves images of that size as they are.
+    """
+    theirs = copy.deepcopy(model)
+    for module in theirs.modules():
+        module.__class__ = TORCHVISIONS.get(type(module), type(module))
+    if canvas is not None:
+        theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
+    return theirs.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
 def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Sequence[float]) -> AnchorGenerator:

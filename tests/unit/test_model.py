@@ -276,3 +276,20 @@ def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for
         model(batch)
     assert counts[0] == counts[1]
     assert reference.waits["nonzero"] > 0  # or the measure sees nothing
+
+
+@pytest.mark.parametrize("canvas", [(64, 64), (96, 32)])
+def test_bfloat16_gradients_are_numbers_on_maps_one_column_wide(canvas: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=64, variant="v2", batch_norm="frozen")
+    batch = make_batch([1, 1], num_classes=2)
+    batch = dataclasses.replace(batch, images=batch.images[..., : canvas[0], : canvas[1]], boxes=batch.boxes / 5)
+    gradients = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            losses = model(batch)
+        sum(losses.values()).backward()
+        gradients.append([p.grad.clone() for p in model.backbone.fpn.extra_blocks.parameters()])
+    for exact, rounded in zip(*gradients, strict=True):
+        assert (rounded - exact).norm() < 0.2 * exact.norm()
