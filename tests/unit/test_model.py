@@ -12,7 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.errors import ConfigError
-from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.model.retinanet import LastLevels, RetinaNet, build_retinanet
 from retina_dist.model.targets import decode, encode, match
 from retina_dist.types import Batch
 
@@ -278,18 +278,17 @@ def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for
     assert reference.waits["nonzero"] > 0  # or the measure sees nothing
 
 
-@pytest.mark.parametrize("canvas", [(64, 64), (96, 32)])
-def test_bfloat16_gradients_are_numbers_on_maps_one_column_wide(canvas: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(4, 2), (2, 2), (3, 1)])
+def test_bfloat16_gradients_are_numbers_on_maps_one_column_wide(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=64, variant="v2", batch_norm="frozen")
-    batch = make_batch([1, 1], num_classes=2)
-    batch = dataclasses.replace(batch, images=batch.images[..., : canvas[0], : canvas[1]], boxes=batch.boxes / 5)
+    levels = LastLevels(64, 64)
+    x = torch.rand(2, 64, *size)
     gradients = []
     for enabled in (False, True):
-        model.zero_grad()
+        levels.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            losses = model(batch)
-        sum(losses.values()).backward()
-        gradients.append([p.grad.clone() for p in model.backbone.fpn.extra_blocks.parameters()])
+            outputs, _ = levels([x], [x], ["0"])
+        sum(output.float().square().mean() for output in outputs).backward()
+        gradients.append([p.grad.clone() for p in levels.parameters()])
     for exact, rounded in zip(*gradients, strict=True):
-        assert (rounded - exact).norm() < 0.2 * exact.norm()
+        assert (rounded - exact).norm() < 0.02 * exact.norm()
