@@ -163,20 +163,21 @@ def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, 
     """
     table, picture = output.with_suffix(".csv"), output.with_suffix(".png")
     write_table(table, [{name: value for name, value in row.items() if name != "each"} for row in rows])
-    base, *others = [
-        (
-            row,
-            Epoch(row["processes"], row["epoch_minutes"], row["epoch_minutes_shortest"], row["epoch_minutes_longest"]),
-        )
+    points = [
+        Epoch(row["processes"], row["epoch_minutes"], row["epoch_minutes_shortest"], row["epoch_minutes_longest"])
         for row in rows
     ]
-    lines: dict[str, list[Epoch]] = {}
-    for row, epoch in others:
-        lines.setdefault(f"{row['launcher']} ({row['backend']})", []).append(epoch)
-    for line in lines.values():
-        if all(epoch.workers > 1 for epoch in line):
-            line.append(base[1])
-    plot_epochs(lines, picture, notes=[f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest"])
+    lines = {}
+    for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
+        own = [i for i, row in enumerate(rows) if row["launcher"] == launcher]
+        line = [points[i] for i in own]
+        if all(point.workers > 1 for point in line):
+            line.append(points[0])
+        most = max((rows[i] for i in own), key=lambda row: row["processes"])
+        label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
+        lines[label] = line
+    notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest"]
+    plot_epochs(lines, points[0].minutes, picture, notes)
     return table, picture
 
 

@@ -37,30 +37,28 @@ class Forecast(NamedTuple):
     cost: float | None
 
 
-def plot_epochs(lines: Mapping[str, Sequence[Epoch]], out: Path, notes: Sequence[str] = ()) -> None:
-    """Epoch length over workers on logarithmic axes, a line for each launcher, beside that of a perfect 1/N.
+def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, notes: Sequence[str] = ()) -> None:
+    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of `alone` minutes / N.
 
-    Whiskers reach from the shortest to the longest round. The legend gives the speed-up at the end of each line. 1/N starts at
-    the fewest workers of all lines, at the mean of what was measured there.
+    Whiskers reach from the shortest to the longest round.
     """
-    with new_figure(out, (7.4, 4.9)) as figure:
+    with new_figure(out, (7.4, 4.7 + 0.22 * len(lines))) as figure:
         axes = figure.subplots()
         axes.set(title="Length of an epoch", xlabel="workers", ylabel="minutes")
         workers = sorted({point.workers for line in lines.values() for point in line})
-        first = [point.minutes for line in lines.values() for point in line if point.workers == workers[0]]
-        base = sum(first) / len(first) * workers[0]
-        axes.plot(workers, [base / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
+        axes.plot(workers, [alone / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
         for i, (name, points) in enumerate(lines.items()):
             line = sorted(points)
-            aside = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # lest whiskers hide each other
-            places, minutes = [aside * p.workers for p in line], [p.minutes for p in line]
+            numbers, minutes = [p.workers for p in line], [p.minutes for p in line]
             reach = [[p.minutes - p.shortest for p in line], [p.longest - p.minutes for p in line]]
-            label = f"{name}: {base / workers[0] / minutes[-1]:.2f} times as fast with {line[-1].workers}"
             look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
-            axes.errorbar(places, minutes, reach, linewidth=1.5, capsize=3.5, elinewidth=1.2, label=label, **look)
+            capsize = 3 + 2 * (i % 5)  # lest whiskers hide each other
+            axes.errorbar(numbers, minutes, reach, linewidth=1.5, capsize=capsize, elinewidth=1.2, label=name, **look)
         _log_workers(axes, workers)
         _log_values(axes, "y")
-        axes.legend(loc="lower left")
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0
+        )  # below, since lines may pass anywhere
         footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
 
 
@@ -123,7 +121,8 @@ def _log_values(axes: Axes, which: Literal["x", "y"]) -> None:
 
     axes.set(**{f"{which}scale": "log"})
     axis, (low, high) = (axes.xaxis, axes.get_xlim()) if which == "x" else (axes.yaxis, axes.get_ylim())
-    subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if high < 12 * low else (1.0, 2.0, 5.0)
+    close = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    subs = close if high < 4 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if high < 12 * low else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=40))
     axis.set_minor_locator(LogLocator(base=10, subs=(), numticks=1))
     axis.set_major_formatter(_plain)
