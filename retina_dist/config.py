@@ -254,7 +254,8 @@ class ScalingConfig(TrainConfig):
     steps: int = 8
     warmup: int = 3  # steps not timed; memory settles in the first two
     rounds: int = 3
-    output: str | None = None  # a JSON file
+    num_images: int | None = None  # of the epoch whose length is given; null: as many as the data has
+    output: str | None = None  # a JSON file; the epoch lengths go beside it as .csv and .png
     baseline: str | None = None  # such a file of an earlier run
     fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
     worker: str | None = None  # set in the processes that it starts
@@ -267,9 +268,7 @@ class StepConfig(TrainConfig):
     # torchvision, torchvision-tf32, torchvision-fp16, fp32, tf32, bf16, fp16, fp32-compile, bf16-compile; the first is the base
     paths: list[str] = field(default_factory=lambda: ["torchvision", "fp32", "bf16"])
     batch_sizes: list[int] = field(default_factory=lambda: [16])
-    canvases: list[list[int]] = field(
-        default_factory=lambda: [[128, 128]]
-    )  # height and width in pixels, multiples of 32
+    canvases: list[list[int]] = field(default_factory=lambda: [[128, 128]])  # height and width, multiples of 32
     count_canvas: list[int] | None = field(default_factory=lambda: [128, 160])  # for the count of operators; null: none
     num_classes: int = 91
     boxes: int = 7  # of each image
@@ -280,6 +279,50 @@ class StepConfig(TrainConfig):
     output: str | None = None  # a JSON file
     baseline: str | None = None  # such a file of an earlier run
     fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+
+
+@dataclass
+class MachineConfig:
+    """A machine that is not in the table of `retina_dist.benchmark.communication`, which explains the fields."""
+
+    gpu: str = "GPU"
+    gpus: int | None = None
+    inside: float | None = None  # GB/s, bus bandwidth of an all-reduce among its GPUs
+    inside_us: float | None = None  # microseconds of a hop
+    outside: float | None = None  # GB/s between machines, all network cards of one together
+    outside_us: float | None = None
+
+
+@dataclass
+class ModelBenchmarkConfig:
+    """`python -m retina_dist.benchmark model`: a calculation; nothing is run but the counting of the model's gradients."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sku: list[str] = field(default_factory=lambda: ["Standard_ND96amsr_A100_v4"])  # kinds of machine, or custom
+    custom: MachineConfig = field(default_factory=MachineConfig)
+    gpus: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
+    step_ms: list[float] | None = None  # a step of one such GPU, measured; one for each of sku
+    batch_size: int | None = None  # images of it
+    measured: list[str] | None = None  # instead of both: files that `benchmark step output=FILE` wrote on one such GPU
+    canvas: list[int] = field(default_factory=lambda: [800, 1088])  # height and width; only parts' shares depend on it
+    gradient_mb: float | None = None  # 1e6 bytes of gradients; null: of the model's trainable parameters
+    backward_share: float | None = None  # of a step; null: by the model's operations
+    compression: str = "none"  # none | bf16 | fp16: gradients on the wire
+    bucket_mb: float = 25.0  # gradients averaged together
+    overlap: bool = True  # average while the backward pass goes on
+    allreduce: str = "auto"  # auto (the faster) | ring | hierarchical
+    straggler_cv: float = 0.0  # deviation over mean of GPUs' step times; 0: all are always equally fast
+    epochs: int = 12
+    num_images: int = 117_266  # train2017 without its images that have no object
+    price_per_gpu_hour: list[float] | None = None  # one for each of sku, in any currency; null: no cost is given
+    price_per_vm_hour: list[float] | None = None  # or that of a whole machine
+    seed: bool = False  # only compare with what was measured in 2018
+    table: str | None = None  # a CSV file
+    plot: str | None = None  # a PNG file
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+    debug: bool = False
 
 
 @dataclass
@@ -352,6 +395,8 @@ CHOICES = {
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
+    "compression": ("none", "bf16", "fp16"),
+    "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "pycocotools", "faster-coco-eval"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),
@@ -395,6 +440,9 @@ AT_LEAST = {
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,
+    "num_images": 1,
+    "epochs": 1,
+    "straggler_cv": 0,
 }
 
 FRACTIONS = (
@@ -413,6 +461,7 @@ FRACTIONS = (
     "schedule.final_factor",
     "trainer.ema_decay",
     "score_threshold",
+    "backward_share",
 )
 
 
@@ -525,6 +574,7 @@ _SCHEMAS = {
     "parity": ParityConfig,
     "benchmark_step": StepConfig,
     "benchmark_scaling": ScalingConfig,
+    "benchmark_model": ModelBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

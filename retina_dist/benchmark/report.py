@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +55,19 @@ def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) 
     if config.baseline:
         _compare(config.baseline, kind, ratios, config.fail_under)
     return result
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write `rows`, all of the same columns, as a CSV file; columns that no row has a value for are left out."""
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", newline="") as file:
+            table = csv.DictWriter(file, columns, extrasaction="ignore")
+            table.writeheader()
+            table.writerows(rows)
+
+    write_atomically(path, write)
 
 
 def machine() -> dict[str, Any]:

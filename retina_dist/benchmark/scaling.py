@@ -5,7 +5,8 @@
 
 Layer 4. The base is plain `python` with strategy=single. Each process trains on batches of its own of the same size, read
 beforehand, so that steps and communication are timed and nothing else. All jobs take turns, `rounds` times, and ratios are
-medians over the rounds, because a machine's speed drifts.
+medians over the rounds, because a machine's speed drifts. output=NAME.json also writes NAME.csv and NAME.png, the length of an
+epoch over the number of processes, as the images a second give it: without reading, validation and checkpoints.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from typing import Any
 
 import torch
 
-from retina_dist.benchmark.report import finish
+from retina_dist.benchmark.report import finish, write_table
 from retina_dist.config import ScalingConfig, entry_point
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.launchers import command, environment, why_missing
+from retina_dist.reporting.scaling import Epoch, plot_epochs
 from retina_dist.seeding import seed_everything
 from retina_dist.tasks.detection import DetectionTask, draw_data
 from retina_dist.train import build_plan, build_state, build_strategy, describe_job
@@ -85,7 +87,12 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
         _wait(strategy.device)
         strategy.barrier()
         seconds = time.perf_counter() - started
-        found = {"images_per_s": total * config.steps / seconds, "job": describe_job(strategy)}
+        found = {
+            "images_per_s": total * config.steps / seconds,
+            "job": describe_job(strategy),
+            "backend": strategy.backend,
+            "num_images": task.num_images,
+        }
         return found if strategy.is_main else None
 
 
@@ -101,11 +108,15 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         raise ConfigError(f"none of launchers={config.launchers} can be used here.")
     jobs = [("python", 1), *((launcher, n) for launcher in launchers for n in config.processes)]
     speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
+    backends, num_images = {}, config.num_images
     for turn in range(config.rounds):
         for job in jobs:
             found = _launch(*job)
             speeds[job].append(found["images_per_s"])
+            backends[job] = found["backend"]
+            num_images = num_images or found["num_images"]
             print(f"round {turn + 1}: {found['job']}: {found['images_per_s']:.2f} img/s", flush=True)
+    assert num_images, "a job has told how many images it has"
     rows: list[dict[str, Any]] = []
     for (launcher, processes), values in speeds.items():
         each_round = [value / base for value, base in zip(values, speeds[jobs[0]], strict=True)]
@@ -116,17 +127,58 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
                 "images_per_s": round(statistics.median(values), 3),
                 "speedup": round(statistics.median(each_round), 3),
                 "each": [round(ratio, 3) for ratio in each_round],
+                "backend": backends[launcher, processes],
+                **epoch_minutes(num_images, values),
             }
         )
-    print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}   each round")
+    print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round")
     for row in rows:
         each = ", ".join(f"{ratio:.2f}" for ratio in row["each"])
         print(
-            f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}   {each}"
+            f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
+            f"{row['epoch_minutes']:>11,.4g}   {each}"
         )
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
+    if config.output:
+        for path in write_epochs(Path(config.output), rows, num_images, what):
+            print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]}
-    return finish(config, "scaling", ratios, what=what, rows=rows)
+    return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
+
+
+def epoch_minutes(num_images: int, images_per_s: Sequence[float]) -> dict[str, float]:
+    """Minutes of an epoch at each round's speed: the median, the shortest and the longest."""
+    minutes = [num_images / speed / 60 for speed in images_per_s]
+    return {
+        "epoch_minutes": round(num_images / statistics.median(images_per_s) / 60, 4),
+        "epoch_minutes_shortest": round(min(minutes), 4),
+        "epoch_minutes_longest": round(max(minutes), 4),
+    }
+
+
+def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, what: str) -> tuple[Path, Path]:
+    """Write the epoch lengths beside `output`, as .csv and as .png: a line for each launcher, from the one plain process on.
+
+    The first of `rows` is that process; a launcher's own job of one process takes its place.
+    """
+    table, picture = output.with_suffix(".csv"), output.with_suffix(".png")
+    write_table(table, [{name: value for name, value in row.items() if name != "each"} for row in rows])
+    points = [
+        Epoch(row["processes"], row["epoch_minutes"], row["epoch_minutes_shortest"], row["epoch_minutes_longest"])
+        for row in rows
+    ]
+    lines = {}
+    for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
+        own = [i for i, row in enumerate(rows) if row["launcher"] == launcher]
+        line = [points[i] for i in own]
+        if all(point.workers > 1 for point in line):
+            line.append(points[0])
+        most = max((rows[i] for i in own), key=lambda row: row["processes"])
+        label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
+        lines[label] = line
+    notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest"]
+    plot_epochs(lines, points[0].minutes, picture, notes)
+    return table, picture
 
 
 def _launch(launcher: str, processes: int) -> dict[str, Any]:

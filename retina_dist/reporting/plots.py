@@ -78,7 +78,7 @@ def plot_curves(metrics_csv: Path, out: Path) -> None:
     panels = [panel for panel in _PANELS if not series.keys().isdisjoint(panel.names)]
     columns = 1 if len(panels) <= 1 else 2 if len(panels) <= 4 else 3
     rows = max(1, -(-len(panels) // columns))
-    with _figure(out, (1 + 5.2 * columns, 0.4 + 3.4 * rows)) as figure:
+    with new_figure(out, (1 + 5.2 * columns, 0.4 + 3.4 * rows)) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
         last_step = max((steps[-1] for steps, _ in series.values()), default=1)
         for axes, panel in zip(grid.flat, panels, strict=False):
@@ -105,7 +105,7 @@ def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
     kept_names = [name for name, keep in zip(names, has_truth.tolist(), strict=True) if keep]
     views = (("IoU .50", kept[IOU_50]), ("IoU .75", kept[IOU_75]), ("mean of IoU .50:.95", kept.mean(axis=0)))
     num_lines = len(kept_names) if len(kept_names) <= MAX_CLASS_LINES else 1
-    with _figure(out, (14.5, 5.0 + 0.18 * num_lines)) as figure:
+    with new_figure(out, (14.5, 5.0 + 0.18 * num_lines)) as figure:
         all_axes = figure.subplots(1, 3, sharey=True)
         for axes, (title, curves) in zip(all_axes, views, strict=True):
             axes.set(title=title, xlabel="recall", xlim=(0, 1), ylim=(0, 1.02))
@@ -114,7 +114,7 @@ def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
             else:
                 axes.text(0.5, 0.5, "no class has ground truth", ha="center", color=FAINT)
         all_axes[0].set_ylabel("precision")
-        _footnote(figure, _without_truth(len(names) - len(kept_names)))
+        footnote(figure, _without_truth(len(names) - len(kept_names)))
 
 
 def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
@@ -129,7 +129,7 @@ def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
     notes = _without_truth(len(per_class) - len(known))
     if cut:
         notes.insert(0, f"best and worst {MAX_BARS // 2} of {len(known)} classes")
-    with _figure(out, (8, 1.5 + 0.24 * max(3, len(bars) + cut))) as figure:
+    with new_figure(out, (8, 1.5 + 0.24 * max(3, len(bars) + cut))) as figure:
         axes = figure.subplots()
         axes.set(title="AP per class", xlabel="AP, mean of IoU .50:.95", xlim=(0, 1))
         axes.grid(axis="y", visible=False)
@@ -138,7 +138,7 @@ def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
         else:
             axes.set_yticks([])
             axes.text(0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT)
-        _footnote(figure, notes)
+        footnote(figure, notes)
 
 
 def plot_sweep(
@@ -162,7 +162,7 @@ def plot_sweep(
         draw = _draw_sweep_heatmap
     elif len(keys) == 1 and jobs.numbers(keys[0]):
         draw = _draw_sweep_line
-    with _figure(out, _sweep_size(draw, jobs, len(measures))) as figure:
+    with new_figure(out, _sweep_size(draw, jobs, len(measures))) as figure:
         all_axes = figure.subplots(1, len(measures), squeeze=False, sharey=draw is _draw_sweep_bars)[0]
         for axes, (title, values), hue in zip(all_axes, measures.items(), cycle(SWEEP_HUES)):
             axes.set_title(title)
@@ -170,7 +170,7 @@ def plot_sweep(
             draw(axes, jobs, np.array(known), hue)
         notes = ["failed jobs are crossed out"] if any(failed) and draw is not _draw_sweep_bars else []
         how = "orange" if draw is _draw_sweep_bars else "outlined"
-        _footnote(figure, notes + ([f"the best job is {how}"] if best is not None else []))
+        footnote(figure, notes + ([f"the best job is {how}"] if best is not None else []))
 
 
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
@@ -194,7 +194,7 @@ def running_median(values: Sequence[float], span: int) -> np.ndarray:
 
 
 @contextmanager
-def _figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
+def new_figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """A figure of `size` inches in this module's style, saved to `out` at the end of the block."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -480,6 +480,7 @@ def _without_truth(count: int) -> list[str]:
     return [f"{count} class{'es' if count > 1 else ''} without ground truth left out"] if count else []
 
 
-def _footnote(figure: Figure, notes: Sequence[str]) -> None:
+def footnote(figure: Figure, notes: Sequence[str]) -> None:
+    """Small grey words below everything."""
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8.5, color="#666666")

@@ -50,3 +50,13 @@ def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path
     assert (alone["launcher"], alone["processes"], alone["speedup"]) == ("python", 1, 1.0)
     assert (two["launcher"], two["processes"]) == ("torchrun", 2)
     assert two["speedup"] == pytest.approx(two["images_per_s"] / alone["images_per_s"], abs=0.01)
+    assert found["num_images"] == 800  # as many as are drawn
+    assert two["epoch_minutes"] == pytest.approx(800 / two["images_per_s"] / 60, rel=0.01)
+    for name in ("found.csv", "found.png"):
+        assert (tmp_path / name).stat().st_size
+        assert f"written to {name}" in printed
+
+
+def test_the_model_is_held_against_2018(cli: Callable, tmp_path: Path) -> None:
+    printed = cli("retina_dist.benchmark", "model", "seed=true", cwd=tmp_path).stdout
+    assert "7.20x measured (Microsoft) | 7.0" in printed

@@ -63,6 +63,7 @@ def test_no_file_is_out_of_reach() -> None:
         "evaluate",
         "benchmark_step",
         "benchmark_scaling",
+        "benchmark_model",
         "parity",
         "predict",
         "replay",

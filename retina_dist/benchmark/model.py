@@ -1,0 +1,378 @@
+"""How long does a training take on N GPUs, how efficiently, and how many GPU hours is that?
+
+    python -m retina_dist.benchmark step output=step.json                    on one GPU of that kind; then, anywhere:
+    python -m retina_dist.benchmark model sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=model.png table=model.csv
+    python -m retina_dist.benchmark model sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
+    python -m retina_dist.benchmark model seed=true                          against what was measured in 2018
+
+Layer 4. A calculation (`communication` has the formulas, the machines and their sources) from a step that was measured on one GPU
+and the gradients of the real model. It leaves out reading of data, which must keep up by itself, and validation. It has not been
+held against a cluster of today; the one point it is held against is that of 2018.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from retina_dist.benchmark.communication import (
+    MACHINES,
+    Gradients,
+    Machine,
+    Step,
+    expected_maximum,
+    step_time,
+)
+from retina_dist.benchmark.report import finish, write_table
+from retina_dist.config import ModelBenchmarkConfig, entry_point
+from retina_dist.errors import ConfigError
+from retina_dist.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.reporting.scaling import Forecast, plot_forecasts
+from retina_dist.tasks.detection import build_model
+
+MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU"
+
+
+class Timeline(NamedTuple):
+    """The gradients of a model as they become ready, and the share of a step that is the backward pass."""
+
+    gradients: list[Gradients]
+    backward_share: float
+
+    @property
+    def num_bytes(self) -> float:
+        return sum(gradient.num_bytes for gradient in self.gradients)
+
+
+def timeline(model: RetinaNet, height: int, width: int) -> Timeline:
+    """Count when each gradient is complete: time is taken to go with the multiplications of the convolutions.
+
+    A weight's gradient is complete when the backward pass has left the layer's first use, so those of the heads, which all five
+    levels share, come late. A convolution costs its forward pass again for the gradient of its weights, and again for that of its
+    input, unless nothing before it trains. `model` is on the meta device: nothing is computed.
+    """
+    calls: list[tuple[nn.Module, int]] = []
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_hook(
+                lambda module, inputs, output: calls.append((module, _products(module, output)))
+            )
+    features = model.backbone(torch.empty(1, 3, height, width, device="meta"))
+    model.head(list(features.values()))
+
+    trained = [any(p.requires_grad for p in module.parameters(recurse=False)) for module, _ in calls]
+    first = trained.index(True)
+    done, ready = 0, {}
+    for i in range(len(calls) - 1, -1, -1):
+        module, products = calls[i]
+        done += products * (trained[i] + (i > first))
+        ready[module] = done
+    gradients = [
+        Gradients(parameter.numel() * parameter.element_size(), at / done)
+        for module, at in ready.items()
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+    return Timeline(sorted(gradients, key=lambda g: g.ready), done / (done + sum(products for _, products in calls)))
+
+
+def _products(module: nn.Module, output: Tensor) -> int:
+    if not isinstance(module, nn.Conv2d):
+        return 0
+    return output.numel() * math.prod(module.kernel_size) * module.in_channels // module.groups
+
+
+class Seed:
+    """What was measured in 2018 with keras-retinanet, Horovod and two NC24 of four K80 each.
+
+    670 s an epoch, 7.2 times as fast as one GPU:
+    https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
+    Machines, 500 steps on each of 8 processes, no NCCL and batches of one image (keras-retinanet's default):
+    https://github.com/Azure/batchai_retinanet_horovod_coco (cluster.json, training_job.json, train.py).
+    """
+
+    machine, gpus = MACHINES["Standard_NC24"], 8
+    epoch_s, speedup = 670.0, 7.2
+    num_images = 8 * 500
+    step_ms = 1e3 * epoch_s * speedup / num_images  # of one GPU and one image: arithmetic, not measured
+    fusion_mb = 64.0  # Horovod's threshold of the time
+    variation = (gpus / speedup - 1) / expected_maximum(gpus)  # that alone would give the speed-up
+
+
+@cache
+def _seed_timeline() -> Timeline:
+    with torch.device("meta"):  # keras-retinanet: P6 from C5 as v2 has it, all but batch norm trained, 80 classes
+        model = build_retinanet(num_classes=80, variant="v2", batch_norm="frozen")
+    return timeline(model, 800, 1088)
+
+
+def seed_speedup(overlap: bool) -> float:
+    """The model's answer to 2018: a ring, as Horovod's without its hierarchical option, nobody slower than the others."""
+    gradients, share = _seed_timeline()
+    bucket_mb = 25.0 if overlap else Seed.fusion_mb
+    arguments: Any = {"bucket_mb": bucket_mb, "algorithm": "ring", "overlap": overlap}
+    step = step_time(Seed.step_ms, share, gradients, Seed.gpus, Seed.machine, **arguments)
+    return Seed.gpus * Seed.step_ms / step.total_ms
+
+
+def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
+    """Print the tables and the comparison with 2018, write what was asked for; return what finish() does."""
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    if not config.seed:
+        machines = [_machine(config, name) for name in config.sku]
+        steps = _steps(config)
+        prices = _prices(config, machines)
+        found = _timeline(config)
+        print(_assumptions(config, found))
+        for machine, (step_ms, batch_size), price in zip(machines, steps, prices, strict=True):
+            own = forecast(config, machine, found, step_ms, batch_size, price)
+            rows += own
+            _print_table(config, machine, step_ms, batch_size, own)
+        facts = {"settings": asdict(config), "machines": [asdict(machine) for machine in machines], "rows": rows}
+    without, with_overlap = seed_speedup(overlap=False), seed_speedup(overlap=True)
+    print(_seed_in_words(without, with_overlap))
+    if rows and config.table:
+        write_table(Path(config.table), rows)
+        print(f"\nwritten to {config.table}")
+    if rows and config.plot:
+        _plot(config, rows)
+        print(f"{'' if config.table else chr(10)}written to {config.plot}")
+    ratios = {f"{row['sku']} {row['gpus']}": row["speedup"] for row in rows}
+    seed = {"measured": Seed.speedup, "without_overlap": round(without, 3), "with_overlap": round(with_overlap, 3)}
+    return finish(config, "model", ratios | {"2018 without overlap": without}, seed=seed, **facts)
+
+
+def forecast(
+    config: ModelBenchmarkConfig,
+    machine: Machine,
+    found: Timeline,
+    step_ms: float,
+    batch_size: int,
+    price: float | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each of `config.gpus`: step, efficiency, epoch, hours, GPU hours, and cost by the `price` of a GPU hour.
+
+    GPU hours are those of whole machines, as they are paid for. Raises ConfigError for GPUs that do not fill their machines.
+    """
+    rows = []
+    for gpus in config.gpus:
+        if gpus < 1 or (gpus > machine.gpus and gpus % machine.gpus):
+            near = max(1, round(gpus / machine.gpus)) * machine.gpus
+            raise ConfigError(
+                f"gpus={gpus} do not fill machines of {machine.gpus} GPUs ({machine.name}); use {near}, or up to "
+                f"{machine.gpus} of one machine."
+            )
+        step: Step = step_time(
+            step_ms,
+            found.backward_share,
+            found.gradients,
+            gpus,
+            machine,
+            bucket_mb=config.bucket_mb,
+            algorithm=config.allreduce,  # type: ignore[arg-type]
+            overlap=config.overlap,
+            compression=1.0 if config.compression == "none" else 0.5,
+            variation=config.straggler_cv,
+        )
+        images_per_s = 1e3 * gpus * batch_size / step.total_ms
+        hours = config.epochs * config.num_images / images_per_s / 3600
+        machines = math.ceil(gpus / machine.gpus)
+        gpu_hours = hours * machines * machine.gpus
+        rows.append(
+            {
+                "sku": machine.name,
+                "gpu": machine.gpu,
+                "gpus": gpus,
+                "machines": machines,
+                "batch_size": gpus * batch_size,
+                "step_ms": round(step.total_ms, 3),
+                "waiting_ms": round(step.waiting_ms, 3),
+                "exposed_ms": round(step.exposed_ms, 3),
+                "efficiency": round(step_ms / step.total_ms, 5),
+                "speedup": round(gpus * step_ms / step.total_ms, 4),
+                "images_per_s": round(images_per_s, 3),
+                "epoch_min": round(config.num_images / images_per_s / 60, 4),
+                "hours": round(hours, 6),
+                "gpu_hours": round(gpu_hours, 6),
+                "cost": None if price is None else round(price * gpu_hours, 2),
+            }
+        )
+    return rows
+
+
+def _machine(config: ModelBenchmarkConfig, name: str) -> Machine:
+    if name == "custom":
+        missing = [key for key, value in asdict(config.custom).items() if value is None]
+        if missing:
+            keys = ", ".join(f"custom.{key}" for key in missing)
+            raise ConfigError(f"sku=custom needs {keys}; conf/benchmark_model.yaml tells where they are explained.")
+        wrong = [key for key, value in asdict(config.custom).items() if key != "gpu" and value < (key == "gpus")]
+        wrong += [key for key in ("inside", "outside") if getattr(config.custom, key) == 0]
+        if wrong:
+            raise ConfigError(f"custom.{wrong[0]}={getattr(config.custom, wrong[0])} is too small.")
+        return Machine(name="custom", source="given on the command line", **asdict(config.custom))
+    if name not in MACHINES:
+        near = difflib.get_close_matches(name, MACHINES, 1, 0.3)
+        hint = f"did you mean {near[0]}? There" if near else "there"
+        raise ConfigError(f"sku={name} is not known; {hint} are {', '.join(MACHINES)} and custom.")
+    return MACHINES[name]
+
+
+def _steps(config: ModelBenchmarkConfig) -> list[tuple[float, int]]:
+    """Milliseconds and images of one GPU's step, for each of `config.sku`."""
+    if config.measured is not None:
+        if config.step_ms is not None or config.batch_size is not None:
+            raise ConfigError("measured= holds step_ms and batch_size already; leave these out.")
+        _check_length(config, "measured", config.measured)
+        return [_measured(path) for path in config.measured]
+    if config.step_ms is None or config.batch_size is None:
+        missing = " and ".join(key for key in ("step_ms", "batch_size") if getattr(config, key) is None)
+        raise ConfigError(
+            f"{missing} of one GPU must be given; run {MEASURE} and say measured=[step.json], or step_ms=[MILLISECONDS] "
+            "batch_size=N; seed=true shows the point of 2018 without."
+        )
+    _check_length(config, "step_ms", config.step_ms)
+    for step_ms in config.step_ms:
+        if step_ms <= 0:
+            raise ConfigError(f"step_ms={step_ms} is too small; it must be above 0.")
+    return [(step_ms, config.batch_size) for step_ms in config.step_ms]
+
+
+def _measured(path: str) -> tuple[float, int]:
+    try:
+        found = json.loads(Path(path).read_bytes())
+        step_ms, batch_size = float(found["step_ms"]), int(found["batch_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"measured={path} does not hold step_ms and batch_size ({error!r}); write it with {MEASURE}."
+        ) from error
+    if not (step_ms > 0 and batch_size > 0):
+        raise ConfigError(f"measured={path} holds step_ms={step_ms} and batch_size={batch_size}; both must be above 0.")
+    return step_ms, batch_size
+
+
+def _prices(config: ModelBenchmarkConfig, machines: Sequence[Machine]) -> list[float | None]:
+    """The price of a GPU hour on each machine, None where none was given."""
+    if config.price_per_gpu_hour is not None and config.price_per_vm_hour is not None:
+        raise ConfigError("price_per_gpu_hour and price_per_vm_hour say the same thing; give one of them.")
+    for key in ("price_per_gpu_hour", "price_per_vm_hour"):
+        prices = getattr(config, key)
+        if prices is not None:
+            _check_length(config, key, prices)
+            if min(prices) < 0:
+                raise ConfigError(f"{key}={prices} is below 0.")
+    if config.price_per_vm_hour is not None:
+        return [price / machine.gpus for price, machine in zip(config.price_per_vm_hour, machines, strict=True)]
+    return [None] * len(machines) if config.price_per_gpu_hour is None else [*config.price_per_gpu_hour]
+
+
+def _check_length(config: ModelBenchmarkConfig, key: str, values: Sequence[Any]) -> None:
+    if len(values) != len(config.sku):
+        raise ConfigError(
+            f"{key} has {len(values)} values for {len(config.sku)} of sku; give one for each, in their order."
+        )
+
+
+def _timeline(config: ModelBenchmarkConfig) -> Timeline:
+    if len(config.canvas) != 2 or min(config.canvas) < 32:
+        raise ConfigError(f"canvas={config.canvas} is not a height and a width of at least 32, such as [800,1088].")
+    if config.bucket_mb <= 0:
+        raise ConfigError(f"bucket_mb={config.bucket_mb} is too small; it must be above 0.")
+    if not config.gpus:
+        raise ConfigError("gpus=[] is empty; give numbers of GPUs such as [1,8].")
+    settings = replace(config.model, weights=None, backbone_weights=None)
+    with torch.device("meta"):
+        model = build_model(settings, settings.num_classes or 1, report=lambda text: None)
+    found = timeline(model, *config.canvas)
+    if config.gradient_mb is not None:
+        if config.gradient_mb <= 0:
+            raise ConfigError(f"gradient_mb={config.gradient_mb} is too small; it must be above 0.")
+        factor = config.gradient_mb * 1e6 / found.num_bytes
+        found = found._replace(gradients=[Gradients(factor * g.num_bytes, g.ready) for g in found.gradients])
+    return found if config.backward_share is None else found._replace(backward_share=config.backward_share)
+
+
+def _assumptions(config: ModelBenchmarkConfig, found: Timeline) -> str:
+    sent = "" if config.compression == "none" else f", sent as {config.compression}"
+    how = {"auto": "ring or hierarchical, whichever is faster", "ring": "ring", "hierarchical": "hierarchical"}
+    stragglers = f"vary by {config.straggler_cv:.1%}" if config.straggler_cv else "do not vary (straggler_cv=0)"
+    return (
+        f"{found.num_bytes / 1e6:.1f} MB of gradients{sent}, in buckets of {config.bucket_mb:g} MiB, averaged "
+        f"{'during' if config.overlap else 'after'} the backward pass, which is {found.backward_share:.0%} of a step; "
+        f"all-reduce by {how[config.allreduce]}; GPUs' step times {stragglers}."
+    )
+
+
+def _print_table(
+    config: ModelBenchmarkConfig, machine: Machine, step_ms: float, batch_size: int, rows: Sequence[dict[str, Any]]
+) -> None:
+    several = f"{machine.gpus} {machine.gpu}, " + f"{machine.inside:.3g} GB/s among them, " * (machine.gpus > 1)
+    print(f"\n{machine.name}: {several}{machine.outside:.3g} GB/s between machines [{machine.source}]")
+    print(f"one GPU: {step_ms:g} ms a step of {batch_size} image{'s' * (batch_size > 1)}, as given")
+    with_cost = rows[0]["cost"] is not None
+    print(
+        f"{'GPUs':>6}{'machines':>10}{'step ms':>10}{'exposed':>9}{'waiting':>9}{'efficiency':>12}{'speed-up':>10}"
+        f"{'images/s':>10}{'epoch min':>11}{f'{config.epochs} epochs h':>13}{'GPU hours':>11}"
+        + f"{'cost':>12}"
+        * with_cost
+    )
+    for row in rows:
+        print(
+            f"{row['gpus']:>6}{row['machines']:>10}{row['step_ms']:>10.1f}{row['exposed_ms']:>9.2f}{row['waiting_ms']:>9.2f}"
+            f"{row['efficiency']:>12.1%}{row['speedup']:>10.2f}{row['images_per_s']:>10,.1f}{_short(row['epoch_min']):>11}"
+            f"{_short(row['hours']):>13}{_short(row['gpu_hours']):>11}"
+            + (f"{row['cost']:>12,.2f}" if with_cost else "")
+        )
+
+
+def _short(value: float) -> str:
+    """Three digits, more before the point."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
+def _seed_in_words(without: float, with_overlap: float) -> str:
+    arithmetic = f"{Seed.epoch_s:g} s x {Seed.speedup} / {Seed.num_images} images, one at a time"
+    return (
+        f"\n2018, {Seed.gpus} K80 in two NC24, RetinaNet by keras-retinanet and Horovod:\n"
+        f"  {Seed.speedup:.2f}x measured (Microsoft) | {without:.2f}x modelled without overlap | {with_overlap:.2f}x with overlap\n"
+        f"  Assumed: a step of one K80 takes {Seed.step_ms:.0f} ms ({arithmetic}); no stragglers; {Seed.machine.outside:.1f} GB/s\n"
+        "  between machines, which NCCL reached by TCP between two later Azure machines of four GPUs, for that of an NC24 was not\n"
+        "  published. One number does not tell causes apart: with all communication hidden, step times that vary by "
+        f"{Seed.variation:.0%}\n  between GPUs would give {Seed.speedup}x as well."
+    )
+
+
+def _plot(config: ModelBenchmarkConfig, rows: Sequence[dict[str, Any]]) -> None:
+    lines: dict[str, list[Forecast]] = {}
+    priced = rows[0]["cost"] is not None
+    for row in rows:
+        whole = round(row["gpu_hours"] / row["hours"]) == row["gpus"]  # no GPU of a machine is idle
+        cost = (row["cost"] if priced else row["gpu_hours"]) if whole else None
+        point = Forecast(row["gpus"], row["epoch_min"], row["efficiency"], row["hours"], cost)
+        lines.setdefault(f"{row['sku']} ({row['gpu']})", []).append(point)
+    notes = [
+        f"calculated, not measured: {config.num_images:,} images, {config.epochs} epochs",
+        f"communication {'overlaps' if config.overlap else 'follows'} the backward pass",
+        f"step times vary by {config.straggler_cv:.1%}",
+    ]
+    plot_forecasts(lines, Path(config.plot or ""), cost="cost" if priced else "GPU hours", notes=notes)
+
+
+@entry_point("benchmark_model")
+def main(config: ModelBenchmarkConfig) -> Any:
+    """The tables."""
+    benchmark(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Pictures of how training scales: the length of an epoch over the number of workers, measured or calculated.
+
+Layer 1. As in `plots`, matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # with the colours: lines that lie on each other can still be told apart
+
+
+class Epoch(NamedTuple):
+    """Minutes of an epoch with so many workers; `shortest` and `longest` of several rounds."""
+
+    workers: int
+    minutes: float
+    shortest: float
+    longest: float
+
+
+class Forecast(NamedTuple):
+    """What a training with so many GPUs takes; `cost` is None where they leave part of a machine idle."""
+
+    gpus: int
+    epoch_minutes: float
+    efficiency: float
+    hours: float
+    cost: float | None
+
+
+def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, notes: Sequence[str] = ()) -> None:
+    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of `alone` minutes / N.
+
+    Whiskers reach from the shortest to the longest round.
+    """
+    with new_figure(out, (7.4, 4.7 + 0.22 * len(lines))) as figure:
+        axes = figure.subplots()
+        axes.set(title="Length of an epoch", xlabel="workers", ylabel="minutes")
+        workers = sorted({point.workers for line in lines.values() for point in line})
+        axes.plot(workers, [alone / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
+        for i, (name, points) in enumerate(lines.items()):
+            line = sorted(points)
+            numbers, minutes = [p.workers for p in line], [p.minutes for p in line]
+            reach = [[p.minutes - p.shortest for p in line], [p.longest - p.minutes for p in line]]
+            look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
+            capsize = 3 + 2 * (i % 5)  # lest whiskers hide each other
+            axes.errorbar(numbers, minutes, reach, linewidth=1.5, capsize=capsize, elinewidth=1.2, label=name, **look)
+        _log_workers(axes, workers)
+        _log_values(axes, "y")
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0
+        )  # below, since lines may pass anywhere
+        footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
+
+
+def plot_forecasts(lines: Mapping[str, Sequence[Forecast]], out: Path, *, cost: str, notes: Sequence[str] = ()) -> None:
+    """Epoch length and efficiency over GPUs, and what the whole training costs, in `cost`, over how long it takes.
+
+    A line for each kind of machine; dashed is its own ideal of 1/N. In the last panel each point is a number of GPUs, more of
+    them to the left.
+    """
+    with new_figure(out, (14.5, 4.9 + 0.22 * len(lines))) as figure:
+        epochs, efficiency, costs = figure.subplots(1, 3)
+        epochs.set(title="Length of an epoch", xlabel="GPUs", ylabel="minutes")
+        efficiency.set(title="Efficiency", xlabel="GPUs", ylabel="speed-up / GPUs", ylim=(0, 1.04))
+        costs.set(title="What the training takes", xlabel="hours", ylabel=cost)
+        gpus = sorted({point.gpus for line in lines.values() for point in line})
+        for i, (name, points) in enumerate(lines.items()):
+            line = sorted(points, key=lambda point: point.gpus)
+            numbers = [p.gpus for p in line]
+            alone = line[0].epoch_minutes * line[0].gpus * line[0].efficiency  # minutes of one GPU
+            look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
+            epochs.plot(numbers, [alone / n for n in numbers], color=FAINT, linestyle="--", linewidth=1.3, zorder=1)
+            epochs.plot(numbers, [p.epoch_minutes for p in line], label=name, **look)
+            efficiency.plot(numbers, [p.efficiency for p in line], **look)
+            _draw_cost(costs, line, look, above=i % 2 == 1)
+        epochs.plot([], [], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
+        for axes in (epochs, efficiency):
+            _log_workers(axes, gpus)
+        efficiency.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        costs.margins(x=0.16, y=0.14)
+        costs.set_ylim(bottom=0)
+        costs.yaxis.set_major_formatter(_plain)
+        _log_values(epochs, "y")
+        _log_values(costs, "x")
+        epochs.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
+        footnote(figure, notes)
+
+
+def _draw_cost(axes: Axes, line: Sequence[Forecast], look: Mapping[str, Any], above: bool) -> None:
+    """Cost over hours, the ends labelled with their GPUs above or below."""
+    points = [(p.hours, p.cost, p.gpus) for p in line if p.cost is not None]
+    axes.plot([hours for hours, _, _ in points], [cost for _, cost, _ in points], **look)
+    place: Any = {"xytext": (0, 9 if above else -9), "textcoords": "offset points", "ha": "center"}
+    for hours, cost, gpus in points[:: max(1, len(points) - 1)]:
+        text = f"{gpus:,} GPU{'s' * (gpus > 1)}"
+        axes.annotate(text, (hours, cost), color=look["color"], fontsize=8.5, va="bottom" if above else "top", **place)
+
+
+def _log_workers(axes: Axes, workers: Sequence[int]) -> None:
+    """A logarithmic axis with a tick at each number, or at powers of 4 where there are many."""
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
+    shown = [n for i, n in enumerate(workers) if len(workers) <= 8 or i % 2 == 0]
+    axes.set_xticks(shown, [f"{n:,}" for n in shown])
+    axes.set_xlim(workers[0] / 1.18, workers[-1] * 1.18)
+
+
+def _log_values(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis whose ticks are plain numbers, close enough to read a value."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set(**{f"{which}scale": "log"})
+    axis, (low, high) = (axes.xaxis, axes.get_xlim()) if which == "x" else (axes.yaxis, axes.get_ylim())
+    close = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    subs = close if high < 4 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if high < 12 * low else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=40))
+    axis.set_minor_locator(LogLocator(base=10, subs=(), numticks=1))
+    axis.set_major_formatter(_plain)
+
+
+def _plain(value: float, position: float) -> str:
+    return f"{value:,.6g}"
