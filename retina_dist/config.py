@@ -70,6 +70,10 @@ class DataConfig:
     batch_size: int = 16  # images of one optimizer step, over all processes and accumulated micro-batches
     val_batch_size: int = 8
     num_workers: int = 2
+    resize: str = "auto"  # workers | device (flips and resizes too) | auto: device where that is a GPU
+    cache: str | None = (
+        None  # a folder for decoded pictures, written as they are first read; 0.9 MB a picture of 640 x 480
+    )
     shuffle: bool = True
     min_sizes: list[int] = field(default_factory=lambda: [800])  # shorter side in px; one is drawn for each step
     val_min_size: int | None = None  # null: the largest of min_sizes
@@ -317,6 +321,7 @@ CHOICES = {
     "data.label_mapping": ("contiguous", "category_id"),
     "data.missing_images": ("error", "skip"),
     "data.bad_images": ("error", "skip"),
+    "data.resize": ("auto", "workers", "device"),
     "model.variant": ("v1", "v2"),
     "model.batch_norm": ("frozen", "live", "sync"),
     "model.box_loss": (None, "l1", "smooth_l1", "giou"),
