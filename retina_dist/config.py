@@ -265,6 +265,18 @@ class ScalingConfig(TrainConfig):
 
 
 @dataclass
+class DataBenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark data`: takes whatever a training takes."""
+
+    pictures: int = 32  # read in each round; without data.root or data.train_annotations so many are made, 640 x 480
+    rounds: int = 5
+    workers: list[int] = field(default_factory=lambda: [0, 1, 2])
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+
+
+@dataclass
 class EvaluateConfig:
     """`python -m retina_dist.evaluate`."""
 
@@ -375,6 +387,8 @@ AT_LEAST = {
     "strategy.fusion_mb": 0,
     "strategy.cycle_time_ms": 0,
     "strategy.commit_every": 1,
+    "pictures": 1,
+    "rounds": 1,
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,
@@ -507,6 +521,7 @@ _SCHEMAS = {
     "doctor": DoctorConfig,
     "parity": ParityConfig,
     "benchmark_scaling": ScalingConfig,
+    "benchmark_data": DataBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 
@@ -45,7 +44,7 @@ class Batch:
     def __len__(self) -> int:
         return self.images.shape[0]
 
-    def image(self, i: int) -> Batch:
+    def image(self: AnyBatch, i: int) -> AnyBatch:
         """Its image `i` alone, on the same canvas."""
         return self._map(lambda tensor: tensor[i : i + 1])
 
@@ -53,7 +52,7 @@ class Batch:
         """The same batch with every tensor on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self: AnyBatch) -> AnyBatch:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
         return self._map(lambda tensor: tensor.pin_memory())
 

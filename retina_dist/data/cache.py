@@ -106,7 +106,11 @@ def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
         return None
     height, width, check = content[-TRAILER:].tolist() if len(content) > TRAILER else (0, 0, 0)
     length = height * width * 3
-    if (width, height) != annotated_size or len(content) != -(-length // 8) + TRAILER or _sum(content[:-TRAILER]) != check:
+    if (
+        (width, height) != annotated_size
+        or len(content) != -(-length // 8) + TRAILER
+        or _sum(content[:-TRAILER]) != check
+    ):
         return None
     pixels = content.view(np.uint8)[:length].reshape(height, width, 3)
     return torch.from_numpy(np.asarray(pixels)).permute(2, 0, 1)

@@ -5,11 +5,13 @@ Layer 1. Imports nothing from retina_dist but the two kinds of batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from retina_dist.data.raw import RawBatch
 from retina_dist.types import Batch
@@ -31,17 +33,21 @@ class Sample(NamedTuple):
 
 
 def collate(
-    samples: Sequence[Sample], canvas: tuple[int, int], weight: float = 1.0, warnings: Sequence[str] = ()
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
 
     M is the largest number of boxes, but at least 1, rounded up to a multiple of 8. The images' shape is [B,
     3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
+    `images` are the batch's when the samples lie in them already.
     """
-    sizes = _sizes(samples)
     return Batch(
-        images=_side_by_side(samples, canvas),
-        image_sizes=sizes,
+        images=_side_by_side(samples, canvas) if images is None else images,
+        image_sizes=_sizes(samples),
         weight=weight,
         warnings=tuple(warnings),
         **_rest(samples),
@@ -49,13 +55,17 @@ def collate(
 
 
 def collate_raw(
-    samples: Sequence[Sample], canvas: tuple[int, int], weight: float = 1.0, warnings: Sequence[str] = ()
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
 ) -> RawBatch:
     """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
     raw_sizes = _sizes(samples)
-    height, width = (-(-side // RAW_MULTIPLE) * RAW_MULTIPLE for side in raw_sizes.amax(dim=0).tolist())
+    height, width = raw_sizes.amax(dim=0).tolist()
     return RawBatch(
-        images=_side_by_side(samples, (height, width)),
+        images=_side_by_side(samples, raw_canvas(height, width)) if images is None else images,
         image_sizes=torch.tensor([sample.size or tuple(sample.image.shape[-2:]) for sample in samples]),
         raw_sizes=raw_sizes,
         flips=torch.tensor([sample.flips for sample in samples]),
@@ -66,15 +76,40 @@ def collate_raw(
     )
 
 
+def raw_canvas(height: int, width: int) -> tuple[int, int]:
+    """The canvas of raw images that are no larger."""
+    return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
+
+
 def _sizes(samples: Sequence[Sample]) -> Tensor:
     return torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples])
 
 
+def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
+    """Black ones, [count, 3, H, W] uint8 in channels-last memory.
+
+    In a data worker they lie in memory that the main process shares, or else they would be copied there afterwards.
+    """
+    shape = (count, *canvas, 3)
+    if get_worker_info() is None:
+        images = torch.zeros(shape, dtype=torch.uint8)
+    else:
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # fresh pages of the system, which are zero
+        images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
+    return images.permute(0, 3, 1, 2)
+
+
+def lay(sample: Sample, place: Tensor) -> Sample:
+    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
+    height, width = sample.image.shape[-2:]
+    place[:, :height, :width] = sample.image
+    return sample._replace(image=place[:, :height, :width])
+
+
 def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
-    images = torch.zeros(len(samples), *canvas, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    images = blank_images(len(samples), canvas)
     for image, sample in zip(images, samples, strict=True):
-        height, width = sample.image.shape[-2:]
-        image[:, :height, :width] = sample.image
+        lay(sample, image)
     return images
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from retina_dist.data.cache import DecodedCache
-from retina_dist.data.collate import Sample, collate, collate_raw
+from retina_dist.data.collate import Sample, blank_images, collate, collate_raw, lay, raw_canvas
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.transforms import Unresized
@@ -101,39 +101,59 @@ class DetectionDataset(Dataset[Batch]):
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         warnings: list[str] = []
+        images = blank_images(len(spec.indices), self._room(spec))
         for index in spec.indices:
             try:
-                samples.append(self.sample(index, spec, warnings.append))
+                sample = self.sample(index, spec, warnings.append)
             except ImageError as error:
                 if self.on_bad_image == "error":
                     raise
                 warnings.append(str(error))
+            else:
+                # at once: the next image is then made in the same memory, which is at hand
+                samples.append(lay(sample, images[len(samples)]))
         weight = spec.weight * len(samples) / len(spec.indices)
         make = collate_raw if self.resize == "device" else collate
-        return make(samples or [self._blank(spec)], spec.canvas, weight, warnings)
+        if not samples:
+            return make([self._blank(spec)], spec.canvas, weight, warnings)
+        return make(samples, spec.canvas, weight, warnings, images[: len(samples)])
 
     def sample(self, index: int, spec: BatchSpec, warn: Callable[[str], None] = lambda text: None) -> Sample:
         """Image `index` as it is in the batches of `spec`."""
+        image = self.read(index, warn)
+        size = (image.shape[1], image.shape[2])
+        ready = self.unresized(index, image, spec)
         image_id = int(self._image_ids[index])
+        if self.resize == "workers":
+            return Sample(*ready.resized(), image_id, size)
+        ready = ready.for_device()
+        return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
+
+    def read(self, index: int, warn: Callable[[str], None] = lambda text: None) -> Tensor:
+        """The pixels of image `index`."""
         height, width = self._sizes[index].tolist()
         if self.cache:
-            image = self.cache.read(self._paths[index], (width, height), self.max_pixels, warn)
-        else:
-            image = read_image(self._paths[index], (width, height), self.max_pixels)
+            return self.cache.read(self._paths[index], (width, height), self.max_pixels, warn)
+        return read_image(self._paths[index], (width, height), self.max_pixels)
+
+    def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> Unresized:
+        """`image`, the pixels of image `index`, augmented for `spec`."""
         rows = slice(*self._ends[index : index + 2].tolist())
-        size = (image.shape[1], image.shape[2])
-        ready = self.transform.unresized(
+        return self.transform.unresized(
             image,
             self._boxes[rows],
             self._labels[rows],
             min_size=spec.min_size,
             canvas=spec.canvas,
-            key=(self.seed, spec.epoch, image_id),
+            key=(self.seed, spec.epoch, int(self._image_ids[index])),
         )
+
+    def _room(self, spec: BatchSpec) -> tuple[int, int]:
+        """(height, width) that hold every `sample` of a batch. None is larger than its canvas, nor, raw, than it is stored."""
         if self.resize == "workers":
-            return Sample(*ready.resized(), image_id, size)
-        ready = ready.for_device()
-        return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
+            return spec.canvas
+        height, width = self._sizes[list(spec.indices)].amax(dim=0).tolist()
+        return raw_canvas(min(height, spec.canvas[0]), min(width, spec.canvas[1]))
 
     def _blank(self, spec: BatchSpec) -> Sample:
         index = spec.indices[0]

@@ -61,6 +61,7 @@ def test_no_file_is_out_of_reach() -> None:
         "train",
         "doctor",
         "evaluate",
+        "benchmark_data",
         "benchmark_scaling",
         "parity",
         "predict",

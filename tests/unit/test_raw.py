@@ -186,7 +186,8 @@ def test_grey_and_turned_photos(tmp_path, orientation):
         annotations.records[index].__dict__.update(path=path.with_suffix(".jpg"), width=width, height=height)
     spec = BatchSpec(0, (0, 1), canvas=(96, 96), min_size=60)
     by_workers, by_device = (
-        DetectionDataset(annotations, EvalTransform(max_size=96), resize=resize)[spec] for resize in ("workers", "device")
+        DetectionDataset(annotations, EvalTransform(max_size=96), resize=resize)[spec]
+        for resize in ("workers", "device")
     )
     torch.testing.assert_close(by_device.to("cpu").images, by_workers.images.float(), atol=1.5, rtol=0)
 
@@ -204,7 +205,9 @@ def test_it_crosses_from_data_workers_unchanged(tmp_path):
 
 def test_the_raw_canvas_holds_all_images_and_is_rounded_up():
     samples = [
-        Sample(torch.full((3, h, w), 7, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0), 1, (h, w), (99, 50), flips)
+        Sample(
+            torch.full((3, h, w), 7, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0), 1, (h, w), (99, 50), flips
+        )
         for (h, w), flips in (((65, 3), (True, False)), ((2, 64), (False, True)))
     ]
     raw = collate_raw(samples, (128, 64))
