@@ -309,4 +309,8 @@ def _describe_cache(folder: str, parts: list[Annotations]) -> str:
     sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
     there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
     free = shutil.disk_usage(there).free
-    return f"{sum(sizes.values()) / 2**30:.1f} GiB for all pixels, decoded once, in {folder}; {free / 2**30:.1f} GiB free there"
+    return f"up to {_amount(sum(sizes.values()))} of decoded pixels in {folder}, where {_amount(free)} are free"
+
+
+def _amount(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
