@@ -70,6 +70,10 @@ class DataConfig:
     batch_size: int = 16  # images of one optimizer step, over all processes and accumulated micro-batches
     val_batch_size: int = 8
     num_workers: int = 2
+    resize: str = "auto"  # workers | device (flips and resizes too) | auto: device where that is a GPU
+    cache: str | None = (
+        None  # a folder for decoded pictures, written as they are first read; 0.9 MB a picture of 640 x 480
+    )
     shuffle: bool = True
     min_sizes: list[int] = field(default_factory=lambda: [800])  # shorter side in px; one is drawn for each step
     val_min_size: int | None = None  # null: the largest of min_sizes
@@ -282,6 +286,18 @@ class StepConfig(TrainConfig):
 
 
 @dataclass
+class DataBenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark data`: takes whatever a training takes."""
+
+    pictures: int = 32  # read in each round; without data.root or data.train_annotations so many are made, 640 x 480
+    rounds: int = 5
+    workers: list[int] = field(default_factory=lambda: [0, 1, 2])
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+
+
+@dataclass
 class MachineConfig:
     """A machine that is not in the table of `retina_dist.benchmark.communication`, which explains the fields."""
 
@@ -382,6 +398,7 @@ CHOICES = {
     "data.label_mapping": ("contiguous", "category_id"),
     "data.missing_images": ("error", "skip"),
     "data.bad_images": ("error", "skip"),
+    "data.resize": ("auto", "workers", "device"),
     "model.variant": ("v1", "v2"),
     "model.batch_norm": ("frozen", "live", "sync"),
     "model.box_loss": (None, "l1", "smooth_l1", "giou"),
@@ -437,6 +454,8 @@ AT_LEAST = {
     "strategy.fusion_mb": 0,
     "strategy.cycle_time_ms": 0,
     "strategy.commit_every": 1,
+    "pictures": 1,
+    "rounds": 1,
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,
@@ -575,6 +594,7 @@ _SCHEMAS = {
     "benchmark_step": StepConfig,
     "benchmark_scaling": ScalingConfig,
     "benchmark_model": ModelBenchmarkConfig,
+    "benchmark_data": DataBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

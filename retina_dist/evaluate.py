@@ -32,7 +32,7 @@ from retina_dist.reporting.voice import Voice
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.tasks.detection import read_split
+from retina_dist.tasks.detection import read_split, resized_by
 
 TITLES = {
     "AP": "AP     IoU .50:.95",
@@ -108,6 +108,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
         world_size=strategy.world_size,
         on_bad_image=data.bad_images,  # type: ignore[arg-type]
         max_pixels=data.max_pixels,
+        resize=resized_by(data, strategy.device),
     )
     evaluator = CocoEvaluator(
         annotations_coco=annotations.coco,

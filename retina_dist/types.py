@@ -7,10 +7,12 @@ is padded to, N detections, K classes, H and W the canvas in pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 
 class Detections(TypedDict):
@@ -29,7 +31,7 @@ class Batch:
     micro-batches and ranks of unequal size add up to the mean over the whole step.
     """
 
-    images: Tensor  # [B, 3, H, W] uint8 RGB, each image in the top left corner, zeros elsewhere
+    images: Tensor  # [B, 3, H, W] RGB, 0 to 255, uint8 or float32, each image in the top left corner, zeros elsewhere
     image_sizes: Tensor  # [B, 2] int64 (height, width) of the image within the canvas
     original_sizes: Tensor  # [B, 2] int64 (height, width) of the stored image
     image_ids: Tensor  # [B] int64
@@ -42,7 +44,7 @@ class Batch:
     def __len__(self) -> int:
         return self.images.shape[0]
 
-    def image(self, i: int) -> Batch:
+    def image(self: AnyBatch, i: int) -> AnyBatch:
         """Its image `i` alone, on the same canvas."""
         return self._map(lambda tensor: tensor[i : i + 1])
 
@@ -50,11 +52,11 @@ class Batch:
         """The same batch with every tensor on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self: AnyBatch) -> AnyBatch:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Any) -> Batch:
+    def _map(self: AnyBatch, function: Any) -> AnyBatch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{k: function(v) for k, v in values.items() if isinstance(v, Tensor)})
 

@@ -1,57 +1,131 @@
 """Samples of different sizes -> one `Batch` on a canvas.
 
-Layer 1. Imports nothing from retina_dist but types.
+Layer 1. Imports nothing from retina_dist but the two kinds of batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
+from retina_dist.data.raw import RawBatch
 from retina_dist.types import Batch
 
 BOX_MULTIPLE = 8  # few different M, so that kernels and graphs made for one M are used again
+RAW_MULTIPLE = 64  # pixels; few different shapes, so that memory made for one is used again
 
 
 class Sample(NamedTuple):
-    """One image as it goes onto the canvas."""
+    """One image as it goes onto the canvas, or into a raw batch."""
 
     image: Tensor  # [3, h, w] uint8
-    boxes: Tensor  # [n, 4] float32 xyxy, pixels of `image`
+    boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels
     labels: Tensor  # [n] int64
     image_id: int
     original_size: tuple[int, int]  # (height, width) of the stored image
+    size: tuple[int, int] | None = None  # (height, width) on the canvas; None: that of `image`
+    flips: tuple[bool, bool] = (False, False)  # still to be made: top to bottom, left to right
 
 
 def collate(
-    samples: Sequence[Sample], canvas: tuple[int, int], weight: float = 1.0, warnings: Sequence[str] = ()
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
 
     M is the largest number of boxes, but at least 1, rounded up to a multiple of 8. The images' shape is [B,
     3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
+    `images` are the batch's when the samples lie in them already.
     """
+    return Batch(
+        images=_side_by_side(samples, canvas) if images is None else images,
+        image_sizes=_sizes(samples),
+        weight=weight,
+        warnings=tuple(warnings),
+        **_rest(samples),
+    )
+
+
+def collate_raw(
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
+) -> RawBatch:
+    """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
+    raw_sizes = _sizes(samples)
+    height, width = raw_sizes.amax(dim=0).tolist()
+    return RawBatch(
+        images=_side_by_side(samples, raw_canvas(height, width)) if images is None else images,
+        image_sizes=torch.tensor([sample.size or tuple(sample.image.shape[-2:]) for sample in samples]),
+        raw_sizes=raw_sizes,
+        flips=torch.tensor([sample.flips for sample in samples]),
+        canvas=canvas,
+        weight=weight,
+        warnings=tuple(warnings),
+        **_rest(samples),
+    )
+
+
+def raw_canvas(height: int, width: int) -> tuple[int, int]:
+    """The canvas of raw images that are no larger."""
+    return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
+
+
+def _sizes(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples])
+
+
+def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
+    """Black ones, [count, 3, H, W] uint8 in channels-last memory.
+
+    In a data worker they lie in memory that the main process shares, or else they would be copied there afterwards.
+    """
+    shape = (count, *canvas, 3)
+    if get_worker_info() is None:
+        images = torch.zeros(shape, dtype=torch.uint8)
+    else:
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # fresh pages of the system, which are zero
+        images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
+    return images.permute(0, 3, 1, 2)
+
+
+def lay(sample: Sample, place: Tensor) -> Sample:
+    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
+    height, width = sample.image.shape[-2:]
+    place[:, :height, :width] = sample.image
+    return sample._replace(image=place[:, :height, :width])
+
+
+def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
+    images = blank_images(len(samples), canvas)
+    for image, sample in zip(images, samples, strict=True):
+        lay(sample, image)
+    return images
+
+
+def _rest(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """What both kinds of batch have beside images."""
     counts = [len(sample.labels) for sample in samples]
     most = -(-max(1, *counts) // BOX_MULTIPLE) * BOX_MULTIPLE
-    images = torch.zeros(len(samples), *canvas, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
     boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
     labels = torch.zeros(len(samples), most, dtype=torch.int64)
     for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
-        height, width = sample.image.shape[-2:]
-        images[i, :, :height, :width] = sample.image
         boxes[i, :count] = sample.boxes
         labels[i, :count] = sample.labels
-    return Batch(
-        images=images,
-        image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
-        original_sizes=torch.tensor([sample.original_size for sample in samples]),
-        image_ids=torch.tensor([sample.image_id for sample in samples]),
-        boxes=boxes,
-        labels=labels,
-        num_boxes=torch.tensor(counts),
-        weight=weight,
-        warnings=tuple(warnings),
-    )
+    return {
+        "original_sizes": torch.tensor([sample.original_size for sample in samples]),
+        "image_ids": torch.tensor([sample.image_id for sample in samples]),
+        "boxes": boxes,
+        "labels": labels,
+        "num_boxes": torch.tensor(counts),
+    }

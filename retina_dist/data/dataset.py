@@ -6,6 +6,7 @@ which are shared between processes instead of copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from retina_dist.data.collate import Sample, collate
+from retina_dist.data.cache import DecodedCache
+from retina_dist.data.collate import Sample, blank_images, collate, collate_raw, lay, raw_canvas
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.transforms import Unresized
 from retina_dist.errors import ConfigError, ImageError
 from retina_dist.types import Batch
 
@@ -23,12 +26,13 @@ if TYPE_CHECKING:
     from retina_dist.data.coco import Annotations
 
 BadImagePolicy = Literal["error", "skip"]
+ResizedBy = Literal["workers", "device"]
 
 
 class Transform(Protocol):
-    """Image [3, h, w] uint8, boxes [n, 4] xyxy, labels [n] -> the same, of an image that fits the canvas."""
+    """Image [3, h, w] uint8, boxes [n, 4] xyxy, labels [n] -> the same, of an image that fits the canvas once it is resized."""
 
-    def __call__(
+    def unresized(
         self,
         image: Tensor,
         boxes: Tensor,
@@ -37,7 +41,7 @@ class Transform(Protocol):
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    ) -> Unresized: ...
 
 
 class DetectionDataset(Dataset[Batch]):
@@ -47,6 +51,9 @@ class DetectionDataset(Dataset[Batch]):
     cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
     the weight of the batch shrinks with it, so that the other images count as before. A batch of which
     nothing is left is one black image without boxes, of weight 0.
+
+    With `resize="device"` the batches are `RawBatch`es: their `to` flips and resizes. `cache` is a folder to keep decoded
+    pictures in, see `data.cache`; it changes nothing but the time.
     """
 
     def __init__(
@@ -57,9 +64,15 @@ class DetectionDataset(Dataset[Batch]):
         seed: int = 0,
         on_bad_image: BadImagePolicy = "error",
         max_pixels: int = MAX_PIXELS,
+        resize: ResizedBy = "workers",
+        cache: str | None = None,
     ) -> None:
         if on_bad_image not in ("error", "skip"):
             raise ConfigError(f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'.")
+        if resize not in ("workers", "device"):
+            raise ConfigError(f"resize={resize!r} is unknown; use 'workers' or 'device'.")
+        self.resize = resize
+        self.cache = DecodedCache(cache) if cache else None
         self.transform = transform
         self.seed = seed
         self.on_bad_image = on_bad_image
@@ -88,32 +101,59 @@ class DetectionDataset(Dataset[Batch]):
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         warnings: list[str] = []
+        images = blank_images(len(spec.indices), self._room(spec))
         for index in spec.indices:
             try:
-                samples.append(self.sample(index, spec))
+                sample = self.sample(index, spec, warnings.append)
             except ImageError as error:
                 if self.on_bad_image == "error":
                     raise
                 warnings.append(str(error))
+            else:
+                # at once: the next image is then made in the same memory, which is at hand
+                samples.append(lay(sample, images[len(samples)]))
         weight = spec.weight * len(samples) / len(spec.indices)
-        return collate(samples or [self._blank(spec)], spec.canvas, weight, warnings)
+        make = collate_raw if self.resize == "device" else collate
+        if not samples:
+            return make([self._blank(spec)], spec.canvas, weight, warnings)
+        return make(samples, spec.canvas, weight, warnings, images[: len(samples)])
 
-    def sample(self, index: int, spec: BatchSpec) -> Sample:
+    def sample(self, index: int, spec: BatchSpec, warn: Callable[[str], None] = lambda text: None) -> Sample:
         """Image `index` as it is in the batches of `spec`."""
-        image_id = int(self._image_ids[index])
-        height, width = self._sizes[index].tolist()
-        image = read_image(self._paths[index], (width, height), self.max_pixels)
-        rows = slice(*self._ends[index : index + 2].tolist())
+        image = self.read(index, warn)
         size = (image.shape[1], image.shape[2])
-        image, boxes, labels = self.transform(
+        ready = self.unresized(index, image, spec)
+        image_id = int(self._image_ids[index])
+        if self.resize == "workers":
+            return Sample(*ready.resized(), image_id, size)
+        ready = ready.for_device()
+        return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
+
+    def read(self, index: int, warn: Callable[[str], None] = lambda text: None) -> Tensor:
+        """The pixels of image `index`."""
+        height, width = self._sizes[index].tolist()
+        if self.cache:
+            return self.cache.read(self._paths[index], (width, height), self.max_pixels, warn)
+        return read_image(self._paths[index], (width, height), self.max_pixels)
+
+    def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> Unresized:
+        """`image`, the pixels of image `index`, augmented for `spec`."""
+        rows = slice(*self._ends[index : index + 2].tolist())
+        return self.transform.unresized(
             image,
             self._boxes[rows],
             self._labels[rows],
             min_size=spec.min_size,
             canvas=spec.canvas,
-            key=(self.seed, spec.epoch, image_id),
+            key=(self.seed, spec.epoch, int(self._image_ids[index])),
         )
-        return Sample(image, boxes, labels, image_id, size)
+
+    def _room(self, spec: BatchSpec) -> tuple[int, int]:
+        """(height, width) that hold every `sample` of a batch. None is larger than its canvas, nor, raw, than it is stored."""
+        if self.resize == "workers":
+            return spec.canvas
+        height, width = self._sizes[list(spec.indices)].amax(dim=0).tolist()
+        return raw_canvas(min(height, spec.canvas[0]), min(width, spec.canvas[1]))
 
     def _blank(self, spec: BatchSpec) -> Sample:
         index = spec.indices[0]

@@ -15,13 +15,13 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from retina_dist.data.buckets import make_buckets
-from retina_dist.data.dataset import BadImagePolicy, DetectionDataset
+from retina_dist.data.dataset import BadImagePolicy, DetectionDataset, ResizedBy
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.data.transforms import EvalTransform, TrainTransform
@@ -40,7 +40,7 @@ class CocoDataModule:
     `min_sizes` are the short sides, in pixels, that training steps choose from; `max_size` bounds the long
     side. `val_batch_size` is that of one rank, by default the size of a training micro-batch. `train` or
     `val` may be None where only the other is used. `num_workers` processes read ahead; 0 reads in the main
-    process.
+    process. `resize` says who flips and resizes, `cache` where decoded pictures are kept; see `DetectionDataset`.
     """
 
     def __init__(
@@ -67,10 +67,14 @@ class CocoDataModule:
         world_size: int = 1,
         on_bad_image: BadImagePolicy = "error",
         max_pixels: int = MAX_PIXELS,
+        resize: ResizedBy = "workers",
+        cache: str | None = None,
         pin_memory: bool = True,
     ) -> None:
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} is negative; use 0 to read in the main process.")
+        reading: dict[str, Any] = {"seed": seed, "on_bad_image": on_bad_image, "max_pixels": max_pixels}
+        reading |= {"resize": resize, "cache": cache}
         self._num_workers = num_workers
         self._pin_memory = pin_memory
         self._train: tuple[DetectionDataset, TrainSampler] | None = None
@@ -84,7 +88,7 @@ class CocoDataModule:
                 iou_crop=iou_crop,
                 scale_jitter=scale_jitter,
             )
-            dataset = DetectionDataset(train, transform, seed=seed, on_bad_image=on_bad_image, max_pixels=max_pixels)
+            dataset = DetectionDataset(train, transform, **reading)
             sampler = TrainSampler(
                 buckets=make_buckets(dataset.sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets),
                 batch_size=batch_size,
@@ -96,13 +100,7 @@ class CocoDataModule:
             )
             self._train = (dataset, sampler)
         if val is not None:
-            val_dataset = DetectionDataset(
-                val,
-                EvalTransform(max_size=max_size),
-                seed=seed,
-                on_bad_image=on_bad_image,
-                max_pixels=max_pixels,
-            )
+            val_dataset = DetectionDataset(val, EvalTransform(max_size=max_size), **reading)
             val_sampler = EvalSampler(
                 buckets=make_buckets(
                     val_dataset.sizes,

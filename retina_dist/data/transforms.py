@@ -1,6 +1,7 @@
 """From a stored image and its boxes to what lies on the canvas.
 
-Layer 1. Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work.
+Layer 1. Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work, and what
+`data.resize=device` leaves to the device is `data.raw`'s.
 Whatever is random is drawn from torch's CPU generator seeded by a key, so the result depends on the key and
 on nothing else. An operation that is switched off costs nothing.
 """
@@ -8,7 +9,8 @@ on nothing else. An operation that is switched off costs nothing.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,17 +38,44 @@ def resized_size(height: int, width: int, min_size: int, max_size: int) -> tuple
     return _scaled(height, width, resize_scale(height, width, min_size, max_size))
 
 
+class Unresized(NamedTuple):
+    """An image to which only flips and the resize are left to do."""
+
+    image: Tensor  # [3, h, w] uint8
+    boxes: Tensor  # [n, 4] float32 xyxy, as they will be on the canvas
+    labels: Tensor  # [n]
+    size: tuple[int, int]  # (height, width) on the canvas
+    flips: tuple[bool, bool] = (False, False)  # top to bottom, left to right
+
+    def resized(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Image, boxes and labels as they will be on the canvas; smoothed where the image shrinks."""
+        turned = [axis for axis, flip in zip((1, 2), self.flips, strict=True) if flip]
+        image = self.image.flip(turned) if turned else self.image
+        # channels last, as decoders write them: three times as fast as planes
+        image = image[None].contiguous(memory_format=torch.channels_last)[0]
+        return F.resize_image(image, list(self.size), antialias=True), self.boxes, self.labels
+
+    def for_device(self) -> Unresized:
+        """The same, but resized where that makes the image smaller: it is smoothed then, and there is less to send."""
+        shrinks = self.size[0] < self.image.shape[1] or self.size[1] < self.image.shape[2]
+        return self._replace(image=self.resized()[0], flips=(False, False)) if shrinks else self
+
+
 class EvalTransform:
     """Resizes, and leaves out boxes with a side under a pixel.
 
     Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in pixels of
     the image they come with. The image returned is never larger than `canvas`, a (height, width) in pixels.
+    `unresized` does everything but the resize.
     """
 
     def __init__(self, *, max_size: int) -> None:
         self.max_size = max_size
 
-    def __call__(
+    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.unresized(image, boxes, labels, **how).resized()
+
+    def unresized(
         self,
         image: Tensor,
         boxes: Tensor,
@@ -55,9 +84,9 @@ class EvalTransform:
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...] = (),
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Unresized:
         scale = _fitting_scale(image, min_size, self.max_size, canvas)
-        return _without_small_boxes(*_resize(image, boxes, scale, canvas), labels)
+        return _placed(image, boxes, labels, scale, canvas)
 
 
 class TrainTransform:
@@ -89,14 +118,14 @@ class TrainTransform:
             raise ConfigError(f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5).")
         self.max_size = max_size
         self.scale_jitter = scale_jitter
-        self._augment = _chain(
-            (iou_crop, _IoUCrop()),
-            (hflip, v2.RandomHorizontalFlip(p=1.0)),
-            (vflip, v2.RandomVerticalFlip(p=1.0)),
-            (photometric, v2.RandomPhotometricDistort()),
-        )
+        self.hflip, self.vflip = hflip, vflip
+        self._crop = v2.RandomApply([_IoUCrop()], p=iou_crop) if iou_crop else None
+        self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
 
-    def __call__(
+    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.unresized(image, boxes, labels, **how).resized()
+
+    def unresized(
         self,
         image: Tensor,
         boxes: Tensor,
@@ -105,16 +134,21 @@ class TrainTransform:
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Unresized:
         with torch_seed(*key):
-            if self._augment is not None:
-                image, boxes = _apply(self._augment, image, boxes)
+            if self._crop:
+                image, boxes = _apply(self._crop, image, boxes)
+            hflip, vflip = _happens(self.hflip), _happens(self.vflip)
+            flips = (vflip, hflip)
+            boxes = _flipped(boxes, image.shape[-2:], flips)
+            if self._distort:
+                image, boxes = _apply(self._distort, image, boxes)
             scale = _fitting_scale(image, min_size, self.max_size, canvas)
             if self.scale_jitter is not None:
                 low, high = self.scale_jitter
                 scale *= low + (high - low) * torch.rand(()).item()
-                image, boxes = _random_window(image, boxes, scale, canvas)
-        return _without_small_boxes(*_resize(image, boxes, scale, canvas), labels)
+                image, boxes = _random_window(image, boxes, flips, scale, canvas)
+        return _placed(image, boxes, labels, scale, canvas)._replace(flips=flips)
 
 
 class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
@@ -131,10 +165,18 @@ class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
         return params
 
 
-def _chain(*steps: tuple[float, v2.Transform]) -> v2.Transform | None:
-    """The steps in their order, each applied with its probability; those that never apply are left out."""
-    transforms = [v2.RandomApply([transform], p=probability) for probability, transform in steps if probability > 0]
-    return v2.Compose(transforms) if transforms else None
+def _happens(probability: float) -> bool:
+    """Draws what torchvision's RandomApply draws of a RandomFlip(p=1): a second number where the first one decides for it."""
+    return probability > 0 and bool(torch.rand(1) < probability) and bool(torch.rand(1) < 1)
+
+
+def _flipped(boxes: Tensor, size: Sequence[int], flips: tuple[bool, bool]) -> Tensor:
+    x1, y1, x2, y2 = boxes.unbind(1)
+    if flips[0]:
+        y1, y2 = size[0] - y2, size[0] - y1
+    if flips[1]:
+        x1, x2 = size[1] - x2, size[1] - x1
+    return torch.stack((x1, y1, x2, y2), dim=1)
 
 
 def _apply(transform: v2.Transform, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,8 +200,10 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
     return scale
 
 
-def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The part of the image, at a random place, that fills the canvas after scaling.
+def _random_window(
+    image: Tensor, boxes: Tensor, flips: tuple[bool, bool], scale: float, canvas: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The part of the image, at a random place, that fills the canvas after scaling; `boxes` are flipped already.
 
     Cut before the resize, which then has less to do.
     """
@@ -171,21 +215,19 @@ def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int
         return image, boxes
     boxes = boxes - boxes.new_tensor([left, top, left, top])
     boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
+    if flips[0]:
+        top = size[0] - top - height
+    if flips[1]:
+        left = size[1] - left - width
     return image[:, top : top + height, left : left + width], boxes
 
 
-def _resize(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> Unresized:
     height, width = image.shape[-2:]
     scaled = _scaled(height, width, scale)
-    new_height, new_width = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
-    # channels last, as decoders write them: three times as fast as planes
-    image = image[None].contiguous(memory_format=torch.channels_last)[0]
-    image = F.resize_image(image, [new_height, new_width], antialias=True)
+    size = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
     # by the sizes in whole pixels, not by the scale, as torchvision's `resize_boxes` does
-    ratio = boxes.new_tensor([new_width / width, new_height / height])
-    return image, boxes * ratio.repeat(2)
-
-
-def _without_small_boxes(image: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ratio = boxes.new_tensor([size[1] / width, size[0] / height])
+    boxes = boxes * ratio.repeat(2)
     keep = ((boxes[:, 2:] - boxes[:, :2]) >= MIN_BOX_SIDE).all(dim=1)
-    return image, boxes[keep], labels[keep]
+    return Unresized(image, boxes[keep], labels[keep], size)

@@ -20,6 +20,7 @@ from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.preemption import Agreement
+from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import ConfigError, Preempted
@@ -151,7 +152,7 @@ class Trainer:
                 return metrics
         self.meter.load(state.unlogged)
         state.unlogged = {}
-        steps = self.data.train_steps(state.step, plan.stop_step)
+        steps = prefetched(self.data.train_steps(state.step, plan.stop_step), self.strategy.device)
         for micro_batches in steps:
             self.ledger.mark("data")
             self.strategy.doing = f"step {state.step}"
@@ -187,8 +188,7 @@ class Trainer:
                 break
             self.strategy.commit(self._committed)
             self.ledger.mark("other")
-        if hasattr(steps, "close"):
-            steps.close()
+        steps.close()
         self.stop.close()
         self.strategy.on_main(self._wait_for_checkpoint)
         self.ledger.mark("checkpoint")

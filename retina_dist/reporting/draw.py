@@ -64,7 +64,7 @@ def draw_boxes(
     *,
     min_long_side: int = MIN_LONG_SIDE_PX,
 ) -> Image.Image:
-    """`image` [3, h, w] uint8 as a picture with `boxes` [n, 4] in their classes' colours, name and score.
+    """`image` [3, h, w] RGB, 0 to 255, as a picture with `boxes` [n, 4] in their classes' colours, name and score.
 
     The picture is enlarged, sides in proportion, where its long side is below `min_long_side`. Texts keep
     clear of each other: one that finds no free place at its box is left out, earlier boxes choose first.
@@ -157,7 +157,9 @@ def mosaic(pictures: Sequence[Image.Image], columns: int | None = None) -> Image
 
 
 def to_picture(image: Tensor, scale: float = 1.0) -> Image.Image:
-    """[3, h, w] uint8 RGB -> a picture whose sides are `scale` times as long."""
+    """[3, h, w] RGB, 0 to 255 -> a picture whose sides are `scale` times as long."""
+    if image.is_floating_point():  # resized on the device
+        image = image.round().clamp(0, 255).to(torch.uint8)
     picture = Image.fromarray(image.detach().cpu().permute(1, 2, 0).contiguous().numpy())
     if scale == 1:
         return picture

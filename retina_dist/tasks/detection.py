@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import islice
@@ -19,6 +20,7 @@ from torch import nn
 from retina_dist.config import DataConfig, ModelConfig, TrainConfig
 from retina_dist.data.categories import Categories
 from retina_dist.data.coco import Annotations, load_annotations
+from retina_dist.data.dataset import ResizedBy
 from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.synthetic import make_shapes
@@ -74,6 +76,12 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         return load_annotations(Path(annotations), Path(images) if images else root, **options)
     file, folder = find_split(root, split)
     return load_annotations(file, Path(images) if images else folder, **options)
+
+
+def resized_by(data: DataConfig, device: torch.device) -> ResizedBy:
+    """Who resizes: on a CPU the workers' way, in whole grey levels, takes a fraction of the device's."""
+    by_default: ResizedBy = "device" if device.type == "cuda" else "workers"
+    return by_default if data.resize == "auto" else data.resize  # type: ignore[return-value]
 
 
 def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str], None]) -> RetinaNet:
@@ -139,6 +147,8 @@ class DetectionTask:
         )
         sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
         lines.append(f"  {'scale':<9}short side {sides} px, long side at most {data.max_size} px")
+        if data.cache:
+            lines.append(f"  {'cache':<9}{_describe_cache(data.cache, [p for p in (self.train, self.val) if p])}")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         lines.append(f"  {'classes':<9}{len(names)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
@@ -170,6 +180,8 @@ class DetectionTask:
             world_size=self.strategy.world_size,
             on_bad_image=data.bad_images,  # type: ignore[arg-type]
             max_pixels=data.max_pixels,
+            resize=resized_by(data, self.strategy.device),
+            cache=data.cache,
             pin_memory=self.strategy.device.type == "cuda",
         )
 
@@ -230,7 +242,7 @@ class DetectionTask:
 
         dataset = data.train_dataset
         spec = data.train_sampler.step(step)[0]
-        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES])]
+        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES])].to("cpu")
         batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
@@ -246,6 +258,7 @@ class DetectionTask:
         pictures = []
         model.eval()
         for batch in islice(data.val_batches(), -(-NUM_PICTURES // self.config.data.val_batch_size)):
+            batch = batch.to("cpu")  # where it is drawn, as it lies on the canvas
             with torch.inference_mode():
                 detections = model(batch.to(self.strategy.device))
             for i, found in enumerate(detections):
@@ -290,3 +303,14 @@ def _describe(part: Annotations) -> str:
     extra += [f"{count} boxes dropped: {name}" for name, count in part.dropped.items() if count]
     extra += [f"{part.clipped} boxes clipped to their image"] if part.clipped else []
     return "; ".join([f"{len(part.records)} images, {boxes} boxes", *extra])
+
+
+def _describe_cache(folder: str, parts: list[Annotations]) -> str:
+    sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
+    there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
+    free = shutil.disk_usage(there).free
+    return f"up to {_amount(sum(sizes.values()))} of decoded pixels in {folder}, where {_amount(free)} are free"
+
+
+def _amount(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

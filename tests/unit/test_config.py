@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from retina_dist.config import TrainConfig, config_dir, load_config, reported_errors
 from retina_dist.errors import ConfigError, DataError
@@ -62,6 +63,7 @@ def test_no_file_is_out_of_reach() -> None:
         "doctor",
         "evaluate",
         "benchmark_step",
+        "benchmark_data",
         "benchmark_scaling",
         "benchmark_model",
         "parity",
@@ -268,3 +270,11 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_who_resizes_depends_on_the_device_unless_it_is_said():
+    from retina_dist.tasks.detection import resized_by
+
+    for said, on_cpu, on_gpu in (("auto", "workers", "device"), ("workers",) * 3, ("device",) * 3):
+        data = load_config("train", [f"data.resize={said}"]).data
+        assert (resized_by(data, torch.device("cpu")), resized_by(data, torch.device("cuda"))) == (on_cpu, on_gpu)

@@ -243,3 +243,8 @@ def test_real_picture(real_data, places):
     picture = draw.draw_boxes(image, xyxy, labels(*[0] * len(rows)), ["cell"])
     assert picture.size == (entry["width"], entry["height"])
     assert len(places) == len(rows)
+
+
+def test_pixels_resized_on_a_device_are_rounded():
+    image = torch.tensor([-0.2, 99.5, 100.4, 255.3]).expand(3, 2, 4)
+    assert np.asarray(draw.to_picture(image))[0, :, 0].tolist() == [0, 100, 100, 255]

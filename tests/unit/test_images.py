@@ -289,3 +289,26 @@ def test_real_orientations_show_the_same_picture(real_data: Path):
 def test_real_truncated_picture(real_data: Path):
     with pytest.raises(ImageError, match="pillow_truncated_jpeg.jpg cannot be decoded .*truncated"):
         read_image(real_data / "odd-images" / "pillow_truncated_jpeg.jpg")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("options", [{}, {"quality": 50, "subsampling": 0}, {"progressive": True}, {"subsampling": 1}])
+def test_jpeg_has_pillows_bits_whoever_decodes_it(tmp_path: Path, mode: str, options: dict, monkeypatch):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 67, 3), dtype=np.uint8)).resize((201, 135))
+    noise.convert(mode).save(tmp_path / "a.jpg", **options)
+    found = read_image(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert np.array_equal(found.permute(1, 2, 0).numpy(), np.asarray(image.convert("RGB")))
+
+    def refuse(data, mode):
+        raise RuntimeError("cannot")
+
+    for other in (None, refuse):  # not in this torchvision, or not able to
+        monkeypatch.setattr("retina_dist.data.images.decode_jpeg", other)
+        assert np.array_equal(read_image(tmp_path / "a.jpg").numpy(), found.numpy())
+
+
+def test_upright_jpeg_does_not_go_through_pillows_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "a.jpg")
+    monkeypatch.setattr("retina_dist.data.images._to_rgb", lambda image: {}["tile"])
+    assert read_image(tmp_path / "a.jpg").shape == (3, 4, 4)

@@ -240,7 +240,8 @@ def setting_case(_: Path, __: Path, draw: random.Random) -> None:
         part = getattr(config, above[0]) if above else config
         value = getattr(part, key)
         numbers = [v for v in JUNK if type(v) is type(value)] or [value]
-        setattr(part, key, draw.choice(([], [1], [1, 2], [2**70]) if isinstance(value, list) else numbers))
+        junk = draw.choice(([], [1], [1, 2], [2**70]) if isinstance(value, list) else numbers)
+        setattr(part, key, [junk] if key == "anchor_sizes" else junk)  # a list of lists
     validate(config)
     build_plan(config, 100, 1)
     json.dumps(asdict(config))

@@ -134,6 +134,7 @@ def test_flip_happens_as_often_as_asked():
         {"hflip": 0.5, "iou_crop": 1.0},
         {"hflip": 0.0, "scale_jitter": (0.5, 0.9)},
         {"hflip": 0.5, "scale_jitter": (1.1, 1.8)},
+        {"hflip": 0.5, "vflip": 0.5, "scale_jitter": (1.5, 3.0)},
         {"hflip": 0.5, "iou_crop": 0.7, "scale_jitter": (0.3, 2.0)},
     ],
 )

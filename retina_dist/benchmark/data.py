@@ -1,0 +1,265 @@
+"""How long does an image take on its way to the network, part by part?
+
+    python -m retina_dist.benchmark data                               made pictures of 640 x 480
+    python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
+
+Layer 4. What a part takes is the processor's time, so that other processes disturb it little; on a GPU it is that of the clock.
+Files have been read before: the system's cache and not the disk is measured. All parts take turns, `rounds` times. What is
+compared with: Pillow's decoder and a resize in float32, as torchvision's detectors do it, into the same batch. Neither normalises.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from retina_dist.benchmark.report import finish
+from retina_dist.config import DataBenchmarkConfig, entry_point
+from retina_dist.data.cache import DecodedCache
+from retina_dist.data.coco import ImageRecord
+from retina_dist.data.collate import collate, collate_raw
+from retina_dist.data.dataset import DetectionDataset
+from retina_dist.data.images import read_image
+from retina_dist.data.module import CocoDataModule
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.transforms import Unresized
+from retina_dist.errors import ConfigError
+from retina_dist.tasks.detection import DetectionTask
+from retina_dist.train import build_strategy
+
+HEIGHT, WIDTH, QUALITY = 480, 640, 90
+CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB
+MEASURED = 4  # times the images of the parts, for the data loader
+
+
+def make_pictures(folder: Path, count: int) -> None:
+    """`count` JPEGs in folder/pictures, with seven boxes each in folder/pictures.json."""
+    (folder / "pictures").mkdir()
+    rng = np.random.default_rng(0)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for i in range(1, count + 1):
+        name = f"{i:06d}.jpg"
+        Image.fromarray(picture(rng)).save(folder / "pictures" / name, quality=QUALITY)
+        images.append({"id": i, "file_name": name, "width": WIDTH, "height": HEIGHT})
+        for _ in range(7):
+            x, y = rng.uniform(0, WIDTH - 40), rng.uniform(0, HEIGHT - 40)
+            box = [x, y, rng.uniform(20, WIDTH - x), rng.uniform(20, HEIGHT - y)]
+            annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": 1, "bbox": box})
+            annotations[-1] |= {"area": box[2] * box[3], "iscrowd": 0}
+    coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
+    (folder / "pictures.json").write_text(json.dumps(coco))
+
+
+def picture(rng: np.random.Generator) -> np.ndarray:
+    """uint8 [480, 640, 3]: noise of correlated colours whose amplitude falls as 1/f, as that of photos does (Field 1987,
+    https://doi.org/10.1364/JOSAA.4.002379).
+    """
+    frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
+    frequency[0, 0] = 1.0
+    common = rng.normal(size=(HEIGHT, WIDTH))
+    channels = []
+    for _ in range(3):
+        noise = 0.9 * common + 0.45 * rng.normal(size=(HEIGHT, WIDTH))
+        channel = np.fft.irfft2(np.fft.rfft2(noise) / frequency, s=(HEIGHT, WIDTH))
+        channels.append(128 + CONTRAST * (channel - channel.mean()) / channel.std())
+    return np.stack(channels, axis=-1).clip(0, 255).astype(np.uint8)
+
+
+READ, DECODE, PILLOW = "read the file", "read and decode", "read and decode by Pillow"
+CACHED = "read from data.cache"
+WORKERS, DEVICE = "whole, resize=workers", "whole, resize=device, in the worker"
+ON_GPU, ON_CPU = "copy, flip and resize on the GPU", "flip and resize, resize=device on this CPU"
+PLAIN = "Pillow, resize in float32, collate"
+COMPARED = ((WORKERS, PLAIN), (DEVICE, PLAIN), (DECODE, PILLOW), (CACHED, DECODE))  # which is faster, and than what
+
+
+def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
+    """Time every part and every number of data workers in turns; print and return the figures."""
+    torch.set_num_threads(config.trainer.num_threads or 1)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        strategy = stack.enter_context(build_strategy(config))
+        if strategy.world_size > 1:
+            raise ConfigError("benchmark data measures one process; start it without a launcher.")
+        made = config.data.root is None and config.data.train_annotations is None
+        if made:
+            make_pictures(folder, config.pictures)
+            data = replace(config.data, train_annotations=f"{folder}/pictures.json", train_images=f"{folder}/pictures")
+            config = replace(config, data=data)
+        task = DetectionTask(config, strategy, report=lambda text: None)
+        by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
+        specs = _first_batches(by_workers, config.pictures)
+        records = [task.train.records[i] for spec in specs for i in spec.indices]
+        size_kb = statistics.mean(Path(record.path).stat().st_size for record in records) / 1000
+        whose = "made pictures of 640 x 480" if made else f"images of {config.data.name}"
+        what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
+        how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
+        print(f"{what}; {how}\n", flush=True)
+
+        parts = _parts(
+            by_workers.train_dataset, by_device.train_dataset, specs, records, folder / "cache", strategy.device
+        )
+        times = _in_turns(parts, len(records), config.rounds)
+        rows = {name: _summary(values) for name, values in times.items()}
+        _print_table("ms an image", rows)
+        ratios = {
+            f"{name} / {other}": statistics.median(b / a for a, b in zip(times[name], times[other], strict=True))
+            for name, other in COMPARED
+        }
+        print("\ntimes as fast as")
+        for name, ratio in ratios.items():
+            print(f"  {name:<76}{ratio:>6.2f}")
+        speeds = {
+            name: _summary(v) for name, v in _throughput(task, config.workers, config.rounds, len(records)).items()
+        }
+        print()
+        _print_table("images a second", speeds)
+    facts = {"mean_file_kb": round(size_kb, 1), "ms_an_image": rows, "images_per_s": speeds}
+    return finish(config, "data", ratios, what=f"{what}; {how}", **facts)
+
+
+def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
+    """The data module of the task's settings with others of `data`."""
+    other = copy.copy(task)
+    other.config = replace(task.config, data=replace(task.config.data, **data))
+    return other.build_data()
+
+
+def _first_batches(module: CocoDataModule, count: int) -> list[BatchSpec]:
+    """As many of the training's first batches as hold `count` images."""
+    specs: list[BatchSpec] = []
+    while sum(len(spec.indices) for spec in specs) < count:
+        specs += module.train_sampler.step(len(specs))[:1]
+    return specs
+
+
+def _parts(
+    dataset: DetectionDataset,
+    raw_dataset: DetectionDataset,
+    specs: list[BatchSpec],
+    records: list[ImageRecord],
+    cache_folder: Path,
+    device: torch.device,
+) -> dict[str, Callable[[], object]]:
+    """What is timed, by name; each does its part for the images of all `specs`, whose `records` are in the same order."""
+    files = [(str(record.path), (record.width, record.height)) for record in records]
+    where = [(index, spec) for spec in specs for index in spec.indices]
+    cache = DecodedCache(cache_folder)
+    images = [cache.read(*file).clone() for file in files]
+    ready = [dataset.unresized(i, image, spec) for image, (i, spec) in zip(images, where, strict=True)]
+    samples = [([dataset.sample(i, spec) for i in spec.indices], spec.canvas) for spec in specs]
+    raw_samples = [([raw_dataset.sample(i, spec) for i in spec.indices], spec.canvas) for spec in specs]
+    raw = [collate_raw(*one) for one in raw_samples]
+    if device.type == "cuda":
+        raw = [batch.pin_memory() for batch in raw]
+
+    paths = {index: path for (index, _), (path, _) in zip(where, files, strict=True)}
+
+    def plain() -> None:
+        goals = iter(ready)
+        for spec in specs:
+            batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
+            for canvas, index in zip(batch, spec.indices, strict=True):
+                height, width = next(goals).size
+                pixels = _by_pillow(paths[index]).float().div_(255)
+                canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
+
+    def on_device() -> None:
+        for batch in raw:
+            batch.to(device, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return {
+        READ: lambda: _each(lambda path, _: np.fromfile(path, np.uint8), files),
+        DECODE: lambda: _each(read_image, files),
+        PILLOW: lambda: _each(lambda path, _: _by_pillow(path), files),
+        CACHED: lambda: _each(cache.read, files),
+        "augment": lambda: _each(
+            lambda image, at: dataset.unresized(at[0], image, at[1]), zip(images, where, strict=True)
+        ),
+        "flip and resize, resize=workers": lambda: _each(Unresized.resized, ((one,) for one in ready)),
+        "collate, resize=workers": lambda: _each(collate, samples),
+        "collate, resize=device": lambda: _each(collate_raw, raw_samples),
+        WORKERS: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
+        DEVICE: lambda: _each(raw_dataset.__getitem__, ((spec,) for spec in specs)),
+        ON_GPU if device.type == "cuda" else ON_CPU: on_device,
+        PLAIN: plain,
+    }
+
+
+def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]]) -> None:
+    """Call it for each, and let go of what it returns as a reader would."""
+    for one in arguments:
+        function(*one)
+
+
+def _by_pillow(path: str) -> Tensor:
+    with Image.open(path) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def _in_turns(parts: dict[str, Callable[[], object]], count: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds an image of each part in each round, after one that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for turn in range(rounds + 1):
+        for name, part in parts.items():
+            clock = time.perf_counter if name == ON_GPU else time.process_time
+            started = clock()
+            part()
+            if turn:
+                times[name].append((clock() - started) / count * 1e3)
+    return times
+
+
+def _throughput(task: DetectionTask, workers: list[int], rounds: int, count: int) -> dict[str, list[float]]:
+    """Images a second of the training's data loader with nobody to keep it waiting, by number of data workers."""
+    speeds: dict[str, list[float]] = {f"data loader, num_workers={n}": [] for n in workers}
+    for _ in range(rounds):
+        for name, n in zip(speeds, workers, strict=True):
+            module = _module(task, num_workers=n)
+            warmup = 2 * n + 1  # steps; by then all workers have started, and what they read ahead meanwhile is gone
+            num_steps = -(-MEASURED * count // task.config.data.batch_size)
+            steps = module.train_steps(0, warmup + num_steps)
+            for _ in range(warmup):
+                next(steps)
+            started = time.perf_counter()
+            images = sum(len(batch) for batches in steps for batch in batches)
+            speeds[name].append(images / (time.perf_counter() - started))
+    return speeds
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def _print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
+    print(f"{title:<44}{'median':>10}{'min':>10}{'max':>10}")
+    for name, row in rows.items():
+        print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}", flush=True)
+
+
+@entry_point("benchmark_data")
+def main(config: DataBenchmarkConfig) -> Any:
+    """The tables."""
+    benchmark(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Decoded pictures kept on the disk, for machines whose cores cannot decode as fast as their GPUs train.
+
+Layer 1. One file a picture: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping. A file is
+named after the picture's path, size, time of change and annotated size, so that a picture that has changed is decoded anew,
+and it is written aside and renamed, so that any number of processes may fill one folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retina_dist.data.images import MAX_PIXELS, read_image
+from retina_dist.errors import ConfigError
+
+VERSION = 1
+LEAST_FREE = 2**30  # bytes left on the disk for everything else, checkpoints above all
+TRAILER = 3  # 64-bit words at the end of a file: height, width, check sum
+
+
+class DecodedCache:
+    """Reads pictures as `read_image` does, from `folder` where they are there, and puts them there where they are not.
+
+    What is damaged is decoded and written anew. When the disk is full, or has less than a gigabyte left, or refuses, pictures
+    are decoded as without a cache. Both are said through `warn`, the second once.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+        self._writes = True
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache={folder} cannot be made ({error}); give another folder, or leave it out."
+            ) from error
+
+    def read(
+        self,
+        path: str,
+        annotated_size: tuple[int, int],
+        max_pixels: int = MAX_PIXELS,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> Tensor:
+        """`read_image(path, annotated_size, max_pixels)`, bit for bit. Raises ImageError as that does."""
+        kept = self._place(path, annotated_size)
+        if kept is None or annotated_size[0] * annotated_size[1] > max_pixels:
+            return read_image(path, annotated_size, max_pixels)  # which says what is wrong
+        if kept.exists():
+            pixels = _load(kept, annotated_size)
+            if pixels is not None:
+                return pixels
+            warn(f"{kept} of data.cache is damaged; {path} is decoded instead.")
+        pixels = read_image(path, annotated_size, max_pixels)
+        if self._writes:
+            try:
+                self._write(kept, pixels)
+            except OSError as error:
+                self._writes = False
+                warn(
+                    f"data.cache={self.folder} takes no more pictures ({error}); this process decodes those not in it."
+                )
+        return pixels
+
+    def _place(self, path: str, annotated_size: tuple[int, int]) -> Path | None:
+        """Where a picture is kept; None for a file that cannot be looked at."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        facts = (VERSION, os.path.abspath(path), found.st_size, found.st_mtime_ns, *annotated_size)
+        name = hashlib.blake2b("\0".join(map(str, facts)).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        return self.folder / name[:2] / f"{name[2:]}.pixels"
+
+    def _write(self, kept: Path, pixels: Tensor) -> None:
+        content = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()).tobytes()
+        if shutil.disk_usage(self.folder).free - len(content) < LEAST_FREE:
+            raise OSError(f"less than {LEAST_FREE / 2**30:.0f} GiB is free on its disk")
+        content += bytes(-len(content) % 8)
+        trailer = np.array([*pixels.shape[1:], _sum(np.frombuffer(content, np.uint64))], np.uint64)
+        kept.parent.mkdir(exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=kept.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.write(trailer.tobytes())
+            os.replace(temporary, kept)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
+    """The pixels of a file of the cache; None when it is not as it was written."""
+    try:
+        content = np.memmap(kept, np.uint64, mode="c")  # copied where somebody writes, and the file is not
+    except (OSError, ValueError):
+        return None
+    height, width, check = content[-TRAILER:].tolist() if len(content) > TRAILER else (0, 0, 0)
+    length = height * width * 3
+    if (
+        (width, height) != annotated_size
+        or len(content) != -(-length // 8) + TRAILER
+        or _sum(content[:-TRAILER]) != check
+    ):
+        return None
+    pixels = content.view(np.uint8)[:length].reshape(height, width, 3)
+    return torch.from_numpy(np.asarray(pixels)).permute(2, 0, 1)
+
+
+def _sum(words: np.ndarray) -> int:
+    """Modulo 2^64: takes as long as reading does, where a CRC would take as long as decoding."""
+    return int(np.add.reduce(words, dtype=np.uint64))

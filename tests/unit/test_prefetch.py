@@ -1,0 +1,124 @@
+"""What is queued on which stream, and in what order, with streams that only take notes: no GPU is needed to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from retina_dist.engine.prefetch import prefetched
+
+CUDA = torch.device("cuda", 0)
+
+
+class Notes:
+    """Stands for torch.cuda's streams."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.stream = "main"
+        main = FakeStream(self, "main")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(self, "side"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before, self.stream = self.stream, stream.name
+        try:
+            yield
+        finally:
+            self.stream = before
+
+
+class FakeStream:
+    def __init__(self, notes: Notes, name: str) -> None:
+        self.notes, self.name, self.events = notes, name, 0
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.notes.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> str:
+        self.events += 1
+        return f"event {self.events}"
+
+    def wait_event(self, event: str) -> None:
+        self.notes.log.append(f"{self.name} waits for {event}")
+
+
+class FakeBatch:
+    def __init__(self, notes: Notes, name: str) -> None:
+        self.notes, self.name = notes, name
+
+    def to(self, device: torch.device, non_blocking: bool) -> str:
+        assert device == CUDA
+        assert non_blocking
+        self.notes.log.append(f"{self.name} on {self.notes.stream}")
+        return f"{self.name} there"
+
+
+def source(notes: Notes, count: int, fails_at: int | None = None) -> Iterator[list[FakeBatch]]:
+    try:
+        for step in range(count):
+            if step == fails_at:
+                raise ValueError("a bad picture")
+            yield [FakeBatch(notes, f"{step}.{part}") for part in range(2)]
+    finally:
+        notes.log.append("closed")
+
+
+def test_one_step_ahead_on_a_stream_of_its_own(monkeypatch):
+    notes = Notes(monkeypatch)
+    for batches in prefetched(source(notes, 3), CUDA):
+        notes.log.append(f"compute {', '.join(batches)}")
+    assert notes.log == [
+        "side waits for main",
+        "0.0 on side",
+        "0.1 on side",
+        "side waits for main",
+        "1.0 on side",
+        "1.1 on side",
+        "main waits for event 1",  # and not for the copy of the next step
+        "compute 0.0 there, 0.1 there",
+        "side waits for main",
+        "2.0 on side",
+        "2.1 on side",
+        "main waits for event 2",
+        "compute 1.0 there, 1.1 there",
+        "closed",
+        "main waits for event 3",
+        "compute 2.0 there, 2.1 there",
+    ]
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_an_error_comes_after_the_steps_before_it(monkeypatch, device):
+    notes, seen = Notes(monkeypatch), []
+    with pytest.raises(ValueError, match="a bad picture"):
+        seen.extend(batches for batches in prefetched(source(notes, 5, fails_at=2), device))
+    assert len(seen) == 2
+    assert notes.log.count("closed") == 1
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_closing_closes_the_source(monkeypatch, device):
+    notes = Notes(monkeypatch)
+    steps = prefetched(source(notes, 5), device)
+    next(steps)
+    assert "closed" not in notes.log
+    steps.close()
+    assert notes.log[-1] == "closed"
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_no_step_is_no_step(monkeypatch, device):
+    notes = Notes(monkeypatch)
+    assert list(prefetched(iter([]), device)) == []
+    assert notes.log == []
+
+
+def test_on_a_cpu_steps_are_what_they_were():
+    steps = [["a"], ["b", "c"]]
+    assert all(given is taken for given, taken in zip(steps, prefetched(iter(steps), torch.device("cpu")), strict=True))
