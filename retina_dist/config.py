@@ -164,6 +164,10 @@ class TrainerConfig:
     clip_kind: str = "global_norm"  # global_norm | tensor_norm | value
     ema_decay: float | None = None  # e.g. 0.999; validation and best then use the average
     channels_last: bool = False
+    compile: bool = False  # torch.compile; the first steps of each canvas take minutes
+    cuda_graphs: bool = (
+        False  # replay forward and backward pass instead of launching each kernel; pays with small batches
+    )
     deterministic: bool = False  # only operations that give the same bits each time; slower on GPUs
     num_threads: int | None = None  # torch threads of this process; null: torch's own choice
     monitor: str = "coco/AP"

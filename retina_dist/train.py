@@ -52,6 +52,8 @@ from retina_dist.strategies.select import make_strategy
 from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
 
+COMPILED_SHAPES = 128  # canvases times numbers of boxes that torch.compile may meet in one run
+
 
 def train(config: TrainConfig) -> dict[str, float]:
     """Train by `config` and return the metrics of the last validation. Every rank calls it."""
@@ -128,6 +130,7 @@ def _train(
         patience=config.trainer.patience,
         stop_reason=lambda: watch.reason,
         max_nonfinite_steps=config.trainer.max_nonfinite_steps,
+        cuda_graphs=_uses_graphs(config, strategy, say),
         events=run.folder,
         inspect=task.inspect,
         report=say,
@@ -240,8 +243,28 @@ def build_state(config: TrainConfig, model: torch.nn.Module, strategy: Distribut
     )
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    if trainer.compile:
+        torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+        model.compile(fullgraph=True, dynamic=False)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema)
+
+
+def _uses_graphs(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> bool:
+    """Whether to capture CUDA graphs; when asked for in vain, says why not."""
+    if not config.trainer.cuda_graphs:
+        return False
+    reasons = {
+        f"the device is {strategy.device.type}": strategy.device.type != "cuda",
+        "model.batch_norm=sync talks to other ranks within the pass": config.model.batch_norm == "sync"
+        and strategy.world_size > 1,
+        "model.loss_path=torchvision waits for the device": config.model.loss_path == "torchvision",
+        "strategy.compression=fp16 sends gradients during the pass": config.strategy.compression == "fp16",
+    }
+    for reason in (text for text, holds in reasons.items() if holds):
+        say(f"trainer.cuda_graphs=true is without effect, because {reason}")
+        return False
+    return True
 
 
 def describe_job(strategy: DistributedStrategy) -> str:

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 from retina_dist.data.raw import RawBatch
 from retina_dist.types import Batch
 
-BOX_MULTIPLE = 8  # few different M, so that kernels and graphs made for one M are used again
+FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
 RAW_MULTIPLE = 64  # pixels; few different shapes, so that memory made for one is used again
 
 
@@ -41,7 +41,7 @@ def collate(
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
 
-    M is the largest number of boxes, but at least 1, rounded up to a multiple of 8. The images' shape is [B,
+    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images' shape is [B,
     3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
     `images` are the batch's when the samples lie in them already.
     """
@@ -116,7 +116,7 @@ def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
 def _rest(samples: Sequence[Sample]) -> dict[str, Tensor]:
     """What both kinds of batch have beside images."""
     counts = [len(sample.labels) for sample in samples]
-    most = -(-max(1, *counts) // BOX_MULTIPLE) * BOX_MULTIPLE
+    most = max(FEWEST_ROWS, 1 << (max(1, *counts) - 1).bit_length())
     boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
     labels = torch.zeros(len(samples), most, dtype=torch.int64)
     for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.graphs import CapturedSteps
 from retina_dist.engine.ledger import Ledger
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
@@ -68,7 +70,8 @@ class Trainer:
     every checkpoint beside the state (plain Python values only). `patience` ends the run after that many validations without
     a better value. `stop_reason` says why this process should end, or None; soon after any rank has a reason, all save and
     raise Preempted. Up to `max_nonfinite_steps` steps in a row are left out for an infinite or NaN loss or gradient on any
-    rank, each described in the folder `events` with what `inspect` says of a batch. Every rank makes one and calls `fit`;
+    rank, each described in the folder `events` with what `inspect` says of a batch. `cuda_graphs` captures forward and backward
+    pass, one graph for each shape of a batch; gradients are then averaged after them. Every rank makes one and calls `fit`;
     `report` takes words for the user on the main rank, `warn` those of any rank.
     """
 
@@ -92,6 +95,7 @@ class Trainer:
         patience: int | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
         max_nonfinite_steps: int = 5,
+        cuda_graphs: bool = False,
         events: Path | None = None,
         inspect: Inspect | None = None,
         report: Callable[[str], None] = print,
@@ -103,7 +107,7 @@ class Trainer:
         self.autocast = autocast(strategy.device, precision)
         self.clip, self.clip_kind = clip, clip_kind
         self.monitor, self.monitor_mode, self.patience = monitor, monitor_mode, patience
-        self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate)
+        self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
         self.meter = StepMeter(strategy)
         self.ledger = Ledger(strategy.device)
         if strategy.world_size > 1:
@@ -120,6 +124,7 @@ class Trainer:
             report=report,
         )
         self._spread_by = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
+        self.captured = CapturedSteps(state.model, self._passes, strategy.device, warn) if cuda_graphs else None
 
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
@@ -221,12 +226,9 @@ class Trainer:
             batch = batch.to(device, non_blocking=True)
             mark("copy")
             with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):
-                with self.autocast():
-                    losses: dict[str, Tensor] = self.net(batch)
                 # The weights of all micro-batches of all ranks have the mean 1/accumulate, so this is the step's mean loss.
-                loss = torch.stack(list(losses.values())).sum() * batch.weight
-                mark("forward")
-                state.scaler.scale(spread(loss, self._spread_by)).backward()
+                passes = self.captured or partial(self._passes, forward_done=lambda: mark("forward"))
+                losses = passes(batch, batch.weight)
             self.ledger.mark_backward()
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() * batch.weight
@@ -238,7 +240,7 @@ class Trainer:
         if taken:
             state.scaler.step(state.optimizer)  # 4. on every rank or on none
         state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad(set_to_none=self.captured is None)
         if not taken:
             self.guard.record(micro_batches, total, norm)
             mark("other")
@@ -249,6 +251,17 @@ class Trainer:
         mark("optimizer")
         parts = {f"train/loss_{name}": value for name, value in total.items()}
         return {"train/loss": torch.stack(list(total.values())).sum(), **parts, "train/grad_norm": norm}
+
+    def _passes(
+        self, batch: TrainBatch, weight: float | Tensor, forward_done: Callable[[], None] = lambda: None
+    ) -> dict[str, Tensor]:
+        """Forward and backward pass of a micro-batch."""
+        with self.autocast():
+            losses: dict[str, Tensor] = self.net(batch)
+        loss = torch.stack(list(losses.values())).sum() * weight
+        forward_done()
+        self.state.scaler.scale(spread(loss, self._spread_by)).backward()
+        return losses
 
     def _images_of(self, step: int) -> int:
         """Images of one optimizer step over all ranks; the last step of an epoch may be short."""

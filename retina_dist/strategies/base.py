@@ -75,9 +75,11 @@ class DistributedStrategy(ABC):
     # training
 
     @abstractmethod
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         """The module to call in training. `optimizer` is stepped as it is by the trainer.
 
+        With `hooks` gradients are sent while the backward pass goes on; without, all of them by `reduce_gradients`, as must be
+        where a graph replays the pass.
         Called by every rank; nothing of the module needs to be equal yet, `run` sees to that.
         """
 

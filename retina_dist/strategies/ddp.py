@@ -8,7 +8,7 @@ import inspect
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import TracebackType
@@ -74,6 +74,7 @@ class DDPStrategy(DistributedStrategy):
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None
+        self._parameters: list[nn.Parameter] = []  # of a model without hooks
         self._unsent: list[
             tuple[list[Tensor], Tensor]
         ] = []  # fp16: each bucket's parameters and its gradients before the wire
@@ -197,7 +198,10 @@ class DDPStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+        if not hooks:
+            self._net, self._parameters = None, [p for p in model.parameters() if p.requires_grad]
+            return model
         self._net = net = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
@@ -213,11 +217,13 @@ class DDPStrategy(DistributedStrategy):
         return net
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        assert isinstance(net, DistributedDataParallel)
-        return nullcontext() if enabled else net.no_sync()
+        return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The backward pass has reduced them; what is left is a step that fp16 could not carry."""
+        """The backward pass has reduced them, if it had hooks; what is left then is a step that fp16 could not carry."""
+        if self._net is None:
+            self._average_after_the_pass()
+            return
         unsent, self._unsent = self._unsent, []
         if not unsent or all_finite(p.grad for parameters, _ in unsent for p in parameters if p.grad is not None):
             return
@@ -230,6 +236,17 @@ class DDPStrategy(DistributedStrategy):
                 assert parameter.grad is not None
                 parameter.grad.copy_(part.view_as(parameter))
         self._fp16_overflows += finite  # gradients that are infinite anyway are the loss scale's affair
+
+    def _average_after_the_pass(self) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        for bucket in _in_buckets(gradients, self.bucket_mb * 2**20):
+            local = torch.cat([gradient.flatten() for gradient in bucket])
+            wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
+            dist.all_reduce(wire)
+            mean = from_wire(wire, self.compression, self.fp16_scale, local.dtype)
+            parts = mean.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
 
     def counters(self) -> dict[str, float]:
         return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
@@ -277,6 +294,19 @@ class DDPStrategy(DistributedStrategy):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         dist.broadcast(x, src)
         return x
+
+
+def _in_buckets(tensors: Sequence[Tensor], limit: float) -> Iterator[list[Tensor]]:
+    """Runs of tensors of one type, of at most `limit` bytes where they have more than one."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        size = sum(x.nbytes for x in bucket) + tensor.nbytes
+        if bucket and (size > limit or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
 
 
 def _first_line(error: BaseException) -> str:

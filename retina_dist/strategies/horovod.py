@@ -206,9 +206,10 @@ class HorovodStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if self.world_size > 1 and self.reduction == "average" and self.compression != "bf16":
+        self._reducer = None
+        if hooks and self.world_size > 1 and self.reduction == "average" and self.compression != "bf16":
             self._reducer = self.hvd.DistributedOptimizer(
                 optimizer,
                 named_parameters=list(model.named_parameters()),
@@ -226,6 +227,8 @@ class HorovodStrategy(DistributedStrategy):
             self._all_reduce_in_place(gradients, self.hvd.Adasum)
         elif self.compression == "bf16":
             self._average_bf16([gradient for _, gradient in gradients])
+        elif self._reducer is None:
+            self._all_reduce_in_place(gradients, self.hvd.Average)
         else:
             self._reducer.synchronize()
             self._send_overflown_again()

@@ -107,6 +107,7 @@ def small_training(
     bad: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float64,
     scale: float | None = None,
+    hooks: bool = True,
 ) -> dict[str, Any]:
     """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
 
@@ -120,7 +121,7 @@ def small_training(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
-    net = strategy.prepare(model, optimizer, accumulate)
+    net = strategy.prepare(model, optimizer, accumulate, hooks)
     norms, moved, scales = [], [], []
 
     def fit() -> None:
@@ -326,6 +327,7 @@ PARTS = {
     "plain": small_training,
     "accumulate": lambda s: small_training(s, accumulate=4),
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
+    "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
     "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
     "compression_bf16": lambda s: small_training(s, accumulate=2, dtype=torch.float32),

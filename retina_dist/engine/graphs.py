@@ -1,0 +1,110 @@
+"""Forward and backward pass as one CUDA graph for each canvas: the host launches one thing instead of a thousand.
+
+Layer 2. Batches of a canvas differ in their content only: their boxes are padded to a power of two. The averaging
+over ranks and the optimizer stay outside, so the same graphs serve every strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 3  # runs before a capture: libraries choose their algorithms in them
+
+Losses = dict[str, Tensor]
+
+
+class Captured(Protocol):
+    """What runs the same work again on the same memory."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass
+class _Slot:
+    """One graph with its inputs and outputs."""
+
+    batch: Any
+    weight: Tensor
+    graph: Captured
+    losses: Losses
+
+
+class CapturedSteps:
+    """Call it with a batch and its weight: it adds gradients to each `p.grad` and returns the losses, as `work` would.
+
+    `work` is the forward and the backward pass. The first batch of a shape is captured; buffers and gradients of `model` are then
+    as if the warm-up had not been. Gradients stay where they are: zero them, do not drop them. Losses are overwritten by the next
+    call. When a capture fails, `report` says so and `work` is called as it is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        work: Callable[[Any, Any], Losses],
+        device: torch.device,
+        report: Callable[[str], None] = print,
+        capture: Callable[[Callable[[], Losses]], tuple[Captured, Losses]] | None = None,
+    ) -> None:
+        self.model, self.work, self.device, self.report = model, work, device, report
+        self.capture = capture or _CudaCapture()
+        self.failed = False
+        self._slots: dict[tuple[Any, ...], _Slot] = {}
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def __call__(self, batch: Any, weight: float) -> Losses:
+        key = tuple((tuple(x.shape), x.dtype, x.stride()) for x in _tensors(batch).values())
+        if key not in self._slots and not self.failed:
+            self._capture_slot(key, batch)
+        if key not in self._slots:
+            return self.work(batch, weight)
+        slot = self._slots[key]
+        for name, tensor in _tensors(batch).items():
+            getattr(slot.batch, name).copy_(tensor, non_blocking=True)
+        slot.weight.fill_(weight)
+        slot.graph.replay()
+        return slot.losses
+
+    def _capture_slot(self, key: tuple[Any, ...], batch: Any) -> None:
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        batch = replace(batch, **{name: x.clone() for name, x in _tensors(batch).items()})
+        weight = torch.ones((), device=self.device, dtype=parameters[0].dtype)
+        held = [(x, x.clone()) for x in [*self.model.buffers(), *(p.grad for p in parameters)] if x is not None]
+        try:
+            self._slots[key] = _Slot(batch, weight, *self.capture(lambda: self.work(batch, weight)))
+        except RuntimeError as error:  # out of memory, or something that cannot be captured
+            self.failed = True
+            reason = str(error).strip().splitlines()[0]
+            self.report(f"warning: CUDA graphs are not used from here on, because a capture failed ({reason})")
+        for tensor, before in held:
+            tensor.copy_(before)
+
+
+class _CudaCapture:
+    """Warm-up and capture on a stream of its own; all graphs share one pool, since only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Losses]) -> tuple[Captured, Losses]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            losses = {name: value.detach() for name, value in work().items()}
+        return graph, losses
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
