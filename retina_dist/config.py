@@ -269,7 +269,9 @@ class EvaluateConfig:
     annotations: str | None = None  # null: the checkpoint's validation set
     images: str | None = None
     output_dir: str | None = None
-    backend: str = "auto"  # auto | pycocotools | faster-coco-eval
+    backend: str = (
+        "auto"  # auto (the fastest that is installed) | ultrafast-pycocotools | faster-coco-eval | pycocotools
+    )
     device: str = "auto"
     precision: str = "fp32"
     batch_size: int = 8
@@ -330,7 +332,7 @@ CHOICES = {
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
-    "backend": ("auto", "pycocotools", "faster-coco-eval"),
+    "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),
 }

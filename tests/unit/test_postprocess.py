@@ -158,11 +158,9 @@ def test_overlaps_are_rounded_as_torchvision_rounds_them(
     first = torch.stack((place % 25 * 50, place // 25 * 50, place % 25 * 50 + 30, place // 25 * 50 + 30), dim=1).float()
     # 30 px squares, moved by a third of a side: 20 / 40.
     second = first + torch.tensor([1.0, 0, 1, 0]) * (10 + torch.linspace(-0.01, 0.01, pairs))[:, None]
-    not_found = torch.tensor([[0, 0, 1299.37, 1299.37]])  # which would move them elsewhere
-    logits = torch.full((2, 2 * pairs + 1, 91), -20.0)
-    logits[0, :-1, 90] = torch.linspace(4, 1, 2 * pairs)
-    anchors = torch.cat((first, second, not_found))
-    arguments = (logits, torch.zeros(2, len(anchors), 4), torch.tensor([[1300, 1300]] * 2), [anchors])
+    logits = torch.full((2, 2 * pairs, 91), -20.0)
+    logits[0, :, 90] = torch.linspace(4, 1, 2 * pairs)
+    arguments = (logits, torch.zeros(2, 2 * pairs, 4), torch.tensor([[1300, 1300]] * 2), [torch.cat((first, second))])
     settings = {"topk_candidates": 2000, "detections_per_image": 2000}
     found = ours(*arguments, **settings)
     for a, b in zip(found, theirs(*arguments, **settings), strict=True):
