@@ -261,6 +261,29 @@ class ScalingConfig(TrainConfig):
 
 
 @dataclass
+class EvalBenchmarkConfig:
+    """`python -m retina_dist.benchmark eval`."""
+
+    num_images: int = 5000  # the metric; as many of all as in COCO's validation set
+    num_boxes: int = 36_000
+    num_detections: int = 500_000
+    num_classes: int = 80
+    backends: list[str] = field(
+        default_factory=lambda: ["ultrafast-pycocotools", "faster-coco-eval"]
+    )  # compared with pycocotools, which takes most of the time; []: no metric
+    batches: list[int] = field(default_factory=lambda: [1, 4, 8])  # the post-processing; []: none
+    canvas: list[int] = field(default_factory=lambda: [800, 1088])  # height and width in px
+    device: str = "auto"  # of the post-processing
+    rounds: int = 3
+    num_threads: int = 1
+    seed: int = 0
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+    debug: bool = False
+
+
+@dataclass
 class EvaluateConfig:
     """`python -m retina_dist.evaluate`."""
 
@@ -375,6 +398,12 @@ AT_LEAST = {
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,
+    "rounds": 1,
+    "num_threads": 1,
+    "num_images": 1,
+    "num_boxes": 0,
+    "num_detections": 0,
+    "num_classes": 1,
 }
 
 FRACTIONS = (
@@ -504,6 +533,7 @@ _SCHEMAS = {
     "doctor": DoctorConfig,
     "parity": ParityConfig,
     "benchmark_scaling": ScalingConfig,
+    "benchmark_eval": EvalBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

@@ -62,6 +62,7 @@ def test_no_file_is_out_of_reach() -> None:
         "doctor",
         "evaluate",
         "benchmark_scaling",
+        "benchmark_eval",
         "parity",
         "predict",
         "replay",
