@@ -199,7 +199,8 @@ def benchmark_post_processing(config: EvalBenchmarkConfig) -> list[dict[str, Any
         return []
     if len(config.canvas) != 2 or min(config.canvas) < 32 or min(config.batches) < 1:
         raise ConfigError(
-            f"canvas={config.canvas} and batches={config.batches}: give height and width of 32 px or more, and batches of 1 or more."
+            f"canvas={config.canvas} and batches={config.batches}: give height and width of 32 px and more, and batches of 1 and "
+            "more."
         )
     device = resolve_device(config.device)
     torch.set_num_threads(config.num_threads)
