@@ -51,9 +51,8 @@ def postprocess(
     boxes = boxes.clamp(min=0).minimum(limit)
     shifted = _moved_apart(boxes, labels, found)
 
-    image, candidate = found.nonzero(
-        as_tuple=True
-    )  # the batch's first host sync on a GPU; NMS and the counts are the others
+    # The host waits for a GPU three times a batch: here, in NMS and for the counts.
+    image, candidate = found.nonzero(as_tuple=True)
     boxes, shifted, scores, labels = (x[image, candidate] for x in (boxes, shifted, scores, labels))
     group = image * logits.shape[-1] + labels
     if boxes.is_cuda:
@@ -78,9 +77,8 @@ def _candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> 
     num_classes, start = logits.shape[-1], 0
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for level in logits.split(counts, dim=1):
-        anchors = (
-            _best(_scores(level.amax(dim=-1), threshold), k).sort(dim=1).values
-        )  # [B, k], in the order of the level
+        best = _best(_scores(level.amax(dim=-1), threshold), k)
+        anchors = best.sort(dim=1).values  # [B, k], in the order of the level
         scores = _scores(level[rows, anchors], threshold).flatten(1)  # [B, k * K]
         pairs = _best(scores, k)  # [B, k]
         parts.append((scores.gather(1, pairs), anchors.gather(1, pairs // num_classes) + start, pairs % num_classes))
@@ -130,7 +128,8 @@ def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: fl
 def nms_at_once(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:
     """The same boxes, best first, in one call: groups moved apart in float64, which leaves 10^7 px seven decimals and more.
 
-    Overlaps are then computed in float64, so that one within float32's rounding of the threshold may be decided otherwise.
+    Overlaps are then computed in float64, so that one within float32's rounding of the threshold may be decided otherwise. For a
+    GPU, where one call for each group would wait each time; no GPU was at hand to try it on.
     """
     apart = boxes.to(torch.float64)
     if len(boxes):
