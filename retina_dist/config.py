@@ -270,6 +270,29 @@ class ScalingConfig(TrainConfig):
 
 
 @dataclass
+class EvalBenchmarkConfig:
+    """`python -m retina_dist.benchmark eval`."""
+
+    num_images: int = 5000  # the metric; as many of all as in COCO's validation set
+    num_boxes: int = 36_000
+    num_detections: int = 500_000
+    num_classes: int = 80
+    backends: list[str] = field(
+        default_factory=lambda: ["ultrafast-pycocotools", "faster-coco-eval"]
+    )  # compared with pycocotools, which takes most of the time; []: no metric
+    batches: list[int] = field(default_factory=lambda: [1, 4, 8])  # the post-processing; []: none
+    canvas: list[int] = field(default_factory=lambda: [800, 1088])  # height and width in px
+    device: str = "auto"  # of the post-processing
+    rounds: int = 3
+    num_threads: int = 1
+    seed: int = 0
+    output: str | None = None  # a JSON file
+    baseline: str | None = None  # such a file of an earlier run
+    fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
+    debug: bool = False
+
+
+@dataclass
 class StepConfig(TrainConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
@@ -354,7 +377,9 @@ class EvaluateConfig:
     annotations: str | None = None  # null: the checkpoint's validation set
     images: str | None = None
     output_dir: str | None = None
-    backend: str = "auto"  # auto | pycocotools | faster-coco-eval
+    backend: str = (
+        "auto"  # auto (the fastest that is installed) | ultrafast-pycocotools | faster-coco-eval | pycocotools
+    )
     device: str = "auto"
     precision: str = "fp32"
     batch_size: int = 8
@@ -417,8 +442,8 @@ CHOICES = {
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
     "compression": ("none", "bf16", "fp16"),
-    "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "pycocotools", "faster-coco-eval"),
+    "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),
 }
@@ -466,6 +491,10 @@ AT_LEAST = {
     "num_images": 1,
     "epochs": 1,
     "straggler_cv": 0,
+    "num_threads": 1,
+    "num_boxes": 0,
+    "num_detections": 0,
+    "num_classes": 1,
 }
 
 FRACTIONS = (
@@ -599,6 +628,7 @@ _SCHEMAS = {
     "benchmark_scaling": ScalingConfig,
     "benchmark_model": ModelBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,
+    "benchmark_eval": EvalBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "convert": ConvertConfig,

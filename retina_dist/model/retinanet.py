@@ -26,6 +26,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from retina_dist.errors import ConfigError
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
 from retina_dist.model.losses import BoxLoss, retinanet_losses
+from retina_dist.model.postprocess import postprocess
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.model.targets import match
 from retina_dist.types import Batch, Detections
@@ -167,17 +168,19 @@ class RetinaNet(TorchvisionRetinaNet):
         return self.compute_loss(targets, full, [anchors] * len(targets))
 
     def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:
-        """torchvision's post-processing (score threshold, top k a level, NMS a class), boxes in stored-image pixels."""
-        counts = [len(level) for level in levels]
-        split = {k: list(v.to(torch.float32).split(counts, dim=1)) for k, v in outputs.items()}
-        sizes = [(h, w) for h, w in batch.image_sizes.tolist()]
+        """What torchvision's `postprocess_detections` finds, for the whole batch at once; boxes in stored-image pixels."""
         with torch.autocast(levels[0].device.type, enabled=False):
-            found = self.postprocess_detections(split, [levels] * len(batch), sizes)
-            scale = (batch.original_sizes / batch.image_sizes).flip(1).repeat(1, 2).to(torch.float32)  # [B, 4]
-        return [
-            Detections(boxes=one["boxes"] * factor, scores=one["scores"], labels=one["labels"])
-            for one, factor in zip(found, scale, strict=True)
-        ]
+            return postprocess(
+                outputs["cls_logits"],
+                outputs["bbox_regression"],
+                levels,
+                batch.image_sizes,
+                batch.original_sizes,
+                score_threshold=self.score_thresh,
+                nms_threshold=self.nms_thresh,
+                topk_candidates=self.topk_candidates,
+                detections_per_image=self.detections_per_img,
+            )
 
 
 # What stands for what in a model that is torchvision's own.

@@ -66,6 +66,7 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_data",
         "benchmark_scaling",
         "benchmark_model",
+        "benchmark_eval",
         "parity",
         "predict",
         "replay",

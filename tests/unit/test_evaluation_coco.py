@@ -1,4 +1,4 @@
-"""The corners of COCO's protocol, on both evaluators, and a validation set shared out over ranks."""
+"""The corners of COCO's protocol, on all evaluators, and a validation set shared out over ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ import torch
 from torch import Tensor
 
 from retina_dist.data.categories import Categories
-from retina_dist.errors import DataError
-from retina_dist.evaluation.coco import STATS, Backend, CocoEvaluator, evaluate_rows, load_results
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.evaluation import coco as module
+from retina_dist.evaluation.coco import (
+    EVALUATORS,
+    STATS,
+    Backend,
+    CocoEvaluator,
+    evaluate_rows,
+    installed_backends,
+    load_results,
+)
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.types import Batch
 
-BACKENDS: list[Backend] = ["pycocotools", "faster-coco-eval"]
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.skipif(name not in installed_backends(), reason=f"{name} is not installed"))
+    for name in EVALUATORS
+]
 CAT, DOG, NEWT = 3, 7, 9
 NEIGHBOURS = (2**24, 2**24 + 1)  # the first two whole numbers that float32 cannot tell apart
 RIGHT, WRONG = [10.0, 10.0, 50.0, 50.0], [120.0, 120.0, 40.0, 40.0]
@@ -39,7 +51,7 @@ def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]
     return {
         "images": [{"id": i, "width": 200, "height": 200} for i in image_ids],
         "categories": [{"id": CAT, "name": "cat"}, {"id": DOG, "name": "dog"}, {"id": NEWT, "name": "newt"}],
-        "annotations": [{"id": number, **entry} for number, entry in enumerate(boxes, start=1)],
+        "annotations": [{"id": number} | entry for number, entry in enumerate(boxes, start=1)],
     }
 
 
@@ -112,6 +124,53 @@ def test_some_images_equal_a_ground_truth_of_those_images(real_data: Path, backe
     assert by_argument.stats == pytest.approx(by_truth.stats, abs=1e-12)
     np.testing.assert_array_equal(by_argument.precision, by_truth.precision)
     assert by_argument.stats["AP"] != pytest.approx(evaluate_rows(truth, rows, backend=backend).stats["AP"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
+    """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""
+    rng = np.random.default_rng(seed)
+    images = [0, *NEIGHBOURS, 2**53, 5, 6][: rng.integers(1, 7)]
+    boxes = []
+    for number in range(rng.integers(0, 40)):
+        bbox = [*rng.uniform(0, 80, 2), *rng.choice([5.0, 31.9, 32.0, 64.0, 96.0, 120.0], 2)]
+        crowd = int(rng.random() < 0.15)
+        boxes.append(box(int(rng.choice(images)), int(rng.choice([CAT, DOG])), bbox, crowd) | {"id": number})
+    rows = [
+        (
+            entry["image_id"],
+            np.array(entry["bbox"]) + rng.choice([0.0, 3.0], 4),
+            rng.integers(1, 9) / 8,
+            entry["category_id"],
+        )
+        for entry in boxes * int(rng.integers(0, 8))
+    ]
+    rows += [(99, RIGHT, 0.9, CAT), (images[0], RIGHT, 0.9, 1)][: rng.integers(0, 3)]
+    rng.shuffle(rows)  # type: ignore[arg-type]
+    some = None if rng.random() < 0.7 else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
+    arrays = rows_of(*rows).reshape(-1, 7)  # type: ignore[arg-type]
+    found, expected = (
+        evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, backend=name)  # type: ignore[arg-type]
+        for name in (backend, "pycocotools")
+    )
+    tolerance = 1e-12 if backend == "faster-coco-eval" else 0.0
+    assert found.stats == pytest.approx(expected.stats, rel=0, abs=tolerance)
+    np.testing.assert_allclose(found.precision, expected.precision, rtol=0, atol=tolerance)
+
+
+def test_the_fastest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(EVALUATORS)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name.replace("_", "-") in found)
+    assert installed_backends() == ["ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
+    found.remove("ultrafast-pycocotools")
+    assert installed_backends() == ["faster-coco-eval", "pycocotools"]
+
+
+def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVALUATORS, "faster-coco-eval", (("no_such_module", "COCO"), ("no_such_module", "COCOeval")))
+    with pytest.raises(ConfigError, match="pip install faster-coco-eval"):
+        evaluate_rows(truth_of([1]), np.zeros((0, 7)), backend="faster-coco-eval")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
