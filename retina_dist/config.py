@@ -442,7 +442,6 @@ CHOICES = {
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
     "compression": ("none", "bf16", "fp16"),
-    "backend": ("auto", "pycocotools", "faster-coco-eval"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),

@@ -1,6 +1,6 @@
 """Forward and backward pass as one CUDA graph for each canvas: the host launches one thing instead of a thousand.
 
-Layer 2. Batches of a canvas differ in their content only: their boxes are padded to a power of two. The averaging
+Layer 2. Batches come in few shapes, since what they hold is padded. The averaging
 over ranks and the optimizer stay outside, so the same graphs serve every strategy.
 """
 
