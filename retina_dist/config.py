@@ -296,10 +296,11 @@ class EvalBenchmarkConfig:
 class StepConfig(TrainConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
-    # torchvision, torchvision-tf32, torchvision-fp16, fp32, tf32, bf16, fp16, fp32-compile, bf16-compile; the first is the base
+    # torchvision[-tf32|-fp16] is its loop; fp32[-compile], tf32, fp16, bf16[-compile][-graph] are ours; the first is the base
     paths: list[str] = field(default_factory=lambda: ["torchvision", "fp32", "bf16"])
     batch_sizes: list[int] = field(default_factory=lambda: [16])
     canvases: list[list[int]] = field(default_factory=lambda: [[128, 128]])  # height and width, multiples of 32
+    shares: list[float] | None = None  # of the images of each canvas, for a row of the mix; null: no such row
     count_canvas: list[int] | None = field(default_factory=lambda: [128, 160])  # for the count of operators; null: none
     num_classes: int = 91
     boxes: int = 7  # of each image

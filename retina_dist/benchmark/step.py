@@ -17,9 +17,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,17 +41,30 @@ from retina_dist.types import Batch
 
 BASE = "torchvision"
 COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted
-# name -> precision, torch.compile, TF32. The first three are torchvision's loop.
-PATHS: dict[str, tuple[str, bool, bool]] = {
-    "torchvision": ("fp32", False, False),
-    "torchvision-tf32": ("fp32", False, True),
-    "torchvision-fp16": ("fp16", False, False),
-    "fp32": ("fp32", False, False),
-    "tf32": ("fp32", False, True),
-    "bf16": ("bf16", False, False),
-    "fp16": ("fp16", False, False),
-    "fp32-compile": ("fp32", True, False),
-    "bf16-compile": ("bf16", True, False),
+
+
+class Way(NamedTuple):
+    """How a step is taken."""
+
+    precision: str = "fp32"
+    compiled: bool = False  # by torch.compile
+    tf32: bool = False  # matrix products of fp32 rounded to TF32
+    graph: bool = False  # replayed from a CUDA graph
+
+
+# The first three are torchvision's loop.
+PATHS = {
+    "torchvision": Way(),
+    "torchvision-tf32": Way(tf32=True),
+    "torchvision-fp16": Way("fp16"),
+    "fp32": Way(),
+    "tf32": Way(tf32=True),
+    "bf16": Way("bf16"),
+    "fp16": Way("fp16"),
+    "fp32-compile": Way(compiled=True),
+    "bf16-compile": Way("bf16", compiled=True),
+    "bf16-graph": Way("bf16", graph=True),
+    "bf16-compile-graph": Way("bf16", compiled=True, graph=True),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -88,16 +102,13 @@ class _NoSink:
         pass
 
 
-def our_step(
-    config: StepConfig, model: RetinaNet, batch: Batch, precision: str, compiled: bool
-) -> Callable[[], Tensor]:
+def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Callable[[], Tensor]:
     """`Trainer.train_step` as a training runs it."""
     strategy = SingleDeviceStrategy(config.strategy.device)
     model = copy.deepcopy(model)
-    if compiled:
-        model.compile(fullgraph=True, dynamic=False)
+    channels_last = strategy.device.type == "cuda" or way.precision != "fp32"
     trainer_settings = replace(
-        config.trainer, precision=precision, channels_last=strategy.device.type == "cuda" or precision != "fp32"
+        config.trainer, precision=way.precision, channels_last=channels_last, compile=way.compiled
     )
     settings = replace(config, trainer=trainer_settings)
     trainer = Trainer(
@@ -106,11 +117,12 @@ def our_step(
         data=_Given(),
         strategy=strategy,
         sink=_NoSink(),
-        precision=precision,  # type: ignore[arg-type]
+        precision=way.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
-        report=lambda text: None,
+        cuda_graphs=way.graph,
     )
     trainer.ledger.start()
+    batch = batch.to(strategy.device)
 
     def step() -> Tensor:
         values = trainer.train_step([batch])
@@ -122,7 +134,7 @@ def our_step(
     return step
 
 
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, precision: str) -> Callable[[], Tensor]:
+def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Callable[[], Tensor]:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
@@ -132,12 +144,12 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, precisi
         [p for p in theirs.parameters() if p.requires_grad],
         lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
     )  # fmt: skip
-    scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type) if way.precision == "fp16" else None
+    there = [image.to(device) for image in images]
+    truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
 
     def step() -> Tensor:
-        there = [image.to(device) for image in images]
-        truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
-        with torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "fp32"):
+        with torch.autocast(device.type, dtype=DTYPES[way.precision], enabled=way.precision != "fp32"):
             losses = sum(theirs(there, truth).values())
         value = losses.item()
         if not math.isfinite(value):
@@ -183,23 +195,24 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
     memory: dict[str, float | None] = {}
     flops = 0
     for name in config.paths:
-        precision, compiled, tf32 = PATHS[name]
-        make = torchvision_step if name.startswith(BASE) else our_step
-        arguments = (precision,) if name.startswith(BASE) else (precision, compiled)
-        steps[name] = _with_tf32(tf32, make(config, model, batch, *arguments))  # type: ignore[operator]
+        way, make = PATHS[name], torchvision_step if name.startswith(BASE) else our_step
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        if not flops and not compiled:
-            with FlopCounterMode(display=False) as counter:
-                first[name] = float(steps[name]())
-            flops = counter.get_total_flops()
-        else:
-            first[name] = float(steps[name]())
-        for _ in range(config.warmup):
-            steps[name]()
+        try:
+            step = _with_tf32(way.tf32, make(config, model, batch, way))
+            with nullcontext() if flops or way.compiled or way.graph else FlopCounterMode(display=False) as counter:
+                first[name] = float(step())
+            flops = flops or (counter.get_total_flops() if counter else 0)
+            for _ in range(config.warmup):
+                step()
+        except torch.OutOfMemoryError:
+            print(f"{name} left out at batch {batch_size} of {canvas}: out of memory", flush=True)
+            if name == config.paths[0]:
+                raise
+            continue
         _wait(device)
         memory[name] = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-        seconds[name] = []
+        steps[name], seconds[name] = step, []
     for _ in range(config.rounds):
         for name, step in steps.items():
             _wait(device)
@@ -266,11 +279,15 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     unknown = [path for path in config.paths if path not in PATHS]
     if unknown or not config.paths:
         raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
+    if config.shares is not None and len(config.shares) != len(config.canvases):
+        raise ConfigError(
+            f"shares has {len(config.shares)} numbers for {len(config.canvases)} canvases; give one for each."
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
     device = SingleDeviceStrategy(config.strategy.device).device
-    kinds = {PATHS[name][::2] for name in config.paths}
-    peak = {kind: matmul_tflops(device, *kind) for kind in kinds}  # type: ignore[misc]
+    kinds = {(PATHS[name].precision, PATHS[name].tf32) for name in config.paths}
+    peak = {kind: matmul_tflops(device, *kind) for kind in kinds}
     bandwidth = copy_gb_per_s(device)
     shown = ", ".join(f"{precision}{' (TF32)' * tf32} {value:.3g}" for (precision, tf32), value in sorted(peak.items()))
     print(f"matrix product: {shown} TFLOP/s; copy: {bandwidth:.3g} GB/s\n")
@@ -281,7 +298,8 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
         for batch_size in config.batch_sizes:
             found = measure(config, batch_size, canvas)
             for row in found["rows"]:
-                row["share_of_matmul"] = round(row["tflops"] / peak[PATHS[row["path"]][::2]], 4)
+                way = PATHS[row["path"]]
+                row["share_of_matmul"] = round(row["tflops"] / peak[way.precision, way.tf32], 4)
                 low, middle, high = row["ratio"]
                 gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
                 print(
@@ -291,6 +309,11 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
                     flush=True,
                 )
             rows += found["rows"]
+    mix = _mixed(config, rows)
+    for row in mix:
+        print(
+            f"{row['path']:<18}{'the mix':>11}{row['batch_size']:>6}{'':>10}{row['images_per_s']:>9.2f}{'':>8}{row['ratio']:>7.2f}"
+        )
     counts = count_operators(config, config.count_canvas) if config.count_canvas else []
     if counts:
         print(f"\noperators (views apart) and waits for the device, forward and backward, {config.count_canvas} px")
@@ -309,9 +332,38 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     }
     net = f"{config.model.backbone} {config.model.variant}"
     what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
+    ratios |= {
+        f"{row['path']} mix batch {row['batch_size']}": row["ratio"] for row in mix if row["path"] != config.paths[0]
+    }
     best = min(rows, key=lambda row: row["ms"] / row["batch_size"])
     step = {"step_ms": best["ms"], "batch_size": best["batch_size"]}  # what `benchmark model measured=FILE` starts from
-    return finish(config, "step", ratios, what=what, **step, rows=rows, roofline=roofline, operators=counts)
+    return finish(config, "step", ratios, what=what, **step, rows=rows, mix=mix, roofline=roofline, operators=counts)
+
+
+def _mixed(config: StepConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Images a second where each canvas has its share of the images, by path and batch size; nothing without `shares`."""
+    if config.shares is None:
+        return []
+    share = {
+        tuple(canvas): value / sum(config.shares) for canvas, value in zip(config.canvases, config.shares, strict=True)
+    }
+    mix = []
+    for size in config.batch_sizes:
+        speeds = {}
+        for path in config.paths:
+            own = [row for row in rows if (row["path"], row["batch_size"]) == (path, size)]
+            if len(own) == len(config.canvases):
+                speeds[path] = 1 / sum(share[tuple(row["canvas"])] / row["images_per_s"] for row in own)
+        mix += [
+            {
+                "path": path,
+                "batch_size": size,
+                "images_per_s": round(speed, 3),
+                "ratio": speed / speeds[config.paths[0]],
+            }
+            for path, speed in speeds.items()
+        ]
+    return mix
 
 
 def _with_tf32(enabled: bool, function: Callable[[], Any]) -> Callable[[], Any]:
