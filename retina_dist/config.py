@@ -300,6 +300,7 @@ class StepConfig(TrainConfig):
     paths: list[str] = field(default_factory=lambda: ["torchvision", "fp32", "bf16"])
     batch_sizes: list[int] = field(default_factory=lambda: [16])
     canvases: list[list[int]] = field(default_factory=lambda: [[128, 128]])  # height and width, multiples of 32
+    plot: str | None = None  # a PNG file
     shares: list[float] | None = None  # of the images of each canvas, for a row of the mix; null: no such row
     count_canvas: list[int] | None = field(default_factory=lambda: [128, 160])  # for the count of operators; null: none
     num_classes: int = 91

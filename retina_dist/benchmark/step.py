@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import RetinaNet, as_torchvision
+from retina_dist.reporting.scaling import plot_steps
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tasks.detection import build_model
@@ -314,6 +316,15 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
         print(
             f"{row['path']:<18}{'the mix':>11}{row['batch_size']:>6}{'':>10}{row['images_per_s']:>9.2f}{'':>8}{row['ratio']:>7.2f}"
         )
+    if config.plot:
+        bars = mix or [{**row, "ratio": row["ratio"][1]} for row in rows if row["canvas"] == config.canvases[0]]
+        where = "the mix of canvases" if mix else "x".join(map(str, config.canvases[0])) + " px"
+        plot_steps(
+            bars,
+            Path(config.plot),
+            [f"{config.model.backbone} {config.model.variant}, {where}, {_device_name(device)}"],
+        )
+        print(f"\n{config.plot}")
     counts = count_operators(config, config.count_canvas) if config.count_canvas else []
     if counts:
         print(f"\noperators (views apart) and waits for the device, forward and backward, {config.count_canvas} px")
@@ -364,6 +375,10 @@ def _mixed(config: StepConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any
             for path, speed in speeds.items()
         ]
     return mix
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def _with_tf32(enabled: bool, function: Callable[[], Any]) -> Callable[[], Any]:

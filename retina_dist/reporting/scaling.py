@@ -37,6 +37,29 @@ class Forecast(NamedTuple):
     cost: float | None
 
 
+def plot_steps(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[str] = ()) -> None:
+    """Images a second of each path by batch size, as groups of bars; on each bar how many times the first path it is.
+
+    A row has `path`, `batch_size`, `images_per_s` and `ratio`.
+    """
+    paths = list(dict.fromkeys(row["path"] for row in rows))
+    sizes = sorted({row["batch_size"] for row in rows})
+    width = 0.8 / len(paths)
+    with new_figure(out, (max(6.0, 1.2 + 0.6 * len(paths) * len(sizes)), 4.6 + 0.22 * len(paths))) as figure:
+        axes = figure.subplots()
+        axes.set(title="Images a second", xlabel="images a step", ylabel="images a second")
+        for i, path in enumerate(paths):
+            own = [row for row in rows if row["path"] == path]
+            places = [sizes.index(row["batch_size"]) + (i - (len(paths) - 1) / 2) * width for row in own]
+            speeds = [row["images_per_s"] for row in own]
+            bars = axes.bar(places, speeds, width * 0.92, label=path, color=COLORS[i % len(COLORS)])
+            axes.bar_label(bars, [f"{row['ratio']:.2f}x" for row in own], fontsize=8, padding=2)
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axes.grid(visible=False, axis="x")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
+        footnote(figure, [*notes, f"on the bars: times {paths[0]}"])
+
+
 def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, notes: Sequence[str] = ()) -> None:
     """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of `alone` minutes / N.
 

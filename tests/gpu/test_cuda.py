@@ -1,0 +1,138 @@
+"""What only a GPU can show. scripts/gpu_suite.sh runs these; without a GPU they are skipped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.benchmark.step import random_batch
+from retina_dist.engine.graphs import CapturedSteps
+from retina_dist.engine.prefetch import prefetched
+from retina_dist.model.focal import focal_loss, loss_and_gradient
+from retina_dist.model.retinanet import RetinaNet, as_torchvision, build_retinanet
+from retina_dist.types import Batch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
+
+CANVAS = (128, 160)
+
+
+def model_and_batch(variant: str = "v1", **settings: Any) -> tuple[RetinaNet, Batch]:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64, **settings)
+    return model.cuda(), random_batch(3, CANVAS, 5, 8, seed=0).to("cuda")
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+@pytest.mark.parametrize("batch_norm", ["live", "frozen"])
+def test_losses_and_gradients_equal_torchvision(variant: str, batch_norm: str) -> None:
+    model, batch = model_and_batch(variant, batch_norm=batch_norm)
+    model = model.double()
+    theirs = as_torchvision(model, CANVAS).train()
+    images = [image.double() / 255 for image in batch.images]
+    targets = [{"boxes": b.double(), "labels": k} for b, k in zip(batch.boxes, batch.labels, strict=True)]
+    losses, expected = model(batch), theirs(images, targets)
+    for name, value in expected.items():
+        torch.testing.assert_close(losses[name], value, rtol=1e-12, atol=1e-14)
+    sum(losses.values()).backward()
+    sum(expected.values()).backward()
+    for a, b in zip(gradients(model), gradients(theirs), strict=True):
+        assert (a - b).norm() < 1e-10 * (b.norm() + 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_of_the_focal_loss(dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = (torch.randn(4, 5001, 91, device="cuda", generator=generator) * 4).to(dtype).requires_grad_()
+    classes = torch.randint(-2, 91, (4, 5001), device="cuda", generator=generator)
+    weight = torch.rand(4, device="cuda", generator=generator)
+    loss = focal_loss(logits, classes, weight)
+    loss.backward()
+    rows = torch.where(classes != -2, weight.double()[:, None], 0.0)
+    expected, slope = loss_and_gradient(logits.detach().double(), classes, rows, 0.25, 2.0)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(logits.grad.double(), slope, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None) -> None:
+    model, batch = model_and_batch("v2", batch_norm="frozen")
+
+    def passes() -> None:
+        with torch.autocast("cuda", dtype=precision or torch.bfloat16, enabled=precision is not None):
+            losses = model(batch)
+        torch.stack(list(losses.values())).sum().backward()
+
+    passes()  # what is made once
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        passes()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_captured_pass_gives_the_same_losses_and_gradients() -> None:
+    model, batch = model_and_batch("v2", batch_norm="frozen")
+    plain = copy.deepcopy(model)
+
+    def passes(of: nn.Module) -> Any:
+        def work(batch: Batch, weight: Any) -> dict[str, Tensor]:
+            losses: dict[str, Tensor] = of(batch)
+            (torch.stack(list(losses.values())).sum() * weight).backward()
+            return losses
+
+        return work
+
+    captured, eager = CapturedSteps(model, passes(model), torch.device("cuda")), passes(plain)
+    for seed in range(3):
+        batch = random_batch(3, CANVAS, 5, 8, seed).to("cuda")
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        plain.zero_grad()
+        found, expected = captured(batch, 0.5), eager(batch, 0.5)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        ours = [p.grad for p, q in zip(model.parameters(), plain.parameters(), strict=True) if q.grad is not None]
+        for a, b in zip(ours, gradients(plain), strict=True):
+            assert (a - b).norm() < 1e-3 * (b.norm() + 1e-6)
+    assert not captured.failed
+    assert len(captured._slots) == 1
+
+
+def test_prefetched_batches_arrive_whole_and_in_order() -> None:
+    batches = [random_batch(2, (256, 256), 5, 8, seed).pin_memory() for seed in range(8)]
+
+    def steps() -> Iterator[list[Batch]]:
+        yield from ([batch] for batch in batches)
+
+    for found, expected in zip(prefetched(steps(), torch.device("cuda")), batches, strict=True):
+        work = torch.randn(2048, 2048, device="cuda")
+        for _ in range(5):
+            work = work @ work / 2048
+        assert torch.equal(found[0].images.cpu(), expected.images)
+
+
+def test_detections_are_those_of_the_cpu() -> None:
+    model, batch = model_and_batch("v2", batch_norm="frozen", score_threshold=0.0)
+    with torch.inference_mode():
+        model.eval()
+        outputs, levels = model.predict(batch)
+        there = model.detections(outputs, levels, batch)
+        here = model.cpu().detections(
+            {k: v.cpu() for k, v in outputs.items()}, [level.cpu() for level in levels], batch.to("cpu")
+        )
+    for a, b in zip(there, here, strict=True):
+        torch.testing.assert_close(a["scores"].cpu(), b["scores"], rtol=1e-5, atol=1e-6)
+        assert (a["labels"].cpu() == b["labels"]).float().mean() > 0.98  # scores may tie to the last bit
