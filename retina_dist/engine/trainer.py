@@ -27,6 +27,7 @@ from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.optim.clipping import ClipKind, clip_gradients
+from retina_dist.optim.optimizer import check_layouts
 from retina_dist.strategies.base import DistributedStrategy
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -124,6 +125,7 @@ class Trainer:
             report=report,
         )
         self._spread_by = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
+        self._layouts_checked = False
         self.captured = CapturedSteps(state.model, self._passes, strategy.device, warn) if cuda_graphs else None
 
     def fit(self) -> dict[str, float]:
@@ -237,6 +239,9 @@ class Trainer:
         state.scaler.unscale_(state.optimizer)  # 2. at true size
         norm = clip_gradients(state.model.parameters(), self.clip, self.clip_kind)  # 3. what will be applied
         taken = self.guard.accept(norm)
+        if not self._layouts_checked:
+            check_layouts(state.optimizer)
+            self._layouts_checked = True
         if taken:
             state.scaler.step(state.optimizer)  # 4. on every rank or on none
         state.scaler.update()

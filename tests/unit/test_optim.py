@@ -9,7 +9,7 @@ from torch import nn
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.clipping import clip_gradients
-from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.optim.optimizer import build_optimizer, check_layouts, parameter_groups
 
 
 class Net(nn.Module):
@@ -109,3 +109,32 @@ def test_average_copies_statistics_and_survives_a_round_trip() -> None:
     other.load_state_dict(ema.state_dict())
     assert other.updates == 1
     assert torch.equal(other.model.running_mean, model.running_mean)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adam"])
+def test_the_fused_step_is_the_plain_one(name: str) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(8, 16, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
+    a, b = (nn.Parameter(weights.clone()) for _ in range(2))
+    fused = build_optimizer([{"params": [a], "weight_decay": 0.01}], name=name, lr=0.1)
+    plain = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    settings = {"momentum": 0.9} if name == "sgd" else {}
+    reference = plain([b], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    for _ in range(3):
+        gradient = torch.randn_like(weights)
+        for p, optimizer in ((a, fused), (b, reference)):
+            p.grad = gradient.clone()
+            check_layouts(optimizer)
+            optimizer.step()
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_gradient_of_another_layout_is_refused() -> None:
+    p = nn.Parameter(torch.zeros(2, 4, 3, 3).to(memory_format=torch.channels_last))
+    optimizer = build_optimizer([{"params": [p], "weight_decay": 0.0}], name="sgd", lr=0.1)
+    p.grad = torch.zeros(2, 4, 3, 3)
+    with pytest.raises(RuntimeError, match=r"shape \(2, 4, 3, 3\) has strides"):
+        check_layouts(optimizer)
+    one = nn.Parameter(torch.zeros(2, 4, 1, 1).to(memory_format=torch.channels_last))
+    one.grad = torch.zeros(2, 4, 1, 1)
+    check_layouts(build_optimizer([{"params": [one], "weight_decay": 0.0}], name="sgd", lr=0.1))
