@@ -111,7 +111,7 @@ class Trainer:
         self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
         self.meter = StepMeter(strategy)
         self.ledger = Ledger(strategy.device)
-        if strategy.world_size > 1:
+        if strategy.world_size > 1 and not cuda_graphs:  # no event may be recorded while a graph is captured
             self.ledger.watch(state.model.parameters())
         self.stop_reason, self.stop = stop_reason, Agreement(strategy)
         self.guard = NonFiniteGuard(
