@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -44,9 +45,14 @@ def why_missing(launcher: LauncherName) -> str | None:
         return "Horovod is not installed"
     if launcher == "mpirun" and executable("mpirun") is None:
         return "mpirun is not installed"
-    built = subprocess.run([program, "--check-build"], capture_output=True, text=True, env=environment(1)).stdout
     wanted = "Gloo" if launcher == "horovodrun" else "MPI"
-    return None if f"[X] {wanted}" in built else f"Horovod was built without {wanted}"
+    return None if f"[X] {wanted}" in _built(program) else f"Horovod was built without {wanted}"
+
+
+@cache
+def _built(horovodrun: str) -> str:
+    """What Horovod was built with; asked once, since it imports torch several times to say so."""
+    return subprocess.run([horovodrun, "--check-build"], capture_output=True, text=True, env=environment(1)).stdout
 
 
 def command(launcher: LauncherName, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
