@@ -130,7 +130,7 @@ def _train(
         patience=config.trainer.patience,
         stop_reason=lambda: watch.reason,
         max_nonfinite_steps=config.trainer.max_nonfinite_steps,
-        cuda_graphs=_uses_graphs(config, strategy, say),
+        cuda_graphs=uses_graphs(config, strategy, say),
         events=run.folder,
         inspect=task.inspect,
         report=say,
@@ -250,7 +250,7 @@ def build_state(config: TrainConfig, model: torch.nn.Module, strategy: Distribut
     return TrainState(model, optimizer, scaler, ema)
 
 
-def _uses_graphs(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> bool:
+def uses_graphs(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> bool:
     """Whether to capture CUDA graphs; when asked for in vain, says why not."""
     if not config.trainer.cuda_graphs:
         return False

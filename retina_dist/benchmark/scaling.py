@@ -33,7 +33,7 @@ from retina_dist.launchers import command, environment, why_missing
 from retina_dist.reporting.scaling import Epoch, plot_epochs
 from retina_dist.seeding import seed_everything
 from retina_dist.tasks.detection import DetectionTask, draw_data
-from retina_dist.train import build_plan, build_state, build_strategy, describe_job
+from retina_dist.train import build_plan, build_state, build_strategy, describe_job, uses_graphs
 
 
 class _Ready:
@@ -67,7 +67,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
         task = strategy.together(lambda: DetectionTask(config, strategy, report=lambda text: None))
         plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
         with_data = task.build_data()
-        batches = next(iter(with_data.train_steps(0, 1)))
+        batches = [batch.to(strategy.device) for batch in next(iter(with_data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy)
         trainer = Trainer(
             state=state,
@@ -77,6 +77,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
             sink=_NoSink(),
             precision=config.trainer.precision,  # type: ignore[arg-type]
             clip=config.trainer.clip,
+            cuda_graphs=uses_graphs(config, strategy, lambda text: None),
         )
         trainer.fit()
         trainer.plan = plan

@@ -1,4 +1,4 @@
-"""Forward and backward pass as one CUDA graph for each canvas: the host launches one thing instead of a thousand.
+"""Forward and backward pass as one CUDA graph for each shape of a batch: the host launches one thing instead of a thousand.
 
 Layer 2. Batches come in few shapes, since what they hold is padded. The averaging
 over ranks and the optimizer stay outside, so the same graphs serve every strategy.
@@ -53,6 +53,7 @@ class CapturedSteps:
         self.model, self.work, self.device, self.report = model, work, device, report
         self.capture = capture or _CudaCapture()
         self.failed = False
+        self._inputs: dict[tuple[Any, ...], Tensor] = {}
         self._slots: dict[tuple[Any, ...], _Slot] = {}
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -73,7 +74,7 @@ class CapturedSteps:
 
     def _capture_slot(self, key: tuple[Any, ...], batch: Any) -> None:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        batch = replace(batch, **{name: x.clone() for name, x in _tensors(batch).items()})
+        batch = replace(batch, **{name: self._input(name, x) for name, x in _tensors(batch).items()})
         weight = torch.ones((), device=self.device, dtype=parameters[0].dtype)
         held = [(x, x.clone()) for x in [*self.model.buffers(), *(p.grad for p in parameters)] if x is not None]
         try:
@@ -81,9 +82,16 @@ class CapturedSteps:
         except RuntimeError as error:  # out of memory, or something that cannot be captured
             self.failed = True
             reason = str(error).strip().splitlines()[0]
-            self.report(f"warning: CUDA graphs are not used from here on, because a capture failed ({reason})")
+            self.report(f"warning: no further CUDA graphs are captured, because one could not be ({reason})")
         for tensor, before in held:
             tensor.copy_(before)
+
+    def _input(self, name: str, like: Tensor) -> Tensor:
+        """The memory that graphs read this input from; those for one shape of it share it."""
+        key = (name, *like.shape, like.dtype, like.stride())
+        if key not in self._inputs:
+            self._inputs[key] = like.clone()
+        return self._inputs[key]
 
 
 class _CudaCapture:
@@ -100,7 +108,8 @@ class _CudaCapture:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # what other threads do meanwhile, such as pinning memory for the next batch, is none of the graph's business
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             losses = {name: value.detach() for name, value in work().items()}
         return graph, losses
 

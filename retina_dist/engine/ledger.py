@@ -35,6 +35,7 @@ class Ledger:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.steps: dict[str, list[float]] = defaultdict(list)
+        self.num_steps = 0
         self.wall = 0.0
         self._marks: list[tuple[str, Any]] = []  # part, moment of its end
         self._last: Any = None
@@ -87,6 +88,7 @@ class Ledger:
                     self.steps[name].append(self._step[name])
                     del self.steps[name][:-KEPT]
                 self._step.clear()
+                self.num_steps += 1
                 continue
             seconds = self._between(self._last, moment)
             self._last = moment
@@ -121,7 +123,7 @@ def summary(ledger: Ledger, strategy: DistributedStrategy) -> dict[str, Any]:
     steps = np.array([ledger.steps[name] for name in IN_A_STEP])  # [parts, steps]
     if not steps.size:
         steps = np.zeros((len(IN_A_STEP), 1))
-    rows = [*(ledger.seconds[name] for name in PARTS), ledger.wall, len(ledger.steps["data"])]
+    rows = [*(ledger.seconds[name] for name in PARTS), ledger.wall, ledger.num_steps]
     own = steps[[IN_A_STEP.index(name) for name in OWN]].sum(axis=0)
     percentiles = [np.percentile(values, PERCENTILES) for values in (*steps, own, steps.sum(axis=0))]
     row = torch.tensor([rows + np.concatenate(percentiles).tolist()], dtype=torch.float64)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.optim.optimizer import load_optimizer
 from retina_dist.seeding import random_state, set_random_state
 
 
@@ -77,7 +78,7 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])

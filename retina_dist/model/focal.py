@@ -31,7 +31,7 @@ def focal_loss(
     if weight is None:
         weight = torch.ones(logits.shape[0], device=logits.device, dtype=dtype)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
         return (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows).sum(dim=1).sum()
     return _Focal.apply(logits, classes, rows, alpha, gamma)  # type: ignore[no-any-return]
 
@@ -58,19 +58,22 @@ class _Focal(torch.autograd.Function):
         else:
             loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)
         ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, above: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
-        return gradient * above.to(gradient.dtype), None, None, None, None
+        return (gradient * above.to(gradient.dtype)).to(ctx.dtype), None, None, None, None
 
 
 def loss_and_gradient(
     logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss (scalar, of the type of `rows`) and its gradient (of the type of `logits`) in plain operators.
+    """The loss (scalar, of the type of `rows`) and its gradient in plain operators.
+
+    The gradient is of the type of `logits`, but float32 for float16, which holds it only after the loss scale has come in.
 
     With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative (1-a) p^g (g (1-p) s + p);
     the true class costs a (1-p)^g (s - x), with the derivative -a (1-p)^g (g p (s - x) + 1 - p).
@@ -88,7 +91,12 @@ def loss_and_gradient(
     gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
 
     gradient *= rows[..., None]
-    return (loss.sum(dim=2) * rows).sum(dim=1).sum(), gradient.to(logits.dtype)
+    return (loss.sum(dim=2) * rows).sum(dim=1).sum(), gradient.to(gradient_dtype(logits.dtype))
+
+
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the gradient of logits of this type is kept in until it is scaled."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _absent(x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

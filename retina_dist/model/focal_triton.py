@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from retina_dist.model.focal import gradient_dtype
+
 BLOCK = 2048
 
 
@@ -42,7 +44,7 @@ def loss_and_gradient(
     logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """What `focal.loss_and_gradient` gives, for contiguous logits; the sum is over blocks in a fixed order."""
-    gradient = torch.empty_like(logits)
+    gradient = torch.empty_like(logits, dtype=gradient_dtype(logits.dtype))
     blocks = triton.cdiv(logits.numel(), BLOCK)
     parts = torch.empty(blocks, device=logits.device, dtype=torch.float32)
     _kernel[(blocks,)](

@@ -7,7 +7,7 @@ and a group's `lr_scale` multiplies it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,14 +66,31 @@ def build_optimizer(
     return kind(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`optimizer.load_state_dict(state)`, keeping what belongs to this machine and not to the run.
+
+    That is whether steps are fused, and how state lies in memory: as its parameter, whatever it was saved from.
+    """
+    fused = [group.get("fused") for group in optimizer.param_groups]
+    groups = [{**group, "fused": now} for group, now in zip(state["param_groups"], fused, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if torch.is_tensor(value):  # copies, so that steps leave `state` as it is
+                like = parameter if value.shape == parameter.shape else value
+                values[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def check_layouts(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RuntimeError if a gradient lies otherwise in memory than its parameter.
+    """Raise RuntimeError if a gradient, or what the optimizer keeps of it, lies otherwise in memory than its parameter.
 
     Fused optimizers walk both in memory order without looking: they would take a wrong step in silence (torch 2.15).
     """
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if p.grad is not None and p.grad.stride() != p.stride() and not _same_order(p, p.grad):
-            raise RuntimeError(f"a gradient of shape {tuple(p.shape)} has strides {p.grad.stride()}, not {p.stride()}")
+        kept = [x for x in optimizer.state[p].values() if torch.is_tensor(x)] if p in optimizer.state else []
+        for x in (p.grad, *kept):
+            if x is not None and x.shape == p.shape and not _same_order(p, x):
+                raise RuntimeError(f"a gradient of shape {tuple(p.shape)} has strides {x.stride()}, not {p.stride()}")
 
 
 def _same_order(a: Tensor, b: Tensor) -> bool:

@@ -241,9 +241,12 @@ class DDPStrategy(DistributedStrategy):
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         for bucket in _in_buckets(gradients, self.bucket_mb * 2**20):
             local = torch.cat([gradient.flatten() for gradient in bucket])
-            wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
-            dist.all_reduce(wire)
-            mean = from_wire(wire, self.compression, self.fp16_scale, local.dtype)
+            if self.compression == "none":
+                mean = self.all_reduce(local, "mean")
+            else:
+                wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
+                dist.all_reduce(wire)
+                mean = from_wire(wire, self.compression, self.fp16_scale, local.dtype)
             parts = mean.split([gradient.numel() for gradient in bucket])
             for gradient, part in zip(bucket, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))

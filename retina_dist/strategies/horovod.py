@@ -13,6 +13,8 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -92,6 +94,8 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._unsent: dict[int, Tensor] = {}  # fp16: gradients before the wire, by the address of what came back
         self._fp16_overflows = 0
+        self._sending = True
+        self._sent: dict[str, Any] = {}  # handles of the gradients on their way, where the hooks are ours
 
     @property
     def rank(self) -> int:
@@ -209,15 +213,34 @@ class HorovodStrategy(DistributedStrategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._reducer = None
-        if hooks and self.world_size > 1 and self.reduction == "average" and self.compression != "bf16":
+        if not hooks or self.world_size == 1 or self.reduction != "average" or self.compression == "bf16":
+            return model
+        if any(not p.is_contiguous() for _, p in self._parameters):  # which Horovod's own hooks refuse
+            if self.compression == "fp16":
+                raise ConfigError(
+                    "strategy.compression=fp16 under Horovod cannot send weights that are channels last; use compression=bf16 or "
+                    "trainer.channels_last=false."
+                )
+            for name, p in self._parameters:
+                p.register_post_accumulate_grad_hook(partial(self._send, name))
+        else:
             self._reducer = self.hvd.DistributedOptimizer(
                 optimizer,
                 named_parameters=list(model.named_parameters()),
                 compression=self if self.compression == "fp16" else self.hvd.Compression.none,
-                backward_passes_per_step=accumulate,  # it counts the backward passes itself, so `gradient_sync` is empty
+                backward_passes_per_step=accumulate,
                 op=self.hvd.Sum if self.compression == "fp16" else self.hvd.Average,
             )
         return model
+
+    def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        self._sending = enabled  # Horovod's own hooks count the passes themselves
+        return nullcontext()
+
+    def _send(self, name: str, parameter: Tensor) -> None:
+        if self._sending and parameter.grad is not None:
+            gradient = in_memory_order(parameter.grad)
+            self._sent[name] = self.hvd.allreduce_async_(gradient, name=f"gradient.{name}", op=self.hvd.Average)
 
     def reduce_gradients(self) -> None:
         if self.world_size == 1:
@@ -228,7 +251,10 @@ class HorovodStrategy(DistributedStrategy):
         elif self.compression == "bf16":
             self._average_bf16([gradient for _, gradient in gradients])
         elif self._reducer is None:
-            self._all_reduce_in_place(gradients, self.hvd.Average)
+            for handle in self._sent.values():
+                self.hvd.synchronize(handle)
+            self._all_reduce_in_place([one for one in gradients if one[0] not in self._sent], self.hvd.Average)
+            self._sent.clear()
         else:
             self._reducer.synchronize()
             self._send_overflown_again()
@@ -260,7 +286,10 @@ class HorovodStrategy(DistributedStrategy):
         self._fp16_overflows += all_finite(gradient for _, gradient in gradients)
 
     def _all_reduce_in_place(self, gradients: Sequence[tuple[str, Tensor]], op: Any) -> None:
-        handles = [self.hvd.allreduce_async_(gradient, name=f"again.{name}", op=op) for name, gradient in gradients]
+        handles = [
+            self.hvd.allreduce_async_(in_memory_order(gradient), name=f"again.{name}", op=op)
+            for name, gradient in gradients
+        ]
         for handle in handles:
             self.hvd.synchronize(handle)
 
@@ -302,6 +331,11 @@ class HorovodStrategy(DistributedStrategy):
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return self.hvd.broadcast_(x, src)
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """The elements of a dense tensor as a contiguous vector over the same memory."""
+    return x.as_strided((x.numel(),), (1,))
 
 
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's own server, where the processes found each other

@@ -108,6 +108,7 @@ def small_training(
     dtype: torch.dtype = torch.float64,
     scale: float | None = None,
     hooks: bool = True,
+    strided: bool = False,
 ) -> dict[str, Any]:
     """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
 
@@ -118,6 +119,8 @@ def small_training(
     if strategy.is_main:
         torch.manual_seed(0)
         model.load_state_dict(Net().to(dtype).state_dict())
+    for p in model.parameters() if strided else ():
+        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
@@ -328,6 +331,7 @@ PARTS = {
     "accumulate": lambda s: small_training(s, accumulate=4),
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
     "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
+    "strided": lambda s: small_training(s, accumulate=4, strided=True),
     "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
     "compression_bf16": lambda s: small_training(s, accumulate=2, dtype=torch.float32),

@@ -93,3 +93,15 @@ def test_the_kernel_equals_the_operators_in_tritons_interpreter() -> None:
         [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.stdout == "equal\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**16])
+def test_small_gradients_of_float16_logits_survive_until_the_loss_scale(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(16, 500, 20, generator=generator) - 6.5).half()
+    classes, weight = torch.full((16, 500), -1), torch.full((16,), 1 / (16 * 60))
+    x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    (focal_loss(x, classes, weight) * scale).backward()
+    (focal_loss(exact, classes, weight) * scale).backward()
+    assert x.grad.dtype == torch.float16
+    assert (x.grad.double() - exact.grad).norm() < 1e-2 * exact.grad.norm()

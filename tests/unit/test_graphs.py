@@ -15,7 +15,7 @@ from retina_dist.config import load_config
 from retina_dist.engine.graphs import CapturedSteps
 from retina_dist.model.retinanet import build_retinanet
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.train import _uses_graphs
+from retina_dist.train import uses_graphs
 from retina_dist.types import Batch
 from tests.unit.test_model import make_batch
 
@@ -46,9 +46,9 @@ def passes(model: nn.Module) -> Callable[[Batch, Any], dict[str, Tensor]]:
     return work
 
 
-def small_model() -> nn.Module:
+def small_model(batch_norm: str = "live") -> nn.Module:
     torch.manual_seed(0)
-    return build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32).double()
+    return build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32, batch_norm=batch_norm).double()
 
 
 def test_two_micro_batches_of_every_shape_give_the_same_gradients_losses_and_statistics() -> None:
@@ -83,8 +83,9 @@ def test_when_a_capture_fails_the_work_is_done_as_it_is() -> None:
         found, expected = captured(batch, 1.0), passes(plain)(batch, 1.0)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-    words = "CUDA graphs are not used from here on, because a capture failed (not permitted while capturing)"
-    assert said == [f"warning: {words}"]
+    assert said == [
+        "warning: no further CUDA graphs are captured, because one could not be (not permitted while capturing)"
+    ]
 
 
 class OfSome(SingleDeviceStrategy):
@@ -105,9 +106,24 @@ def test_what_cannot_be_captured_is_said(settings: list[str], world_size: int, r
     strategy, said = OfSome("cpu"), []
     strategy.world_size = world_size
     config = load_config("train", ["trainer.cuda_graphs=true", "model.batch_norm=frozen", *settings])
-    assert not _uses_graphs(config, strategy, said.append)
+    assert not uses_graphs(config, strategy, said.append)
     assert said.pop() == "trainer.cuda_graphs=true is without effect, because the device is cpu"
     strategy.device = torch.device("cuda")
-    assert _uses_graphs(config, strategy, said.append) is (reason is None)
+    assert uses_graphs(config, strategy, said.append) is (reason is None)
     assert said == ([] if reason is None else [f"trainer.cuda_graphs=true is without effect, because {reason}"])
-    assert not _uses_graphs(replace(config, trainer=replace(config.trainer, cuda_graphs=False)), strategy, said.append)
+    assert not uses_graphs(replace(config, trainer=replace(config.trainer, cuda_graphs=False)), strategy, said.append)
+
+
+def test_memory_that_a_graph_reads_stays_where_it_is() -> None:
+    model = small_model("frozen")
+    norm = model.backbone.body.bn1
+    captured = CapturedSteps(model, passes(model), torch.device("cpu"), capture=capture)
+    held = norm.scale_and_shift()
+    captured(make_batch([2, 1], 3), 1.0)
+    norm.running_mean.add_(1.0)
+    again = norm.scale_and_shift()
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(held, again, strict=True))
+    torch.testing.assert_close(again[1], norm.bias - norm.running_mean * again[0])
+    captured(make_batch([9, 1], 3), 1.0)
+    images = [slot.batch.images.data_ptr() for slot in captured._slots.values()]
+    assert images[0] == images[1]

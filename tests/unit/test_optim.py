@@ -9,7 +9,7 @@ from torch import nn
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.clipping import clip_gradients
-from retina_dist.optim.optimizer import build_optimizer, check_layouts, parameter_groups
+from retina_dist.optim.optimizer import build_optimizer, check_layouts, load_optimizer, parameter_groups
 
 
 class Net(nn.Module):
@@ -138,3 +138,24 @@ def test_a_gradient_of_another_layout_is_refused() -> None:
     one = nn.Parameter(torch.zeros(2, 4, 1, 1).to(memory_format=torch.channels_last))
     one.grad = torch.zeros(2, 4, 1, 1)
     check_layouts(build_optimizer([{"params": [one], "weight_decay": 0.0}], name="sgd", lr=0.1))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(8, 16, 3, 3)
+    contiguous, last = nn.Parameter(weights.clone()), nn.Parameter(weights.to(memory_format=torch.channels_last))
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]
+    settings = {"momentum": 0.9} if name == "sgd" else {}
+    before = kind([contiguous], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    contiguous.grad = torch.randn_like(weights)
+    before.step()
+    after = build_optimizer([{"params": [last], "weight_decay": 0.01}], name=name, lr=0.1)
+    last.data.copy_(contiguous.data)
+    load_optimizer(after, before.state_dict())
+    assert after.param_groups[0]["fused"] is True
+    gradient = torch.randn_like(weights)
+    contiguous.grad, last.grad = gradient.clone(), torch.empty_like(last).copy_(gradient)
+    check_layouts(after)
+    before.step(), after.step()
+    torch.testing.assert_close(contiguous, last, rtol=1e-6, atol=1e-7)
