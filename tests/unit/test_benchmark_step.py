@@ -34,8 +34,8 @@ def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(set(ours)) == 1
     assert all(row["waits"] == 0 for row in found["operators"] if row["path"] == "ours")
     assert theirs == [theirs[0] * size for size in step.COUNTED]
-    assert "share_of_matmul" in rows["fp32"]
-    assert "matrix product: " in capsys.readouterr().out
+    assert "share_of_peak" in rows["fp32"]
+    assert "peak of matrix product and convolution: " in capsys.readouterr().out
 
 
 def test_torchvisions_model_is_torchvisions(tmp_path: Path) -> None:
