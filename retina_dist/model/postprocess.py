@@ -6,7 +6,7 @@ of anchor and class of a level lie in its k best anchors, so only those anchors'
 
 Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
 differ in the last bit from torchvision's, because on a CPU `torch.sigmoid` rounds the last few elements of a tensor otherwise.
-A NaN is no detection.
+An anchor with a NaN among its logits is left out.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def _candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> 
     num_classes, start = logits.shape[-1], 0
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for level in logits.split(counts, dim=1):
-        level = torch.where(level.isnan(), -float("inf"), level)  # or an anchor's maximum were NaN
         best = _best(_scores(level.amax(dim=-1), threshold), k)
         anchors = best.sort(dim=1).values  # [B, k], in the order of the level
-        scores = _scores(level[rows, anchors], threshold).flatten(1)  # [B, k * K]
+        chosen = level[rows, anchors]  # [B, k, K]
+        scores = _scores(chosen, threshold)
+        scores = torch.where(chosen.isnan().any(dim=-1, keepdim=True), 0.0, scores).flatten(1)  # [B, k * K]
         pairs = _best(scores, k)  # [B, k]
         parts.append((scores.gather(1, pairs), anchors.gather(1, pairs // num_classes) + start, pairs % num_classes))
         start += level.shape[1]

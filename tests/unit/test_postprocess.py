@@ -205,12 +205,13 @@ def test_the_threshold_itself_is_not_above_it() -> None:
         assert len(found[0]["scores"]) == count
 
 
-def test_not_a_number_is_no_detection_and_costs_no_other() -> None:
+@pytest.mark.parametrize("k", [50, 100_000])
+def test_not_a_number_costs_its_anchor_only(k: int) -> None:
     logits, offsets, sizes = outputs(1, 3, bias=-2.0, seed=2)
     logits[0, 100:200, 1] = torch.nan
     logits[0, 150:200, 1] *= -1  # NaNs have signs
-    expected = theirs(torch.where(logits.isnan(), -torch.inf, logits), offsets, sizes, topk_candidates=50)
-    for a, b in zip(ours(logits, offsets, sizes, topk_candidates=50), expected, strict=True):
+    expected = theirs(logits.index_fill(1, torch.arange(100, 200), -torch.inf), offsets, sizes, topk_candidates=k)
+    for a, b in zip(ours(logits, offsets, sizes, topk_candidates=k), expected, strict=True):
         assert torch.equal(a["boxes"], b["boxes"])
 
 
