@@ -36,7 +36,9 @@ def replay(config: ReplayConfig) -> None:
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
     settings = train_config_of(content["config"])
-    settings = replace(settings, data=replace(settings.data, num_workers=0))
+    # the pixels of the run, whatever device this one is, and modules that can be looked into
+    data_settings = replace(settings.data, num_workers=0, resize=content.get("resize", settings.data.resize))
+    settings = replace(settings, data=data_settings, trainer=replace(settings.trainer, compile=False))
     with make_strategy("single", device=config.device) as strategy:
         task = DetectionTask(settings, strategy, report=lambda text: None)
         model = task.build_model()

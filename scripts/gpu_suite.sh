@@ -40,7 +40,7 @@ part() { # NAME SECONDS COMMAND...: run it within its time, its words in NAME.lo
   nvidia-smi 2>/dev/null || true
 } > "$out/machine.txt"
 
-part correctness 120 $PYTHON -m pytest -q -rs tests/gpu
+part correctness 90 $PYTHON -m pytest -q -rs tests/gpu
 if [[ -n $SMALL ]]; then
   launchers=[torchrun] steps="steps=1 warmup=1 rounds=1" model="model=retinanet_tiny" canvases="canvases=[[64,64],[64,96]]" shares="shares=[2,1]"
   part parity 300 $PYTHON -m retina_dist.parity processes=[1] launchers=$launchers dtypes=[fp64] steps=1 "output=$out/parity.json"
@@ -52,13 +52,15 @@ else
   canvases="canvases=[[800,1088],[800,1216],[800,1344],[1088,800],[1216,800],[1344,800]]"
   shares="shares=[37.1,32.0,7.3,12.5,9.8,1.3]"
   model="model=retinanet_r50 model.batch_norm=frozen model.trainable_layers=3"
-  part parity 120 $PYTHON -m retina_dist.parity strategy.device=cuda "processes=[1]" launchers=$launchers "output=$out/parity.json"
-  part step 180 $PYTHON -m retina_dist.benchmark step $model $canvases $shares "batch_sizes=[2,8,16,32]" steps=2 warmup=2 rounds=2 count_canvas=null \
-    "paths=[torchvision,torchvision-tf32,torchvision-fp16,bf16,bf16-graph]" "output=$out/step.json" "plot=$out/step.png"
-  part step_compiled 150 $PYTHON -m retina_dist.benchmark step $model "canvases=[[800,1088]]" "batch_sizes=[16]" steps=5 rounds=3 count_canvas=null \
+  part parity 80 $PYTHON -m retina_dist.parity strategy.device=cuda "processes=[1]" launchers=$launchers "output=$out/parity.json"
+  for batch in 2 8 16 32; do # a call each, so that one that takes too long costs no other's figures
+    part step_$batch 55 $PYTHON -m retina_dist.benchmark step $model $canvases $shares "batch_sizes=[$batch]" steps=2 warmup=2 rounds=2 \
+      count_canvas=null "paths=[torchvision,torchvision-tf32,torchvision-fp16,bf16,bf16-graph]" "output=$out/step_$batch.json" "plot=$out/step_$batch.png"
+  done
+  part step_compiled 110 $PYTHON -m retina_dist.benchmark step $model "canvases=[[800,1088]]" "batch_sizes=[16]" steps=5 rounds=3 count_canvas=null \
     "paths=[torchvision-fp16,bf16,bf16-compile,bf16-compile-graph]" "output=$out/step_compiled.json"
   counts=$($PYTHON -c "import sys; n = int(sys.argv[1]); print('[' + ','.join(str(k) for k in (1, 2, 4, 8) if k <= n) + ']')" "$count")
-  part scaling 100 $PYTHON -m retina_dist.benchmark scaling model=retinanet_r50 strategy.device=cuda "processes=$counts" launchers=$launchers \
+  part scaling 90 $PYTHON -m retina_dist.benchmark scaling model=retinanet_r50 strategy.device=cuda "processes=$counts" launchers=$launchers \
     trainer.precision=bf16 trainer.channels_last=true data.batch_size=8 rounds=2 "output=$out/scaling.json"
 fi
 echo "$out: $failed part(s) failed"

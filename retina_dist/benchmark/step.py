@@ -5,10 +5,9 @@
         canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] threads=2
 
 Layer 4. The base is what references/detection of torchvision does in fp32: its model over lists of images and targets, the loss
-read each step, SGD. Both have the same weights and images, already of the canvas' size, and take turns within one process; ours is
-channels last;
-a ratio is that of a turn to the base's turn beside it. Flops are counted, not estimated, and set against what a matrix product or
-a convolution of the same type reaches on this device at this moment.
+read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights and images, already of the canvas' size,
+and take turns within one process; a ratio is that of a turn to the base's turn beside it. Flops are counted, not estimated, and
+set against what a matrix product or a convolution of the same type reaches on this device at this moment.
 """
 
 from __future__ import annotations

@@ -222,6 +222,7 @@ class DetectionTask:
             "config": asdict(self.config),
             "categories": self.train.categories.state(),
             "images": self.fingerprint(),
+            "resize": resized_by(self.config.data, self.strategy.device),
             "model_arguments": model | {"num_classes": model["num_classes"] or self.train.categories.num_classes},
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
         }
