@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from retina_dist.config import DataConfig, DoctorConfig, ModelConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.data import checks
 from retina_dist.data.checks import Finding, ImageCheck, Level
 from retina_dist.data.coco import Annotations
@@ -26,6 +26,7 @@ from retina_dist.data.coverage import Coverage, anchor_coverage
 from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
 from retina_dist.model.retinanet import anchor_generator
+from retina_dist.settings import DataConfig, DoctorConfig, ModelConfig
 from retina_dist.tasks.detection import read_split
 
 IMAGES = ("decode", "header", "none")

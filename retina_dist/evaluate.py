@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.config import DataConfig, EvaluateConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.module import CocoDataModule
 from retina_dist.detector import Detector
@@ -29,6 +29,7 @@ from retina_dist.files import write_atomically
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.reporting.voice import Voice
+from retina_dist.settings import DataConfig, EvaluateConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.strategies.select import make_strategy

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retina_dist.config import PredictConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.detector import Detector
 from retina_dist.errors import DataError, ImageError
 from retina_dist.evaluation.coco import detections_to_rows, write_results
 from retina_dist.reporting.draw import draw_boxes
+from retina_dist.settings import PredictConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config import ReplayConfig, entry_point, train_config_of
+from retina_dist.config import entry_point, train_config_of
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.trainer import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.optim.clipping import clip_gradients
+from retina_dist.settings import ReplayConfig
 from retina_dist.strategies.select import make_strategy
 from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import build_state

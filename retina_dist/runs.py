@@ -13,10 +13,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from retina_dist.config import TrainConfig
 from retina_dist.engine.checkpoint import load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, names_in, place, write_atomically
+from retina_dist.settings import TrainConfig
 
 CHECKPOINTS = "checkpoints"
 

@@ -25,11 +25,12 @@ from typing import Any
 
 import torch
 
-from retina_dist.config import SweepJob, TrainConfig
+from retina_dist.config import SweepJob
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.sinks import read_metrics
 from retina_dist.runs import CHECKPOINTS, next_folder
+from retina_dist.settings import TrainConfig
 from retina_dist.strategies.launch import Launch, detect_launch
 
 RESULT, TABLE, PICTURE = "result.json", "sweep.csv", "sweep.png"

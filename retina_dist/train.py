@@ -27,7 +27,7 @@ import torch
 import torchvision
 
 import retina_dist
-from retina_dist.config import TrainConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
@@ -46,6 +46,7 @@ from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, Tenso
 from retina_dist.reporting.voice import Voice, tell
 from retina_dist.runs import Run, changed_settings, checkpoint_folder, open_run, write_config
 from retina_dist.seeding import seed_everything
+from retina_dist.settings import TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
 from retina_dist.strategies.select import make_strategy

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retina_dist.benchmark.report import finish
-from retina_dist.config import DataBenchmarkConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.coco import ImageRecord
 from retina_dist.data.collate import collate, collate_raw
@@ -38,6 +38,7 @@ from retina_dist.data.module import CocoDataModule
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.transforms import Unresized
 from retina_dist.errors import ConfigError
+from retina_dist.settings import DataBenchmarkConfig
 from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import build_strategy
 

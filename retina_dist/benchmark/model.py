@@ -33,10 +33,11 @@ from retina_dist.benchmark.communication import (
     step_time,
 )
 from retina_dist.benchmark.report import finish, write_table
-from retina_dist.config import ModelBenchmarkConfig, entry_point
+from retina_dist.config import entry_point
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
+from retina_dist.settings import ModelBenchmarkConfig
 from retina_dist.tasks.detection import build_model
 
 MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU"

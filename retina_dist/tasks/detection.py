@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from retina_dist.config import DataConfig, ModelConfig, TrainConfig
 from retina_dist.data.categories import Categories
 from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.dataset import ResizedBy
@@ -29,6 +28,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
+from retina_dist.settings import DataConfig, ModelConfig, TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch
 

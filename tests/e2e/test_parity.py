@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
-from retina_dist.config import ParityConfig
+from retina_dist.settings import ParityConfig
 
 
 def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 
 from retina_dist.benchmark import eval as module
 from retina_dist.benchmark.eval import benchmark_metric, benchmark_post_processing, make_outputs, make_rows, make_truth
-from retina_dist.config import EvalBenchmarkConfig
 from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import evaluate_rows
 from retina_dist.model.retinanet import build_retinanet
+from retina_dist.settings import EvalBenchmarkConfig
 
 SMALL = EvalBenchmarkConfig(
     num_images=40,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.config import TrainConfig, config_dir, load_config, reported_errors
+from retina_dist.config import config_dir, load_config, reported_errors
 from retina_dist.errors import ConfigError, DataError
+from retina_dist.settings import TrainConfig
 from retina_dist.train import build_plan
 
 CONF = Path(config_dir())

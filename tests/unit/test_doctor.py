@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from retina_dist import doctor
-from retina_dist.config import DoctorConfig, config_dir, load_config
+from retina_dist.config import config_dir, load_config
 from retina_dist.data import checks
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.checks import check_images, fault_of, objects_table
@@ -27,6 +27,7 @@ from retina_dist.doctor import examine, format_report
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.model.targets import pairwise_iou
+from retina_dist.settings import DoctorConfig
 
 ANCHOR_SIZES = [[8, 10], [16, 20], [32, 40], [64, 80], [128, 160]]
 RATIOS = [0.5, 1.0, 2.0]

@@ -9,10 +9,11 @@ import pytest
 import torch
 import yaml
 
-from retina_dist.config import TrainConfig, load_config
+from retina_dist.config import load_config
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.runs import changed_settings, open_run, write_config
+from retina_dist.settings import TrainConfig
 
 
 def settings(*overrides: str) -> TrainConfig:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from retina_dist.config import SweepJob, TrainConfig, _check_overrides, register_schemas
+from retina_dist.config import SweepJob, _check_overrides, register_schemas
 from retina_dist.engine.trainer import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.plots import plot_sweep
 from retina_dist.reporting.sinks import CsvSink
+from retina_dist.settings import TrainConfig
 from retina_dist.sweep import (
     LOSS,
     SPEED,
