@@ -425,6 +425,7 @@ CHOICES = {
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
     "compression": ("none", "bf16", "fp16"),
+    "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
     "precision": ("fp32", "bf16", "fp16"),
     "format": ("csv", "voc"),

@@ -222,7 +222,18 @@ def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: 
 
 
 def test_a_handful_of_chaos(tmp_path: Path) -> None:
-    line = [sys.executable, str(ROOT / "scripts" / "chaos.py"), "--faults", "3", "--per-training", "1", "--seed", "11"]
+    line = [
+        sys.executable,
+        str(ROOT / "scripts" / "chaos.py"),
+        "--faults",
+        "3",
+        "--kinds",
+        "single,ddp",
+        "--per-training",
+        "2",
+        "--seed",
+        "11",
+    ]
     env = {**environment(1), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
