@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -33,6 +35,8 @@ from retina_dist.strategies.roll_call import lost, missing_ranks
 
 T = TypeVar("T")
 Reduction = Literal["average", "adasum"]
+
+GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
 
 _running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
 
@@ -75,7 +79,7 @@ class HorovodStrategy(DistributedStrategy):
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self.commit_every = commit_every
         self._membership = _Membership(self)
-        self.compression, self.fp16_scale = compression, fp16_scale
+        self.compression, self.fp16_scale, self.timeout_s = compression, fp16_scale, timeout_s
         self.hvd = _import_horovod()
         self.device = resolve_device(device, launch)
         self.settings = {
@@ -94,6 +98,8 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._unsent: dict[int, Tensor] = {}  # fp16: gradients before the wire, by the address of what came back
         self._fp16_overflows = 0
+        self._waiting_since: float | None = None
+        self._left = threading.Event()
         self._sending = True
         self._sent: dict[str, Any] = {}  # handles of the gradients on their way, where the hooks are ours
 
@@ -135,6 +141,9 @@ class HorovodStrategy(DistributedStrategy):
             _running_with = {name: value for name, value in self.settings.items() if name not in given}
             self.hvd.init()
         self._check()
+        if self.hvd.mpi_enabled() and self.world_size > 1:
+            self._left = threading.Event()
+            threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
         return self
 
     def __exit__(
@@ -146,7 +155,8 @@ class HorovodStrategy(DistributedStrategy):
         self._unsent.clear()
         in_order = error is None or getattr(error, "everywhere", False)
         if not in_order or self._can_restart():
-            self.hvd.shutdown()  # the other ranks' collectives end with an error, so that they stop too
+            self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
+        self._left.set()
         if kind is not None and kind.__name__ == "HorovodInternalError":
             missing = missing_ranks(rank, world_size, _put_note, _has_note) if RENDEZVOUS in os.environ else []
             raise PeerLost(lost(rank, missing, self.doing, str(error).strip().splitlines()[0])) from error
@@ -252,11 +262,11 @@ class HorovodStrategy(DistributedStrategy):
             self._average_bf16([gradient for _, gradient in gradients])
         elif self._reducer is None:
             for handle in self._sent.values():
-                self.hvd.synchronize(handle)
+                self._wait(self.hvd.synchronize, handle)
             self._all_reduce_in_place([one for one in gradients if one[0] not in self._sent], self.hvd.Average)
             self._sent.clear()
         else:
-            self._reducer.synchronize()
+            self._wait(self._reducer.synchronize)
             self._send_overflown_again()
 
     def counters(self) -> dict[str, float]:
@@ -291,7 +301,7 @@ class HorovodStrategy(DistributedStrategy):
             for name, gradient in gradients
         ]
         for handle in handles:
-            self.hvd.synchronize(handle)
+            self._wait(self.hvd.synchronize, handle)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
         """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.
@@ -316,7 +326,7 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:  # or it would wait for Horovod's next cycle
             return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
-        total = hvd.allreduce(x.contiguous(), op=ops[op])
+        total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
     def any_rank(self, wanted: bool) -> Callable[[], bool]:
@@ -324,13 +334,34 @@ class HorovodStrategy(DistributedStrategy):
             return super().any_rank(wanted)
         flag = torch.tensor([int(wanted)])  # on the CPU, so that no GPU is waited for
         handle = self.hvd.allreduce_async_(flag, name="any_rank", op=self.hvd.Max)
-        return lambda: bool(self.hvd.synchronize(handle))
+        return lambda: bool(self._wait(self.hvd.synchronize, handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        return self.hvd.allgather(rows.contiguous())
+        return self._wait(self.hvd.allgather, rows.contiguous())
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        return self.hvd.broadcast_(x, src)
+        return self._wait(self.hvd.broadcast_, x, src)
+
+    def _wait(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What the function returns, which may wait for other ranks."""
+        self._waiting_since = time.monotonic()
+        try:
+            return function(*arguments, **options)
+        finally:
+            self._waiting_since = None
+
+    def _watch(self, left: threading.Event) -> None:
+        """End this process when a wait takes longer than `timeout_s`.
+
+        MPI waits for ever for a process that is stopped, in the very thread of Horovod's that looks for stalls.
+        """
+        while not left.wait(1.0):
+            since = self._waiting_since
+            if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
+                words = f"rank {self.rank} waited {self.timeout_s:g} s in vain for another rank at {self.doing}"
+                remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
+                os.write(2, f"error: {words}; {remedy}.\n".encode())
+                os._exit(1)  # mpirun then ends the others
 
 
 def in_memory_order(x: Tensor) -> Tensor:
