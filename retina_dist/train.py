@@ -14,6 +14,7 @@ Layer 4: turns settings into objects and starts the loop.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -32,6 +33,7 @@ from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.ledger import in_words, summary
+from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
@@ -142,6 +144,11 @@ def _train(
     try:
         with watch:
             metrics = trainer.fit()
+        if not math.isfinite(metrics.get("val/loss", 0.0)):
+            raise Divergence(
+                f"val/loss={metrics['val/loss']} after step {state.step}: the weights are ruined; lower optimizer.lr, lengthen "
+                "schedule.warmup or set trainer.clip."
+            )
     except Exception as error:
         try:
             voice.note(f"stopped: {type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -434,6 +435,16 @@ def absent() -> Any:
     return "never"
 
 
+def frozen() -> Any:
+    """The last rank is stopped with all its threads, as a machine that hangs."""
+    with make_strategy(device="cpu", timeout_s=6) as strategy:
+        strategy.barrier()
+        if strategy.rank == strategy.world_size - 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        strategy.all_reduce(torch.ones(1))
+    return "never"
+
+
 def crash() -> Any:
     """The last rank fails in a way nobody foresaw, while the others wait for it."""
     with make_strategy(device="cpu", timeout_s=60) as strategy:
@@ -456,7 +467,7 @@ def bad_input() -> Any:
     return "never"
 
 
-SCENARIOS = {f.__name__: f for f in (contract, evaluation, absent, crash, bad_input)}
+SCENARIOS = {f.__name__: f for f in (contract, evaluation, absent, frozen, crash, bad_input)}
 
 
 def main(name: str, folder: str) -> None:

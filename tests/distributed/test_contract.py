@@ -216,6 +216,14 @@ def test_wrong_data_on_one_rank_ends_the_job_with_one_sentence(kind: str) -> Non
     assert job.ranks == [None, None]
 
 
+def test_a_process_that_is_stopped_ends_an_mpi_job_in_the_set_time() -> None:
+    # MPI itself, and with it Horovod's stall check, waits for ever
+    job = run_ranks("mpi", 2, "frozen", check=False, timeout=90)
+    assert job.exit_code != 0
+    assert job.seconds < 60
+    assert "error: rank 0 waited 6 s in vain for another rank at the start" in job.output
+
+
 @pytest.mark.parametrize("kind", ["ddp", "horovod"])
 def test_a_rank_that_stays_away_ends_the_job_in_the_set_time(kind: str) -> None:
     # Horovod on its own only warns and waits for ever
