@@ -1,7 +1,7 @@
 """Forward and backward pass as one CUDA graph for each shape of a batch: the host launches one thing instead of a thousand.
 
-Layer 2. Batches come in few shapes, since what they hold is padded. The averaging
-over ranks and the optimizer stay outside, so the same graphs serve every strategy.
+Layer 2. Batches come in few shapes, since what they hold is padded. The averaging over ranks and the optimizer stay outside, so
+the same graphs serve every strategy.
 """
 
 from __future__ import annotations

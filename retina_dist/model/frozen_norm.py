@@ -55,20 +55,15 @@ class FoldedConv2d(nn.Conv2d):
 
 
 def fold_frozen_norms(body: nn.Module) -> None:
-    """Let every convolution of a ResNet apply the `FrozenBatchNorm2d` that follows it, in place."""
+    """Let every convolution of a ResNet apply the `FrozenBatchNorm2d` that follows it, in place.
+
+    The one that follows is the one its module declares next, as torchvision's ResNets and their shortcuts do.
+    """
     for module in list(body.modules()):
-        children = list(module.named_children())
-        for (_, conv), (_, norm) in _pairs(children):
-            assert conv.bias is None
-            norm.__class__ = FoldedBatchNorm2d
-            conv.__class__ = FoldedConv2d
-            conv.__dict__["_norm"] = (norm,)
-
-
-def _pairs(children: list[tuple[str, nn.Module]]) -> list[tuple[tuple[str, nn.Conv2d], tuple[str, FrozenBatchNorm2d]]]:
-    """Each convolution with the norm that its module declares next, as torchvision's ResNets and their shortcuts do."""
-    return [
-        ((a, conv), (b, norm))
-        for (a, conv), (b, norm) in zip(children, children[1:], strict=False)
-        if isinstance(conv, nn.Conv2d) and type(norm) is FrozenBatchNorm2d
-    ]
+        children = list(module.children())
+        for conv, norm in zip(children, children[1:], strict=False):
+            if isinstance(conv, nn.Conv2d) and type(norm) is FrozenBatchNorm2d:
+                assert conv.bias is None
+                norm.__class__ = FoldedBatchNorm2d
+                conv.__class__ = FoldedConv2d
+                conv.__dict__["_norm"] = (norm,)

@@ -311,11 +311,10 @@ class HorovodStrategy(DistributedStrategy):
         sizes = [gradient.numel() for gradient in gradients]
         shares = torch.cat([to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients])
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
-        received = self.hvd.alltoall(padded.view(torch.uint8)).view(
-            torch.bfloat16
-        )  # [world_size * piece], one of each rank
-        piece = received.view(self.world_size, -1).float().sum(0).to(torch.bfloat16)
-        means = self.hvd.allgather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
+        received = self._wait(self.hvd.alltoall, padded.view(torch.uint8)).view(torch.bfloat16)
+        pieces = received.view(self.world_size, -1)  # mine, as each rank has it
+        piece = pieces.float().sum(0).to(torch.bfloat16)
+        means = self.all_gather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
         for gradient, mean in zip(gradients, means.split(sizes), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
@@ -405,6 +404,7 @@ class _Membership:
         self.changed, self.steps = False, 0
         self.strategy._reducer = None
         self.strategy._unsent.clear()
+        self.strategy._sent.clear()
 
     def sync(self) -> None: ...
 
