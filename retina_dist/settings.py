@@ -138,6 +138,7 @@ class TrainerConfig:
     stop_after: str | None = None  # end early with a checkpoint, to go on with resume=
     validate_every: str = "1epoch"
     checkpoint_every: str = "1epoch"
+    checkpoint_minutes: float | None = None  # and after so many minutes without one
     log_every: int = 10  # steps
     accumulate: int = 1  # micro-batches of one optimizer step on each process
     precision: str = "fp32"  # fp32 | bf16 | fp16
@@ -457,6 +458,7 @@ AT_LEAST = {
     "trainer.log_every": 1,
     "trainer.accumulate": 1,
     "trainer.overfit_batches": 0,
+    "trainer.checkpoint_minutes": 0,
     "trainer.keep_last": 1,
     "trainer.keep_top": 0,
     "trainer.patience": 1,

@@ -123,6 +123,7 @@ def _train(
         checkpoint_every=to_steps(
             every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
         ),
+        checkpoint_minutes=config.trainer.checkpoint_minutes,
         metadata=task.metadata()
         | {"versions": versions(), "backend": strategy.backend, "world_size": strategy.world_size},
         precision=config.trainer.precision,  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""Durations as users write them ("26 epochs", "90000 steps", "1M images"), turned into optimizer steps once. Layer 0."""
+"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and minutes by the clock. Layer 0."""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 
 from retina_dist.errors import ConfigError
 
@@ -32,3 +33,22 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     if unit in ("epoch", "ep"):
         return math.ceil(amount * math.ceil(num_images / batch_size))
     return math.ceil(amount / batch_size)
+
+
+class Alarm:
+    """Rings once when `minutes` have gone by since it was made, since it rang or since `reset`; None: never."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.minutes = minutes
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._since = time.monotonic()
+
+    def rings(self) -> bool:
+        """Whether the time is up; if so, counts anew."""
+        if self.minutes is None or time.monotonic() - self._since < 60 * self.minutes:
+            return False
+        self.reset()
+        return True

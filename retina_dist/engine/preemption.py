@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -112,20 +113,28 @@ def _get(url: str) -> bytes:
         return found
 
 
+class Wish(IntEnum):
+    """What a rank may want after a step; of several the highest counts."""
+
+    NOTHING = 0
+    SAVE = 1
+    STOP = 2  # with a checkpoint
+
+
 class Agreement:
-    """Whether any rank wants something, asked by all at each step and known one step later, so that nobody waits for it."""
+    """What any rank wants, asked by all at each step and known one step later, so that nobody waits for it."""
 
     def __init__(self, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
-        self._asked: Callable[[], bool] | None = None
+        self._asked: Callable[[], int] | None = None
 
-    def ask(self, wanted: bool) -> bool:
+    def ask(self, wish: Wish) -> Wish:
         """The answer to the question before; with one process that to this one."""
         if self.strategy.world_size == 1:
-            return wanted
+            return wish
         before, self._asked = self._asked, None
-        found = before() if before else False
-        self._asked = self.strategy.any_rank(wanted)
+        found = Wish(before()) if before else Wish.NOTHING
+        self._asked = self.strategy.highest(wish)
         return found
 
     def close(self) -> None:

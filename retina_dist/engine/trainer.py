@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.duration import Alarm
 from retina_dist.engine.graphs import CapturedSteps
 from retina_dist.engine.ledger import Ledger
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.preemption import Agreement
+from retina_dist.engine.preemption import Agreement, Wish
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
@@ -68,7 +69,8 @@ class Trainer:
     """Trains `state.model` by `plan`, validating and saving on the way.
 
     `evaluate` takes a model and returns metrics; `monitor` names the one that decides what is best. `metadata` is stored in
-    every checkpoint beside the state (plain Python values only). `patience` ends the run after that many validations without
+    every checkpoint beside the state (plain Python values only). `checkpoint_every` steps, and `checkpoint_minutes` by the main
+    rank's clock, are the longest without one. `patience` ends the run after that many validations without
     a better value. `stop_reason` says why this process should end, or None; soon after any rank has a reason, all save and
     raise Preempted. Up to `max_nonfinite_steps` steps in a row are left out for an infinite or NaN loss or gradient on any
     rank, each described in the folder `events` with what `inspect` says of a batch. `cuda_graphs` captures forward and backward
@@ -87,6 +89,7 @@ class Trainer:
         evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
         checkpoints: CheckpointStore | None = None,
         checkpoint_every: int = 0,
+        checkpoint_minutes: float | None = None,
         metadata: dict[str, Any] | None = None,
         precision: Precision = "fp32",
         clip: float | None = None,
@@ -113,7 +116,8 @@ class Trainer:
         self.ledger = Ledger(strategy.device)
         if strategy.world_size > 1 and not cuda_graphs:  # no event may be recorded while a graph is captured
             self.ledger.watch(state.model.parameters())
-        self.stop_reason, self.stop = stop_reason, Agreement(strategy)
+        self.stop_reason, self.wishes = stop_reason, Agreement(strategy)
+        self.alarm = Alarm(checkpoint_minutes)
         self.guard = NonFiniteGuard(
             state,
             plan,
@@ -167,17 +171,18 @@ class Trainer:
             self.ledger.end_step()
             self.meter.update(values, self._images_of(state.step))
             state.step += 1
-            stopping = self.stop.ask(self.stop_reason() is not None)
+            wish = self.wishes.ask(self._wish())
+            stopping, timed = wish is Wish.STOP, wish is Wish.SAVE
             # A run that stops early validates no more than one that goes on, so that both know the same best.
             validating = plan.validates_at(state.step) and not stopping
             last = state.step == plan.stop_step
-            saving = validating or stopping or last or _due(state.step, self.checkpoint_every)
+            saving = validating or stopping or timed or last or _due(state.step, self.checkpoint_every)
 
             if _due(state.step, plan.check_every):
                 check_replicas(state.replicated(), self.strategy, state.step)
             if validating or last or _due(state.step, self.checkpoint_every) or _due(state.step, plan.log_every):
                 self._log()  # before saving, so that no checkpoint holds weights that are not numbers
-            elif stopping:  # the line is written where an undisturbed run writes it
+            elif stopping or timed:  # the line is written where an undisturbed run writes it
                 state.unlogged = self.meter.state()
             if saving:
                 self.meter.pause()
@@ -186,7 +191,7 @@ class Trainer:
                     metrics = self._validate()
                     self.ledger.mark("evaluation")
                 self._save(metrics if validating else {})
-                saved_step = state.step
+                state.unlogged, saved_step = {}, state.step
                 self.ledger.mark("checkpoint")
                 self.meter.resume()
             if stopping:
@@ -196,11 +201,16 @@ class Trainer:
             self.strategy.commit(self._committed)
             self.ledger.mark("other")
         steps.close()
-        self.stop.close()
+        self.wishes.close()
         self.strategy.on_main(self._wait_for_checkpoint)
         self.ledger.mark("checkpoint")
         assert saved_step == state.step, "a run ends with a checkpoint"
         return metrics
+
+    def _wish(self) -> Wish:
+        if self.stop_reason() is not None:
+            return Wish.STOP
+        return Wish.SAVE if self.strategy.is_main and self.alarm.rings() else Wish.NOTHING
 
     def _is_stale(self) -> bool:
         if self.patience is None or self.state.stale < self.patience:
@@ -210,7 +220,7 @@ class Trainer:
 
     def _end_early(self) -> None:
         self.strategy.on_main(self._wait_for_checkpoint)
-        self.stop.close()
+        self.wishes.close()
         why = self.stop_reason() or "another rank was asked to"
         raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; go on with resume=auto.")
 
@@ -310,6 +320,8 @@ class Trainer:
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
+        self.alarm.reset()
+
         def save() -> None:
             if self.checkpoints:
                 value = metrics.get(self.monitor) if self.monitor else None

@@ -108,9 +108,9 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
-    def any_rank(self, wanted: bool) -> Callable[[], bool]:
-        """Start asking whether any rank says True; the answer is fetched later, by every rank before it asks again."""
-        return lambda: wanted
+    def highest(self, level: int) -> Callable[[], int]:
+        """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks again."""
+        return lambda: level
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """`src`'s object on every rank; made of tensors and plain Python values, which is all that is unpickled."""

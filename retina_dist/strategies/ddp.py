@@ -273,13 +273,13 @@ class DDPStrategy(DistributedStrategy):
         dist.all_reduce(x, OPS[op])
         return x / self.world_size if op == "mean" else x
 
-    def any_rank(self, wanted: bool) -> Callable[[], bool]:
-        flag = torch.tensor([int(wanted)])  # on the CPU, so that no GPU is waited for
-        work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+    def highest(self, level: int) -> Callable[[], int]:
+        found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
+        work = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
 
-        def answer() -> bool:
+        def answer() -> int:
             work.wait()
-            return bool(flag)
+            return int(found)
 
         return answer
 

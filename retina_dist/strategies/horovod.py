@@ -328,12 +328,12 @@ class HorovodStrategy(DistributedStrategy):
         total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
-    def any_rank(self, wanted: bool) -> Callable[[], bool]:
+    def highest(self, level: int) -> Callable[[], int]:
         if self.world_size == 1:
-            return super().any_rank(wanted)
-        flag = torch.tensor([int(wanted)])  # on the CPU, so that no GPU is waited for
-        handle = self.hvd.allreduce_async_(flag, name="any_rank", op=self.hvd.Max)
-        return lambda: bool(self._wait(self.hvd.synchronize, handle))
+            return super().highest(level)
+        found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
+        handle = self.hvd.allreduce_async_(found, name="highest", op=self.hvd.Max)
+        return lambda: int(self._wait(self.hvd.synchronize, handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return self._wait(self.hvd.allgather, rows.contiguous())

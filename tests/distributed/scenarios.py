@@ -316,10 +316,10 @@ def ledger(strategy: DistributedStrategy) -> Any:
 
 
 def wishes(strategy: DistributedStrategy) -> Any:
-    """Whether any rank wants something, asked while other collectives go on."""
+    """The highest level of any rank, asked while other collectives go on."""
     answers = []
-    for wanted in (False, strategy.rank == strategy.world_size - 1, False):
-        answer = strategy.any_rank(wanted)
+    for level in (0, strategy.rank, 0):
+        answer = strategy.highest(level)
         strategy.all_reduce(torch.ones(3))
         answers.append(answer())
     return answers

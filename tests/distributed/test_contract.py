@@ -100,7 +100,7 @@ def test_an_infinite_loss_on_one_rank_leaves_the_step_out_on_all_and_is_written_
 
 
 def test_what_one_rank_wants_all_know(job: Job) -> None:
-    assert [rank["wishes"] for rank in job.ranks] == [[False, True, False]] * len(job.ranks)
+    assert [rank["wishes"] for rank in job.ranks] == [[0, len(job.ranks) - 1, 0]] * len(job.ranks)
 
 
 def test_time_spent_waiting_for_a_slow_rank_is_communication_and_the_rank_is_named(job: Job) -> None:

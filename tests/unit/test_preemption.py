@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from retina_dist.engine import preemption
-from retina_dist.engine.preemption import Agreement, PreemptionWatch, event_for
+from retina_dist.engine.preemption import Agreement, PreemptionWatch, Wish, event_for
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,12 +147,12 @@ class TwoRanks(SingleDeviceStrategy):
         self.asked = 0
         self.open = 0
 
-    def any_rank(self, wanted: bool) -> Callable[[], bool]:
+    def highest(self, level: int) -> Callable[[], int]:
         self.asked += 1
         self.open += 1
-        found = wanted or self.asked >= 3
+        found = max(level, Wish.STOP if self.asked >= 3 else Wish.NOTHING)
 
-        def answer() -> bool:
+        def answer() -> int:
             self.open -= 1
             return found
 
@@ -162,7 +162,8 @@ class TwoRanks(SingleDeviceStrategy):
 def test_the_answer_is_known_one_step_later_and_none_is_left_open() -> None:
     strategy = TwoRanks()
     agreement = Agreement(strategy)
-    assert [agreement.ask(False) for _ in range(4)] == [False, False, False, True]
+    wishes = (Wish.NOTHING, Wish.SAVE, Wish.SAVE, Wish.NOTHING)
+    assert [agreement.ask(w) for w in wishes] == [Wish.NOTHING, Wish.NOTHING, Wish.SAVE, Wish.STOP]
     assert strategy.open == 1
     agreement.close()
     assert strategy.open == 0
@@ -170,4 +171,4 @@ def test_the_answer_is_known_one_step_later_and_none_is_left_open() -> None:
 
 def test_alone_the_answer_is_ones_own() -> None:
     agreement = Agreement(SingleDeviceStrategy("cpu"))
-    assert [agreement.ask(wanted) for wanted in (False, True)] == [False, True]
+    assert [agreement.ask(wish) for wish in Wish] == list(Wish)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.engine import checkpoint
+from retina_dist.engine import checkpoint, duration
 from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
@@ -260,6 +260,49 @@ def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is
     second.fit()
     rows = first.sink.rows + second.sink.rows
     assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+
+
+def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(log_every=3)
+    whole.fit()
+    clock = [0.0]  # in seconds; a step takes 30
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    timed = trainer(
+        tmp_path, log_every=3, checkpoint_minutes=1, stop_reason=lambda: clock.__setitem__(0, clock[0] + 30)
+    )
+    timed.fit()
+    saved = [load_checkpoint(path) for path in sorted(tmp_path.glob("*.pt"))]
+    # two steps after each validation's own (at 3, 6, 9 and 12), from which it counts anew
+    assert sorted({content["step"] for content in saved}) == [2, 3, 5, 6, 8, 9, 11, 12]
+    assert torch.equal(weights(timed), weights(whole))
+
+
+def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(log_every=5, validate_every="100epochs")
+    whole.fit()
+    clock = [0.0]
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+
+    def step() -> None:
+        clock[0] += 30
+        if clock[0] == 30 * 8:
+            raise KeyError("died")
+
+    first = trainer(tmp_path, log_every=5, validate_every="100epochs", checkpoint_minutes=1.5, stop_reason=step)
+    with pytest.raises(KeyError, match="died"):
+        first.fit()
+    newest = load_checkpoint(tmp_path / "last.pt")
+    assert newest["step"] == 6
+    second = trainer(log_every=5, validate_every="100epochs")
+    second.state.load_state_dict(newest)
+    second.fit()
+    rows = first.sink.rows + second.sink.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+    assert torch.equal(weights(second), weights(whole))
 
 
 def without_times(row: tuple[int, dict[str, float]]) -> tuple[int, dict[str, float]]:
