@@ -20,8 +20,7 @@ from typing import Literal
 
 from retina_dist.errors import ConfigError
 from retina_dist.launch_examples import EXAMPLES
-from retina_dist.strategies.launch import DEFAULT_PORT, PLAIN, detect_launch
-from retina_dist.strategies.select import choose_strategy
+from retina_dist.strategies.launch import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
 
 LauncherName = Literal["torchrun", "horovodrun", "mpirun"]
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "horovodrun", "mpirun")
@@ -104,7 +103,7 @@ def described(variables: Mapping[str, str] = os.environ) -> str:
     launch = detect_launch(variables)
     host = f"local rank {launch.local_rank} of {launch.local_world_size} on node {launch.node_rank}"
     place = launch.master_address and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
-    return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {choose_strategy('auto', launch)}: {launch}"
+    return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
 
 
 def started(launcher: str) -> tuple[str | None, str]:

@@ -25,6 +25,17 @@ from retina_dist.errors import ConfigError
 Launcher = Literal["python", "torchrun", "horovodrun", "mpirun", "srun", "variables"]
 Service = Literal["Azure ML", "Ray Train"]
 
+StrategyName = Literal["single", "ddp", "horovod"]
+
+BY_LAUNCHER: dict[Launcher, StrategyName] = {
+    "python": "single",
+    "torchrun": "ddp",
+    "horovodrun": "horovod",
+    "mpirun": "horovod",
+    "srun": "ddp",
+    "variables": "ddp",
+}
+
 # The port where rank 0 listens when nobody says one: torch's own, and the one of Azure ML's PyTorch jobs, which its examples take
 # for MPI jobs too: the port in AZ_BATCH_MASTER_NODE is in use.
 # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu

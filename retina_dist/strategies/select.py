@@ -9,19 +9,8 @@ from typing import Literal
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression
-from retina_dist.strategies.launch import Launch, Launcher, detect_launch
+from retina_dist.strategies.launch import BY_LAUNCHER, Launch, StrategyName, detect_launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-
-StrategyName = Literal["single", "ddp", "horovod"]
-
-BY_LAUNCHER: dict[Launcher, StrategyName] = {
-    "python": "single",
-    "torchrun": "ddp",
-    "horovodrun": "horovod",
-    "mpirun": "horovod",
-    "srun": "ddp",
-    "variables": "ddp",
-}
 
 
 def choose_strategy(name: Literal["auto"] | StrategyName, launch: Launch) -> StrategyName:
