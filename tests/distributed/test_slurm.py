@@ -1,4 +1,4 @@
-"""The job script of scripts/slurm on a real Slurm of two nodes, stopped in the middle: back in the queue it ends as if never stopped."""
+"""The job script of scripts/slurm on a real Slurm of two nodes: stopped and put back in the queue, it ends as if left alone."""
 
 from __future__ import annotations
 
