@@ -6,9 +6,10 @@ import os
 
 import pytest
 
+from retina_dist import launchers
 from retina_dist.errors import ConfigError
 from retina_dist.launch_examples import EXAMPLES
-from retina_dist.launchers import described, main
+from retina_dist.launchers import described, main, started
 from retina_dist.strategies.launch import Launch, detect_launch, first_host, slurm_port, tasks_of_node
 
 # Rank 5 of 8, the second of four on its host, as each launcher says it.
@@ -233,3 +234,22 @@ def test_under_a_launcher_the_command_says_what_this_process_was_told(
     said = "rank 5 of 8, local rank 1 of 4 on node 1, meeting at gpu-07:14703, strategy ddp: srun with 8 processes"
     assert capsys.readouterr().out == said + "\n"
     assert described(SRUN) == said
+
+
+def test_without_a_launcher_it_says_of_each_how_it_is_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        launchers, "started", lambda name: ("rank 1 of 2, …", "") if name == "mpirun" else (None, f"no {name}")
+    )
+    main()
+    rows = [(row[:28].strip(), row[28:48].strip(), row[48:]) for row in capsys.readouterr().out.splitlines()]
+    assert {name for name, _, _ in rows} == {"python", *EXAMPLES}
+    assert [name for name, how, _ in rows if how == "started for real"] == ["python", "mpirun"]
+    assert all(how == "variables only" for name, how, _ in rows if name not in ("python", "mpirun"))
+    assert rows[4] == ("srun", "variables only", f"{described(EXAMPLES['srun'])} (no srun)")
+
+
+def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "executable", lambda name: None)
+    assert started("srun") == (None, "srun is not installed")
