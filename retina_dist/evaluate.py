@@ -12,7 +12,7 @@ Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from retina_dist.reporting.voice import Voice
 from retina_dist.settings import DataConfig, EvaluateConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
+from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
 from retina_dist.tasks.detection import read_split, resized_by
 
@@ -62,6 +63,7 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     if config.results:
         result = _of_results(config)
     else:
+        apply_nccl(asdict(config.nccl))
         with make_strategy(device=config.device) as strategy:
             result = _of_checkpoint(config, folder, strategy)
     if folder:
@@ -157,6 +159,8 @@ def main(config: EvaluateConfig) -> None:
     """Print the table, once."""
     result = evaluate(config)
     if detect_launch().rank == 0:
+        if note := describe_nccl(asdict(config.nccl)):
+            print(note)
         print(format_table(result))
 
 

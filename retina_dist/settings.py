@@ -186,6 +186,18 @@ class StrategyConfig:
 
 
 @dataclass
+class NcclConfig:
+    """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/nccl.py`."""
+
+    name: str = "none"
+    socket_ifname: str | None = None  # NCCL_SOCKET_IFNAME: network interfaces that begin so; =NAME for one exactly
+    ib_disable: bool | None = None  # NCCL_IB_DISABLE: TCP even where there is InfiniBand
+    ib_pci_relaxed_ordering: int | None = None  # NCCL_IB_PCI_RELAXED_ORDERING: 0 off | 1 on | 2 where it can be had
+    topo_file: str | None = None  # NCCL_TOPO_FILE: what the machine is like inside; left out where the file is missing
+    debug: str | None = None  # NCCL_DEBUG: WARN | INFO | TRACE
+
+
+@dataclass
 class LoggingConfig:
     """What a run writes beside its checkpoints."""
 
@@ -204,6 +216,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     seed: int = 0
     output_dir: str | None = None  # null: runs/NAME, runs/NAME-2, ...
@@ -361,6 +374,7 @@ class EvaluateConfig:
     annotations: str | None = None  # null: the checkpoint's validation set
     images: str | None = None
     output_dir: str | None = None
+    nccl: NcclConfig = field(default_factory=NcclConfig)
     backend: str = (
         "auto"  # auto (the fastest that is installed) | ultrafast-pycocotools | faster-coco-eval | pycocotools
     )
@@ -425,6 +439,8 @@ CHOICES = {
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
+    "nccl.ib_pci_relaxed_ordering": (None, 0, 1, 2),
+    "nccl.debug": (None, "VERSION", "WARN", "INFO", "TRACE"),
     "compression": ("none", "bf16", "fp16"),
     "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),

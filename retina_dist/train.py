@@ -51,7 +51,9 @@ from retina_dist.seeding import seed_everything
 from retina_dist.settings import TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
-from retina_dist.strategies.select import make_strategy
+from retina_dist.strategies.launch import detect_launch
+from retina_dist.strategies.nccl import apply_nccl, describe_nccl
+from retina_dist.strategies.select import make_strategy, why_alone
 from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
 
@@ -76,6 +78,7 @@ def build_strategy(config: TrainConfig) -> DistributedStrategy:
     if arguments["fp16_scale"] is None:
         scaled_already = config.trainer.precision == "fp16"
         arguments["fp16_scale"] = 1.0 if scaled_already else DEFAULT_FP16_SCALE
+    apply_nccl(asdict(config.nccl))
     return make_strategy(**arguments, deterministic=config.trainer.deterministic)
 
 
@@ -85,6 +88,9 @@ def _train(
     voice = Voice(strategy.rank, strategy.world_size)
     say, warn = voice.say, voice.warn
     say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
+        if note:
+            say(note)
     strategy.on_main(lambda: draw_data(config.data))
     task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
     participants = strategy.world_size // strategy.ranks_averaged

@@ -208,7 +208,7 @@ def _end_with(main_process: int, worker: int) -> None:
     torch's workers watch their parent, which is the fork server; that outlives a main process that was killed. A signal that
     the terminal or the scheduler sends to all processes is the main one's to answer.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
     def watch() -> None:
@@ -227,9 +227,18 @@ def _start_method() -> str:
 
 
 def _start_fork_server() -> None:
-    """Let the fork server import torch while the main process builds its model: workers start sooner."""
+    """Let the fork server import torch while the main process builds its model: workers start sooner.
+
+    It is deaf to the signals that Slurm sends to every process of a step, since no worker outlives it.
+    """
     if _start_method() == "forkserver":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
 
         forkserver.set_forkserver_preload(["__main__", "retina_dist.data.dataset"])
-        forkserver.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # what is blocked here is inherited
+        try:
+            resource_tracker.ensure_running()  # deaf to SIGTERM by itself; starting it unblocks that here
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -22,7 +22,8 @@ from typing_extensions import Self
 
 from retina_dist.strategies.base import DistributedStrategy
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SIGUSR1 is what Slurm sends ahead of a time limit (sbatch --signal); SIGTERM follows when that has come.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_S = 2.0  # launchers pass on a signal that the terminal has already sent to everyone
 # Azure's events after which this machine, or what it holds, is gone; "Freeze" only pauses it.
 # https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
@@ -35,8 +36,9 @@ class PreemptionWatch:
     """While entered, `reason` says why this process should end, and is None until it should.
 
     SIGTERM and SIGINT are noted once; a second one, more than two seconds later, ends the process at once as it would have
-    without the watch. `events_url` is the address of Azure's metadata service (http://169.254.169.254 on its machines), asked
-    every `every_s` seconds for scheduled events that concern this machine; an unreachable one is passed to `report` once.
+    without the watch. SIGUSR1 asks for the same and never ends the process. `events_url` is the address of Azure's metadata
+    service (http://169.254.169.254 on its machines), asked every `every_s` seconds for scheduled events that concern this
+    machine; an unreachable one is passed to `report` once.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class PreemptionWatch:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._noticed is None:
-            name = signal.Signals(number).name
+        now, name = time.monotonic(), signal.Signals(number).name
+        if number == signal.SIGUSR1:
+            if self.reason is None:
+                self.reason = name
+                _tell(f"{name}: stopping with a checkpoint after this step")
+        elif self._noticed is None:
             self.reason, self._noticed = self.reason or name, now
-            with contextlib.suppress(OSError):  # the reader of a pipe may have gone by the same signal
-                # no print: the handler may have interrupted one
-                os.write(2, f"\n{name}: stopping with a checkpoint after this step; once more ends at once\n".encode())
+            _tell(f"{name}: stopping with a checkpoint after this step; once more ends at once")
         elif now - self._noticed > ECHO_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -92,6 +95,12 @@ class PreemptionWatch:
             if event:
                 self.reason = self.reason or event
                 return
+
+
+def _tell(text: str) -> None:
+    """From a signal's handler, which may have interrupted a print."""
+    with contextlib.suppress(OSError):  # the reader of a pipe may have gone by the same signal
+        os.write(2, f"\n{text}\n".encode())
 
 
 def event_for(machine: str, document: dict[str, Any]) -> str | None:

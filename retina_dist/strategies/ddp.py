@@ -5,7 +5,6 @@ The only file that imports `torch.distributed`.
 
 import gc
 import inspect
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from retina_dist.errors import ConfigError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import resolve_device
-from retina_dist.strategies.launch import Launch
+from retina_dist.strategies.launch import DEFAULT_PORT, Launch
 from retina_dist.strategies.roll_call import lost, missing_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
@@ -44,7 +43,7 @@ _jobs = 0
 
 
 class DDPStrategy(DistributedStrategy):
-    """One of the processes that torchrun (or mpirun, with MASTER_ADDR set) started.
+    """One of the processes that torchrun started, or srun, mpirun, Azure ML or whoever says where rank 0 is.
 
     Gradients are averaged in buckets of `bucket_mb` megabytes while the backward pass goes on. `static_graph` promises torch
     that every step uses the same parameters, which saves bookkeeping. A collective that takes longer than `timeout_s` seconds
@@ -95,6 +94,8 @@ class DDPStrategy(DistributedStrategy):
     def __enter__(self) -> Self:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         options: dict[str, Any] = {"timeout": timedelta(seconds=self.timeout_s)}
+        if dist.is_initialized():  # Ray Train makes a group of its own, without the rest of what is needed here
+            dist.destroy_process_group()
         store = self._store()
         if self.device.type == "cuda":
             options["device_id"] = self.device
@@ -163,9 +164,9 @@ class DDPStrategy(DistributedStrategy):
             "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
         )
 
-    def _meeting_point(self) -> tuple[str, str]:
-        """Where rank 0 listens; torchrun says it, under mpirun processes of one host find each other."""
-        address = os.environ.get("MASTER_ADDR")
+    def _meeting_point(self) -> tuple[str, int]:
+        """Where rank 0 listens, as the launcher says it; processes of one host find each other anyway."""
+        address = self.launch.master_address
         if address is None and self.launch.local_world_size == self.world_size:
             address = "127.0.0.1"
         if address is None:
@@ -173,7 +174,7 @@ class DDPStrategy(DistributedStrategy):
                 f"strategy=ddp under {self.launch.launcher} on several hosts needs MASTER_ADDR, the host of rank 0 "
                 "(mpirun -x MASTER_ADDR=…); or start by torchrun, or use strategy=horovod."
             )
-        return address, os.environ.get("MASTER_PORT", "29500")
+        return address, self.launch.master_port or DEFAULT_PORT
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Literal
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression
-from retina_dist.strategies.launch import Launch, Launcher, detect_launch
+from retina_dist.strategies.launch import BY_LAUNCHER, Launch, StrategyName, detect_launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-
-StrategyName = Literal["single", "ddp", "horovod"]
-
-BY_LAUNCHER: dict[Launcher, StrategyName] = {
-    "python": "single",
-    "torchrun": "ddp",
-    "horovodrun": "horovod",
-    "mpirun": "horovod",
-}
 
 
 def choose_strategy(name: Literal["auto"] | StrategyName, launch: Launch) -> StrategyName:
@@ -29,13 +22,29 @@ def choose_strategy(name: Literal["auto"] | StrategyName, launch: Launch) -> Str
             f"strategy=single under {launch} would train the same model {launch.world_size} times; use strategy=auto, or start it "
             "by python."
         )
-    if name == "horovod" and launch.launcher == "torchrun":
+    if name == "horovod" and launch.launcher in ("torchrun", "variables"):
         raise ConfigError(
             f"strategy=horovod cannot run under {launch}; start it by horovodrun or mpirun, or use strategy=ddp."
         )
     if name == "ddp" and launch.launcher == "horovodrun":
         raise ConfigError(f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod.")
     return name
+
+
+def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Why a job that seems to be meant for several processes has this one only; None where nothing speaks for several."""
+    tasks = environment.get("SLURM_NTASKS", "1")
+    if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":
+        return (
+            f"note: Slurm's job has {tasks} tasks, but this process was not started by srun and trains alone; write srun before "
+            "python for all of them"
+        )
+    if launch.launcher == "python" and name in ("ddp", "horovod"):
+        start = "torchrun --nproc-per-node N -m" if name == "ddp" else "horovodrun -np N python -m"
+        return (
+            f"note: strategy={name} trains on this process alone, as no launcher started it; for N processes: {start} …"
+        )
+    return None
 
 
 def make_strategy(
@@ -57,7 +66,7 @@ def make_strategy(
 ) -> DistributedStrategy:
     """A strategy for this process, not entered yet; the arguments are those of the strategies' classes.
 
-    "auto" is single for a plain python, ddp under torchrun, horovod under horovodrun and mpirun. Raises ConfigError.
+    "auto" is single for a plain python, horovod under horovodrun and mpirun, ddp under the others. Raises ConfigError.
     """
     launch = launch or detect_launch()
     name = choose_strategy(name, launch)

@@ -203,10 +203,10 @@ class CannotRun(RuntimeError):
     """A command that failed, in one line with what it said."""
 
 
-def run(command: Sequence[str]) -> str:
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a short command and return its output; raises CannotRun."""
     try:
-        done = subprocess.run(command, env=with_sbin(), capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=environment or with_sbin(), capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotRun(str(error)) from error
     if done.returncode:

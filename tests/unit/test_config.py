@@ -17,7 +17,7 @@ from retina_dist.train import build_plan
 
 CONF = Path(config_dir())
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
-GROUPS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "logging")
+GROUPS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
 COCO_IMAGES = 117_266
 
 

@@ -39,7 +39,7 @@ def an_event(kind: str = "Preempt", machine: str = "gpu-1") -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_is_noted_and_the_handlers_are_put_back(number: signal.Signals, capfd: pytest.CaptureFixture) -> None:
     before = signal.getsignal(number)
     with PreemptionWatch() as watch:
@@ -61,6 +61,19 @@ def test_a_second_signal_ends_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGTERM
+
+
+def test_sigusr1_asks_and_never_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    """Slurm sends it two minutes before SIGTERM, which may find the checkpoint still being written."""
+    monkeypatch.setattr(preemption, "ECHO_S", 0.0)
+    with PreemptionWatch() as watch:
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        assert watch.reason == "SIGUSR1"
+    said = capfd.readouterr().err
+    assert said.count("SIGUSR1: stopping with a checkpoint") == 1
+    assert said.count("SIGTERM: stopping with a checkpoint") == 1
 
 
 @pytest.fixture

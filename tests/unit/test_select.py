@@ -13,15 +13,26 @@ from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch import Launch
-from retina_dist.strategies.select import choose_strategy, make_strategy
+from retina_dist.strategies.select import choose_strategy, make_strategy, why_alone
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 PYTHON = Launch()
-TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun"))
+TORCHRUN, HOROVODRUN, MPIRUN, SRUN, VARIABLES = (
+    Launch(name, 1, 2, 1, 2)  # type: ignore[arg-type]
+    for name in ("torchrun", "horovodrun", "mpirun", "srun", "variables")
+)
 
 
 @pytest.mark.parametrize(
-    ("launch", "name"), [(PYTHON, "single"), (TORCHRUN, "ddp"), (HOROVODRUN, "horovod"), (MPIRUN, "horovod")]
+    ("launch", "name"),
+    [
+        (PYTHON, "single"),
+        (TORCHRUN, "ddp"),
+        (HOROVODRUN, "horovod"),
+        (MPIRUN, "horovod"),
+        (SRUN, "ddp"),
+        (VARIABLES, "ddp"),
+    ],
 )
 def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
     assert choose_strategy("auto", launch) == name
@@ -35,9 +46,12 @@ def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
         ("ddp", PYTHON),
         ("ddp", TORCHRUN),
         ("ddp", MPIRUN),
+        ("ddp", SRUN),
+        ("ddp", VARIABLES),
         ("horovod", PYTHON),
         ("horovod", HOROVODRUN),
         ("horovod", MPIRUN),
+        ("horovod", SRUN),  # with --mpi, which Horovod itself finds out
     ],
 )
 def test_what_goes_together_is_taken_as_it_is(name: str, launch: Launch) -> None:
@@ -59,6 +73,12 @@ def test_what_goes_together_is_taken_as_it_is(name: str, launch: Launch) -> None
             "strategy=horovod cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use strategy=ddp.",
         ),
         (
+            "horovod",
+            VARIABLES,
+            "strategy=horovod cannot run under RANK and WORLD_SIZE with 2 processes; start it by horovodrun or mpirun, or use "
+            "strategy=ddp.",
+        ),
+        (
             "ddp",
             HOROVODRUN,
             "strategy=ddp cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod.",
@@ -69,6 +89,63 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch:
     with pytest.raises(ConfigError) as caught:
         make_strategy(name, launch=launch, device="cpu")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "variables", "note"),
+    [
+        ("auto", PYTHON, {}, None),
+        ("single", PYTHON, {"SLURM_NTASKS": "1"}, None),
+        ("ddp", TORCHRUN, {"SLURM_NTASKS": "2"}, None),
+        ("ddp", SRUN, {"SLURM_NTASKS": "2"}, None),
+        (
+            "ddp",
+            PYTHON,
+            {},
+            "note: strategy=ddp trains on this process alone, as no launcher started it; for N processes: "
+            "torchrun --nproc-per-node N -m …",
+        ),
+        (
+            "horovod",
+            PYTHON,
+            {},
+            "note: strategy=horovod trains on this process alone, as no launcher started it; for N processes: "
+            "horovodrun -np N python -m …",
+        ),
+        (
+            "auto",
+            Launch("srun"),  # salloc's shell, where that is a step of one task
+            {"SLURM_NTASKS": "4"},
+            "note: Slurm's job has 4 tasks, but this process was not started by srun and trains alone; write srun before python "
+            "for all of them",
+        ),
+    ],
+)
+def test_one_process_where_several_may_be_meant_is_said(
+    name: str, launch: Launch, variables: dict[str, str], note: str | None
+) -> None:
+    assert why_alone(name, launch, variables) == note
+
+
+@pytest.mark.parametrize(
+    ("launch", "place"),
+    [
+        (Launch("mpirun", 1, 2, 1, 2), ("127.0.0.1", 29500)),  # on one host
+        (Launch("mpirun", 5, 8, 1, 4, 1, "10.0.0.4", 6105, "Azure ML"), ("10.0.0.4", 6105)),
+        (Launch("srun", 1, 2, 0, 1, 1, "gpu-07", 14703), ("gpu-07", 14703)),
+        (Launch("variables", 1, 2, 0, 1, 1, "first"), ("first", 29500)),
+    ],
+)
+def test_ddp_meets_where_the_launcher_says(launch: Launch, place: tuple[str, int]) -> None:
+    strategy = make_strategy("ddp", launch=launch, device="cpu")
+    assert isinstance(strategy, DDPStrategy)
+    assert strategy._meeting_point() == place
+
+
+def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
+    strategy = make_strategy("ddp", launch=Launch("mpirun", 5, 8, 1, 4, 1), device="cpu")
+    with pytest.raises(ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"):
+        strategy.__enter__()
 
 
 @pytest.mark.parametrize(("name", "launch"), [("auto", PYTHON), ("ddp", TORCHRUN)])
