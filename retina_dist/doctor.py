@@ -28,6 +28,7 @@ from retina_dist.files import write_atomically
 from retina_dist.model.retinanet import anchor_generator
 from retina_dist.settings import DataConfig, DoctorConfig, ModelConfig
 from retina_dist.tasks.detection import read_split
+from retina_dist.words import counted
 
 IMAGES = ("decode", "header", "none")
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
@@ -203,8 +204,7 @@ def _verdict(report: Report) -> str:
 
 
 def _plural(count: int, noun: str) -> str:
-    ending = "" if count == 1 else "es" if noun.endswith(("s", "x")) else "s"
-    return f"{count or 'no'} {noun}{ending}"
+    return counted(count, noun, none="no")
 
 
 def _format_objects(report: Report, output: str | None) -> list[str]:

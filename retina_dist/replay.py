@@ -51,7 +51,7 @@ def replay(config: ReplayConfig) -> None:
         state.model.train()
         for rank in range(event["world_size"]):
             data.reshard(rank, event["world_size"])
-            for number, batch in enumerate(next(iter(data.train_steps(event["step"], event["step"] + 1)))):
+            for number, batch in enumerate(next(iter(data.train_steps(event["steps_before"], event["step"])))):
                 state.optimizer.zero_grad()
                 bad: list[str] = []
                 handles = [
@@ -75,7 +75,7 @@ def replay(config: ReplayConfig) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         event = json.loads(path.read_text())
-        event["step"], event["checkpoint"], event["world_size"]
+        event["step"], event["steps_before"], event["checkpoint"], event["world_size"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"event={path} is no nonfinite_STEP.json of a run ({error}); a run folder has them."

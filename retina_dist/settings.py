@@ -334,16 +334,20 @@ class MachineConfig:
 
 
 @dataclass
-class ModelBenchmarkConfig:
-    """`python -m retina_dist.benchmark model`: a calculation; nothing is run but the counting of the model's gradients."""
+class ModelBenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark model`: a calculation; nothing is run but the counting of the model's gradients.
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    Takes what a training takes, so that experiment=NAME gives a recipe's model, length and batch.
+    """
+
     sku: list[str] = field(default_factory=lambda: ["Standard_ND96amsr_A100_v4"])  # kinds of machine, or custom
     custom: MachineConfig = field(default_factory=MachineConfig)
     gpus: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
     step_ms: list[float] | None = None  # a step of one such GPU, measured; one for each of sku
     batch_size: int | None = None  # images of it
-    measured: list[str] | None = None  # instead of both: files that `benchmark step output=FILE` wrote on one such GPU
+    measured: list[str] | None = (
+        None  # instead of both: files of `benchmark step` or `scaling` (output=FILE) on such a GPU
+    )
     canvas: list[int] = field(default_factory=lambda: [800, 1088])  # height and width; only parts' shares depend on it
     gradient_mb: float | None = None  # 1e6 bytes of gradients; null: of the model's trainable parameters
     backward_share: float | None = None  # of a step; null: by the model's operations
@@ -352,17 +356,16 @@ class ModelBenchmarkConfig:
     overlap: bool = True  # average while the backward pass goes on
     allreduce: str = "auto"  # auto (the faster) | ring | hierarchical
     straggler_cv: float = 0.0  # deviation over mean of GPUs' step times; 0: all are always equally fast
-    epochs: int = 12
-    num_images: int = 117_266  # train2017 without its images that have no object
-    price_per_gpu_hour: list[float] | None = None  # one for each of sku, in any currency; null: no cost is given
-    price_per_vm_hour: list[float] | None = None  # or that of a whole machine
+    epochs: int | None = None  # null: trainer.length
+    num_images: int | None = None  # null: as many as the data has; COCO's train2017 where data=coco has no data.root
+    price: list[float] | None = None  # of a machine for an hour, one for each of sku, in any currency; null: no cost
+    low_priority_price: list[float] | None = None  # the same for machines that may be taken away
     seed: bool = False  # only compare with what was measured in 2018
     table: str | None = None  # a CSV file
     plot: str | None = None  # a PNG file
     output: str | None = None  # a JSON file
     baseline: str | None = None  # such a file of an earlier run
     fail_under: float = 0.9  # exit with 1 when a ratio is less than this share of the earlier one
-    debug: bool = False
 
 
 @dataclass

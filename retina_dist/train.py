@@ -91,9 +91,9 @@ def _train(
     for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
         if note:
             say(note)
-    strategy.on_main(lambda: draw_data(config.data))
-    task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
     participants = strategy.world_size // strategy.ranks_averaged
+    strategy.on_main(lambda: _draw_once_checked(config, strategy.world_size, participants, fresh=not folders))
+    task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
     plan = strategy.together(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if config.dry_run:
@@ -175,6 +175,11 @@ def _train(
         say(in_words(times))
         _write_result(config, run, state, time.perf_counter() - started, facts, metrics=metrics)
         _finish(config, run, task, state, data, say)
+        if state.step == plan.stop_step < plan.total_steps:
+            say(
+                f"stopped after step {state.step} of {plan.total_steps}, as trainer.stop_after={config.trainer.stop_after} asks; "
+                f"to go on, give the same command with resume=auto output_dir={run.folder} and without trainer.stop_after."
+            )
     return metrics
 
 
@@ -203,6 +208,16 @@ def _open_run(
     folder, resume_step = strategy.on_main(open_it)
     folders[:] = [Path(folder)]
     return opened[0] if opened else Run(Path(folder), resume_step=resume_step)
+
+
+def _draw_once_checked(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
+    """Draw the data set of shapes; what would stop the run after that, and can be known before, is raised before."""
+    if fresh and not (config.resume or config.dry_run):
+        open_run(config, report=lambda text: None)
+    all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
+    if config.data.shapes and all_of_them:
+        build_plan(config, config.data.shapes.num_train, world_size, participants)
+    draw_data(config.data)
 
 
 def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:

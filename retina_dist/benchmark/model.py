@@ -2,12 +2,13 @@
 
     python -m retina_dist.benchmark step output=step.json                    on one GPU of that kind; then, anywhere:
     python -m retina_dist.benchmark model sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=model.png table=model.csv
+    python -m retina_dist.benchmark model experiment=torchvision_v1 gpus=[8] measured=[step.json] price=[PER_MACHINE_HOUR]
     python -m retina_dist.benchmark model sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
     python -m retina_dist.benchmark model seed=true                          against what was measured in 2018
 
 Layer 4. A calculation (`communication` has the formulas, the machines and their sources) from a step that was measured on one GPU
-and the gradients of the real model. It leaves out reading of data, which must keep up by itself, and validation. It has not been
-held against a cluster of today; the one point it is held against is that of 2018.
+and the gradients of the real model. What it takes for granted and what it leaves out stands above its tables. It has not been held
+against a cluster of today; the one point it is held against is that of 2018.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -32,6 +34,7 @@ from retina_dist.benchmark.communication import (
     expected_maximum,
     step_time,
 )
+from retina_dist.benchmark.recipe import Recipe, recipe_of
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.config import entry_point
 from retina_dist.errors import ConfigError
@@ -39,8 +42,20 @@ from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
 from retina_dist.settings import ModelBenchmarkConfig
 from retina_dist.tasks.detection import build_model
+from retina_dist.words import counted
 
 MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU"
+
+
+COSTS = {"cost": "cost", "low_priority_cost": "low priority"}  # columns and their titles
+
+
+class StepOfOne(NamedTuple):
+    """A step of one GPU: milliseconds, images, and in words where they come from."""
+
+    ms: float
+    batch_size: int
+    source: str
 
 
 class Timeline(NamedTuple):
@@ -132,21 +147,32 @@ def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
     if not config.seed:
         machines = [_machine(config, name) for name in config.sku]
         steps = _steps(config)
-        prices = _prices(config, machines)
-        found = _timeline(config)
-        print(_assumptions(config, found))
-        for machine, (step_ms, batch_size), price in zip(machines, steps, prices, strict=True):
-            own = forecast(config, machine, found, step_ms, batch_size, price)
+        prices = zip(_prices(config, "price"), _prices(config, "low_priority_price"), strict=True)
+        found, recipe = _timeline(config), recipe_of(config)
+        print(_assumptions(config, found, recipe))
+        for machine, step, (price, low_price) in zip(machines, steps, prices, strict=True):
+            own = forecast(config, machine, found, step, recipe, price, low_price)
             rows += own
-            _print_table(config, machine, step_ms, batch_size, own)
-        facts = {"settings": asdict(config), "machines": [asdict(machine) for machine in machines], "rows": rows}
+            _print_table(machine, step, recipe, own)
+            if price and low_price:
+                print(
+                    f"low priority costs less until interruptions make the job run {price / low_price:.3g} times as long; each "
+                    "repeats at most what was done\nsince the last checkpoint "
+                    f"(trainer.checkpoint_every={config.trainer.checkpoint_every}); how often they come is not known beforehand"
+                )
+        facts = {
+            "settings": asdict(config),
+            "recipe": recipe._asdict(),
+            "machines": [asdict(machine) for machine in machines],
+            "rows": rows,
+        }
     without, with_overlap = seed_speedup(overlap=False), seed_speedup(overlap=True)
     print(_seed_in_words(without, with_overlap))
     if rows and config.table:
         write_table(Path(config.table), rows)
         print(f"\nwritten to {config.table}")
     if rows and config.plot:
-        _plot(config, rows)
+        _plot(config, recipe, rows)
         print(f"{'' if config.table else chr(10)}written to {config.plot}")
     ratios = {f"{row['sku']} {row['gpus']}": row["speedup"] for row in rows}
     seed = {"measured": Seed.speedup, "without_overlap": round(without, 3), "with_overlap": round(with_overlap, 3)}
@@ -157,15 +183,17 @@ def forecast(
     config: ModelBenchmarkConfig,
     machine: Machine,
     found: Timeline,
-    step_ms: float,
-    batch_size: int,
+    measured: StepOfOne,
+    recipe: Recipe,
     price: float | None = None,
+    low_priority_price: float | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each of `config.gpus`: step, efficiency, epoch, hours, GPU hours, and cost by the `price` of a GPU hour.
+    """A row for each of `config.gpus`: step, efficiency, epoch, hours, GPU hours, and cost by the prices of a machine hour.
 
     GPU hours are those of whole machines, as they are paid for. Raises ConfigError for GPUs that do not fill their machines.
     """
     rows = []
+    step_ms, batch_size = measured.ms, measured.batch_size
     for gpus in config.gpus:
         if gpus < 1 or (gpus > machine.gpus and gpus % machine.gpus):
             near = max(1, round(gpus / machine.gpus)) * machine.gpus
@@ -186,15 +214,15 @@ def forecast(
             variation=config.straggler_cv,
         )
         images_per_s = 1e3 * gpus * batch_size / step.total_ms
-        hours = config.epochs * config.num_images / images_per_s / 3600
+        hours = recipe.epochs * recipe.num_images / images_per_s / 3600
         machines = math.ceil(gpus / machine.gpus)
-        gpu_hours = hours * machines * machine.gpus
         rows.append(
             {
                 "sku": machine.name,
                 "gpu": machine.gpu,
                 "gpus": gpus,
                 "machines": machines,
+                "idle_gpus": machines * machine.gpus - gpus,
                 "batch_size": gpus * batch_size,
                 "step_ms": round(step.total_ms, 3),
                 "waiting_ms": round(step.waiting_ms, 3),
@@ -202,10 +230,14 @@ def forecast(
                 "efficiency": round(step_ms / step.total_ms, 5),
                 "speedup": round(gpus * step_ms / step.total_ms, 4),
                 "images_per_s": round(images_per_s, 3),
-                "epoch_min": round(config.num_images / images_per_s / 60, 4),
+                "epoch_min": round(recipe.num_images / images_per_s / 60, 4),
                 "hours": round(hours, 6),
-                "gpu_hours": round(gpu_hours, 6),
-                "cost": None if price is None else round(price * gpu_hours, 2),
+                "gpu_hours": round(hours * machines * machine.gpus, 6),
+                "machine_hours": round(hours * machines, 6),
+                "cost": None if price is None else round(price * hours * machines, 2),
+                "low_priority_cost": None
+                if low_priority_price is None
+                else round(low_priority_price * hours * machines, 2),
             }
         )
     return rows
@@ -229,8 +261,8 @@ def _machine(config: ModelBenchmarkConfig, name: str) -> Machine:
     return MACHINES[name]
 
 
-def _steps(config: ModelBenchmarkConfig) -> list[tuple[float, int]]:
-    """Milliseconds and images of one GPU's step, for each of `config.sku`."""
+def _steps(config: ModelBenchmarkConfig) -> list[StepOfOne]:
+    """One GPU's step, for each of `config.sku`."""
     if config.measured is not None:
         if config.step_ms is not None or config.batch_size is not None:
             raise ConfigError("measured= holds step_ms and batch_size already; leave these out.")
@@ -246,35 +278,36 @@ def _steps(config: ModelBenchmarkConfig) -> list[tuple[float, int]]:
     for step_ms in config.step_ms:
         if step_ms <= 0:
             raise ConfigError(f"step_ms={step_ms} is too small; it must be above 0.")
-    return [(step_ms, config.batch_size) for step_ms in config.step_ms]
+    return [StepOfOne(step_ms, config.batch_size, "as given by step_ms and batch_size") for step_ms in config.step_ms]
 
 
-def _measured(path: str) -> tuple[float, int]:
+def _measured(path: str) -> StepOfOne:
     try:
         found = json.loads(Path(path).read_bytes())
         step_ms, batch_size = float(found["step_ms"]), int(found["batch_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        machine, of = found.get("machine", {}), found.get("step_of", {})
+        device = (machine.get("gpus") or [f"{machine.get('cpu', 'an unknown machine')}, no GPU"])[0]
+        canvas = of.get("canvas")
+        size = [] if canvas is None else [canvas if isinstance(canvas, str) else "x".join(map(str, canvas))]
+        how = ", ".join([device, *([of["path"]] if "path" in of else []), *size])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"measured={path} does not hold step_ms and batch_size ({error!r}); write it with {MEASURE}."
         ) from error
     if not (step_ms > 0 and batch_size > 0):
         raise ConfigError(f"measured={path} holds step_ms={step_ms} and batch_size={batch_size}; both must be above 0.")
-    return step_ms, batch_size
+    return StepOfOne(step_ms, batch_size, f"measured on {how} ({path})")
 
 
-def _prices(config: ModelBenchmarkConfig, machines: Sequence[Machine]) -> list[float | None]:
-    """The price of a GPU hour on each machine, None where none was given."""
-    if config.price_per_gpu_hour is not None and config.price_per_vm_hour is not None:
-        raise ConfigError("price_per_gpu_hour and price_per_vm_hour say the same thing; give one of them.")
-    for key in ("price_per_gpu_hour", "price_per_vm_hour"):
-        prices = getattr(config, key)
-        if prices is not None:
-            _check_length(config, key, prices)
-            if min(prices) < 0:
-                raise ConfigError(f"{key}={prices} is below 0.")
-    if config.price_per_vm_hour is not None:
-        return [price / machine.gpus for price, machine in zip(config.price_per_vm_hour, machines, strict=True)]
-    return [None] * len(machines) if config.price_per_gpu_hour is None else [*config.price_per_gpu_hour]
+def _prices(config: ModelBenchmarkConfig, key: str) -> Sequence[float | None]:
+    """The price of a machine hour for each of `config.sku`, None where none was given."""
+    prices: list[float] | None = getattr(config, key)
+    if prices is None:
+        return [None] * len(config.sku)
+    _check_length(config, key, prices)
+    if min(prices) < 0:
+        raise ConfigError(f"{key}={prices} is below 0.")
+    return prices
 
 
 def _check_length(config: ModelBenchmarkConfig, key: str, values: Sequence[Any]) -> None:
@@ -303,36 +336,52 @@ def _timeline(config: ModelBenchmarkConfig) -> Timeline:
     return found if config.backward_share is None else found._replace(backward_share=config.backward_share)
 
 
-def _assumptions(config: ModelBenchmarkConfig, found: Timeline) -> str:
+def _assumptions(config: ModelBenchmarkConfig, found: Timeline, recipe: Recipe) -> str:
     sent = "" if config.compression == "none" else f", sent as {config.compression}"
     how = {"auto": "ring or hierarchical, whichever is faster", "ring": "ring", "hierarchical": "hierarchical"}
     stragglers = f"vary by {config.straggler_cv:.1%}" if config.straggler_cv else "do not vary (straggler_cv=0)"
-    return (
-        f"{found.num_bytes / 1e6:.1f} MB of gradients{sent}, in buckets of {config.bucket_mb:g} MiB, averaged "
-        f"{'during' if config.overlap else 'after'} the backward pass, which is {found.backward_share:.0%} of a step; "
-        f"all-reduce by {how[config.allreduce]}; GPUs' step times {stragglers}."
-    )
+    prices = [key for key in ("price", "low_priority_price") if getattr(config, key) is not None]
+    rows = {
+        "length": str(recipe),
+        "sku": ", ".join(config.sku)
+        + (" (sku's default; sku=[NAME] chooses another)" if config.sku == ModelBenchmarkConfig().sku else ""),
+        "batch": "every GPU takes as many images a step as the one that was measured, so the batch grows with the GPUs; the "
+        f"settings ask for data.batch_size={config.data.batch_size}, which has a learning rate of its own",
+        "gradients": f"{found.num_bytes / 1e6:.1f} MB{sent}, in buckets of {config.bucket_mb:g} MiB, averaged "
+        f"{'during' if config.overlap else 'after'} the backward pass, which is {found.backward_share:.0%} of a step; all-reduce "
+        f"by {how[config.allreduce]}",
+        "GPUs": f"equally fast on average; step times {stragglers}",
+        "rent": "machines are rented whole: 3 GPUs of a machine of 4 cost as much as 4, and GPU hours count all of them",
+        "price": f"of a whole machine for an hour, as given by {' and '.join(prices)}; the cost is in the same currency"
+        if prices
+        else "none given (price=[P] of a whole machine for an hour, low_priority_price=[P]), so no cost",
+        "left out": "reading of data (it must keep up), validation, checkpoints, the start and end of machines, storage, "
+        "interruptions",
+    }
+    lines = [
+        textwrap.fill(text, 130, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
+        for name, text in rows.items()
+    ]
+    return "\n".join(["assumed", *lines])
 
 
-def _print_table(
-    config: ModelBenchmarkConfig, machine: Machine, step_ms: float, batch_size: int, rows: Sequence[dict[str, Any]]
-) -> None:
+def _print_table(machine: Machine, step: StepOfOne, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
     several = f"{machine.gpus} {machine.gpu}, " + f"{machine.inside:.3g} GB/s among them, " * (machine.gpus > 1)
     print(f"\n{machine.name}: {several}{machine.outside:.3g} GB/s between machines [{machine.source}]")
-    print(f"one GPU: {step_ms:g} ms a step of {batch_size} image{'s' * (batch_size > 1)}, as given")
-    with_cost = rows[0]["cost"] is not None
+    print(f"one GPU: {step.ms:g} ms a step of {counted(step.batch_size, 'image')}, {step.source}")
+    costs = {key: title for key, title in COSTS.items() if rows[0][key] is not None}
     print(
-        f"{'GPUs':>6}{'machines':>10}{'step ms':>10}{'exposed':>9}{'waiting':>9}{'efficiency':>12}{'speed-up':>10}"
-        f"{'images/s':>10}{'epoch min':>11}{f'{config.epochs} epochs h':>13}{'GPU hours':>11}"
-        + f"{'cost':>12}"
-        * with_cost
+        f"{'GPUs':>6}{'machines':>12}{'batch':>7}{'step ms':>10}{'exposed':>9}{'waiting':>9}{'efficiency':>12}{'speed-up':>10}"
+        f"{'images/s':>10}{'epoch min':>11}{f'{recipe.epochs:.4g} epochs h':>14}{'machine h':>11}{'GPU hours':>11}"
+        + "".join(f"{title:>14}" for title in costs.values())
     )
     for row in rows:
+        machines = f"{row['machines']}" + f", {row['idle_gpus']} idle" * (row["idle_gpus"] > 0)
         print(
-            f"{row['gpus']:>6}{row['machines']:>10}{row['step_ms']:>10.1f}{row['exposed_ms']:>9.2f}{row['waiting_ms']:>9.2f}"
-            f"{row['efficiency']:>12.1%}{row['speedup']:>10.2f}{row['images_per_s']:>10,.1f}{_short(row['epoch_min']):>11}"
-            f"{_short(row['hours']):>13}{_short(row['gpu_hours']):>11}"
-            + (f"{row['cost']:>12,.2f}" if with_cost else "")
+            f"{row['gpus']:>6}{machines:>12}{row['batch_size']:>7}{row['step_ms']:>10.1f}{row['exposed_ms']:>9.2f}"
+            f"{row['waiting_ms']:>9.2f}{row['efficiency']:>12.1%}{row['speedup']:>10.2f}{row['images_per_s']:>10,.1f}"
+            f"{_short(row['epoch_min']):>11}{_short(row['hours']):>14}{_short(row['machine_hours']):>11}"
+            f"{_short(row['gpu_hours']):>11}" + "".join(f"{row[key]:>14,.2f}" for key in costs)
         )
 
 
@@ -353,16 +402,15 @@ def _seed_in_words(without: float, with_overlap: float) -> str:
     )
 
 
-def _plot(config: ModelBenchmarkConfig, rows: Sequence[dict[str, Any]]) -> None:
+def _plot(config: ModelBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
     lines: dict[str, list[Forecast]] = {}
     priced = rows[0]["cost"] is not None
     for row in rows:
-        whole = round(row["gpu_hours"] / row["hours"]) == row["gpus"]  # no GPU of a machine is idle
-        cost = (row["cost"] if priced else row["gpu_hours"]) if whole else None
+        cost = None if row["idle_gpus"] else row["cost"] if priced else row["gpu_hours"]
         point = Forecast(row["gpus"], row["epoch_min"], row["efficiency"], row["hours"], cost)
         lines.setdefault(f"{row['sku']} ({row['gpu']})", []).append(point)
     notes = [
-        f"calculated, not measured: {config.num_images:,} images, {config.epochs} epochs",
+        f"calculated, not measured: {recipe.num_images:,} images, {recipe.epochs:.4g} epochs",
         f"communication {'overlaps' if config.overlap else 'follows'} the backward pass",
         f"step times vary by {config.straggler_cv:.1%}",
     ]

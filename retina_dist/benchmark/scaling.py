@@ -145,7 +145,13 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         for path in write_epochs(Path(config.output), rows, num_images, what):
             print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]}
-    return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
+    images = config.data.batch_size * config.trainer.accumulate
+    start = {  # what `benchmark model measured=FILE` starts from: the plain process
+        "step_ms": round(1000 * images / rows[0]["images_per_s"], 3),
+        "batch_size": images,
+        "step_of": {"path": config.trainer.precision},
+    }
+    return finish(config, "scaling", ratios, what=what, num_images=num_images, **start, rows=rows)
 
 
 def epoch_minutes(num_images: int, images_per_s: Sequence[float]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from retina_dist.data.images import MAX_PIXELS, image_size
 from retina_dist.data.keras_csv import read_csv
 from retina_dist.data.voc import read_voc
 from retina_dist.errors import DataError, ImageError
+from retina_dist.words import counted
 
 MAX_NAMED = 5  # how many of many are named in a message
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
@@ -322,7 +323,7 @@ def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Cat
 def _without_empty(full: Annotations) -> Annotations:
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
-    full.warnings.append(f"{empty} images without boxes left out (data.keep_empty_images=false)")
+    full.warnings.append(f"{counted(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
     full.records = tuple(full.records[i] for i in rows)
     full.boxes = [full.boxes[i] for i in rows]
     full.labels = [full.labels[i] for i in rows]

@@ -74,9 +74,12 @@ def _check_settings(root: Path, settings: dict[str, int]) -> None:
             f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=coco to read it."
         ) from error
     if found != settings:
-        changed = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in settings.items() if found.get(k) != v)
+        changed = {k: v for k, v in settings.items() if found.get(k) != v}
+        words = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in changed.items())
+        beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
         raise DataError(
-            f"data.root={root} was drawn with other settings ({changed}); give another data.root or delete it."
+            f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "
+            f"the folder {root.resolve()} to have it drawn anew."
         )
 
 

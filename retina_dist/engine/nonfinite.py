@@ -41,8 +41,9 @@ def spread(loss: Tensor, parameter: nn.Parameter) -> Tensor:
 class NonFiniteGuard:
     """Decides with all ranks, in the same step, that a step is left out; raises Divergence after `limit` of them in a row.
 
-    Each one is described in `folder`/nonfinite_STEP.json: the images, each image's losses as `inspect` gives them, loss,
-    gradient norm and learning rate on each rank, and the command that repeats this batch from the weights saved beside it.
+    Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
+    as `inspect` gives them, loss, gradient norm and learning rate on each rank, and the command that repeats this batch from the
+    weights it had, saved beside it.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class NonFiniteGuard:
             with torch.no_grad(), _norms_at_rest(state.model):
                 facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
         ranks = [json.loads(line) for line in self._gathered(json.dumps(facts)).splitlines()]
-        name = f"nonfinite_{state.step:08d}"
-        words = f"step {state.step}: loss or gradient is not finite"
+        name = f"nonfinite_{state.step + 1:08d}"
+        words = f"step {state.step + 1}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
             self._write(name, float(norm), ranks)
             words += f"; see {self.folder / name}.json"
@@ -111,8 +112,9 @@ class NonFiniteGuard:
         self.folder.mkdir(parents=True, exist_ok=True)
         state, event = self.state, self.folder / f"{name}.json"
         content: dict[str, Any] = {
-            "step": state.step,
-            "epoch": self.plan.epoch_at(state.step),
+            "step": state.step + 1,
+            "steps_before": state.step,  # by which replay finds its images
+            "epoch": self.plan.epoch_at(state.step + 1),
             "lr": self.plan.lr_at(state.step),
             "grad_norm": norm,
             "loss_scale": state.scaler.get_scale(),

@@ -14,6 +14,7 @@ from typing import Literal
 from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, ScheduleName
+from retina_dist.words import counted
 
 LrRule = Literal["none", "linear", "sqrt", "adasum"]
 
@@ -56,14 +57,16 @@ class Plan:
         if schedule.name == "cosine":
             shape += f" to {self.lr * schedule.final_factor:g}"
         if schedule.warmup:
-            shape += f", warm-up over {schedule.warmup} steps from {self.lr * schedule.warmup_factor:g}"
+            shape += f", warm-up over {counted(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
         rows = {
-            "batch": f"{self.batch_size} images a step = {self.world_size} process{'es' * (self.world_size > 1)} x "
+            "batch": f"{counted(self.batch_size, 'image')} a step = {counted(self.world_size, 'process')} x "
             f"{self.accumulate} accumulated x {self.micro_batch}",
-            "epoch": f"{self.num_images} images in {self.steps_per_epoch} steps",
-            "length": f"{self.total_steps} steps = {self.epoch_at(self.total_steps):.4g} epochs",
+            "epoch": f"{counted(self.num_images, 'image')} in {counted(self.steps_per_epoch, 'step')}",
+            "length": f"{counted(self.total_steps, 'step')} = {counted(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {self.validate_every} steps" if self.validate_every else "never",
+            "validate": f"every {counted(self.validate_every, 'step').removeprefix('1 ')}"
+            if self.validate_every
+            else "never",
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
@@ -120,14 +123,14 @@ def resolve_plan(
     warmup_steps = steps("schedule.warmup", warmup)
     if warmup_steps >= total:
         raise ConfigError(
-            f"schedule.warmup={warmup} ({warmup_steps} steps) leaves nothing of trainer.length={length} ({total} steps); "
-            f"use a warm-up of at most {total - 1}steps."
+            f"schedule.warmup={warmup} ({counted(warmup_steps, 'step')}) leaves nothing of trainer.length={length} "
+            f"({counted(total, 'step')}); use a warm-up of at most {total - 1}steps."
         )
     drops = [steps("schedule.milestones", m) for m in milestones] if schedule == "multistep" else []
     for text, drop in zip(milestones, drops, strict=False):
         if not 0 < drop < total:
             raise ConfigError(
-                f"schedule.milestones has {text} (step {drop}), past the end: trainer.length={length} is {total} steps; "
+                f"schedule.milestones has {text} (step {drop}), past the end: trainer.length={length} is {counted(total, 'step')}; "
                 "lengthen the run or bring the milestone forward."
             )
     if drops != sorted(set(drops)):

@@ -164,9 +164,11 @@ class Trainer:
         self.meter.load(state.unlogged)
         state.unlogged = {}
         steps = prefetched(self.data.train_steps(state.step, plan.stop_step), self.strategy.device)
+        waited_for = "first_batch"
         for micro_batches in steps:
-            self.ledger.mark("data")
-            self.strategy.doing = f"step {state.step}"
+            self.ledger.mark(waited_for)
+            waited_for = "data"
+            self.strategy.doing = f"step {state.step + 1}"
             values = self.train_step(micro_batches)
             self.ledger.end_step()
             self.meter.update(values, self._images_of(state.step))

@@ -31,6 +31,7 @@ from retina_dist.model.weights import load_backbone_weights, load_weights
 from retina_dist.settings import DataConfig, ModelConfig, TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch
+from retina_dist.words import counted
 
 NUM_PICTURES = 12
 
@@ -299,11 +300,11 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
 def _describe(part: Annotations) -> str:
     boxes = sum(map(len, part.boxes))
     empty = sum(1 for b in part.boxes if not len(b))
-    extra = [f"{empty} images without boxes"] if empty else []
-    extra += [f"{part.num_crowd} crowd regions (evaluated, not trained on)"] if part.num_crowd else []
-    extra += [f"{count} boxes dropped: {name}" for name, count in part.dropped.items() if count]
-    extra += [f"{part.clipped} boxes clipped to their image"] if part.clipped else []
-    return "; ".join([f"{len(part.records)} images, {boxes} boxes", *extra])
+    extra = [f"{counted(empty, 'image')} without boxes"] if empty else []
+    extra += [f"{counted(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
+    extra += [f"{counted(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += [f"{counted(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    return "; ".join([f"{counted(len(part.records), 'image')}, {counted(boxes, 'box')}", *extra])
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

@@ -91,9 +91,9 @@ def test_an_infinite_loss_on_one_rank_leaves_the_step_out_on_all_and_is_written_
         assert found["skipped"] == 1
         assert found["weights"] == job.ranks[0]["nonfinite"]["weights"]
     files = [rank["nonfinite"]["files"] for rank in job.ranks]
-    assert list(files[0]) == ["nonfinite_00000001.json"]
+    assert list(files[0]) == ["nonfinite_00000002.json"]
     assert not any(files[1:])
-    ranks = files[0]["nonfinite_00000001.json"]["ranks"]
+    ranks = files[0]["nonfinite_00000002.json"]["ranks"]
     assert [r["rank"] for r in ranks] == list(range(len(job.ranks)))
     assert [math.isinf(r["losses"]["loss"]) for r in ranks] == [r == len(ranks) - 1 for r in range(len(ranks))]
     assert [r["micro_batches"] for r in ranks] == [[[{"rank": r}]] for r in range(len(ranks))]

@@ -63,8 +63,13 @@ def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.C
     assert len(Detector.from_checkpoint("memory://bucket/resume/best.pt").categories.names) == 6
 
 
-def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", "trainer.stop_after=1steps")
+    closing = "".join(capsys.readouterr()).strip().splitlines()[-1]
+    assert closing.startswith(
+        "stopped after step 1 of 20, as trainer.stop_after=1steps asks; to go on, give the same command with"
+    )
+    assert f"resume=auto output_dir={tmp_path / 'run'} and without trainer.stop_after." in closing
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
     for key, value in (("optimizer", {}), ("random", None), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
         content = load_checkpoint(last)
@@ -72,6 +77,17 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path) -> No
         write_checkpoint(tmp_path / "less.pt", content if value is None else content | {key: value})
         with pytest.raises(CheckpointError, match=r"less\.pt"):
             run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
+
+
+def test_what_can_be_known_is_refused_before_pictures_are_drawn(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"schedule.warmup=20steps \(20 steps\) leaves nothing of trainer.length=20steps"
+    ):
+        run(tmp_path / "run", "schedule.warmup=20steps")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "data").exists()
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:

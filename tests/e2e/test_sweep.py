@@ -72,9 +72,9 @@ def test_a_job_that_diverges_is_marked(tmp_path: Path, cli: Callable) -> None:
     )
     failed, ok = table(tmp_path)
     assert (failed["status"], failed["coco/AP"], ok["status"], ok["error"]) == ("failed", "", "ok", "")
-    assert failed["error"].startswith("step 1: loss or gradient is not finite")
+    assert failed["error"].startswith("step 2: loss or gradient is not finite")
     assert json.loads((tmp_path / failed["folder"] / "result.json").read_text())["error"] == failed["error"]
-    assert result.stderr.count("the job failed: step 1: loss or gradient is not finite") == 1
+    assert result.stderr.count("the job failed: step 2: loss or gradient is not finite") == 1
 
 
 def test_processes_go_through_the_jobs_in_lock_step(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.benchmark import scaling
 from retina_dist.benchmark.communication import MACHINES
-from retina_dist.benchmark.model import Seed, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.model import Seed, StepOfOne, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.recipe import recipe_of
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
 from retina_dist.config import load_config
+from retina_dist.data.synthetic import make_shapes
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import build_retinanet
 
@@ -77,7 +80,7 @@ def test_the_table_says_how_long_how_efficient_and_how_many_gpu_hours(
     files = [f"table={names['csv']}", f"plot={names['png']}", f"output={names['json']}"]
     config = load_config(
         "benchmark_model",
-        [*GIVEN, "sku=[Standard_ND96isr_H100_v5]", "price_per_vm_hour=[80]", "epochs=10", "num_images=36000", *files],
+        [*GIVEN, "sku=[Standard_ND96isr_H100_v5]", "price=[80]", "epochs=10", "num_images=36000", *files],
     )
     benchmark(config)
     printed = capsys.readouterr().out
@@ -111,11 +114,70 @@ def test_nothing_costs_anything_without_a_price(tmp_path: Path) -> None:
     assert "cost" not in table.read_text()
 
 
+def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> None:
+    """3 GPUs of one machine of four, by hand: 26 epochs of 36,000 images at 100 images a second are 2.6 hours on one GPU."""
+    given = ["experiment=torchvision_v1", "num_images=36000", "step_ms=[100]", "batch_size=10", "gpus=[1,3]"]
+    money = ["sku=[Standard_NC96ads_A100_v4]", "price=[5]", "low_priority_price=[1]"]
+    found = benchmark(load_config("benchmark_model", [*given, *money]))
+    one, three = found["rows"]
+    assert (one["hours"], one["machine_hours"], one["gpu_hours"], one["idle_gpus"]) == (2.6, 2.6, 10.4, 3)
+    assert (one["cost"], one["low_priority_cost"]) == (13.0, 2.6)
+    assert three["idle_gpus"] == 1
+    assert three["gpu_hours"] == pytest.approx(4 * three["machine_hours"], abs=1e-5)
+    assert three["machine_hours"] == pytest.approx(2.6 / 3 / three["efficiency"], abs=1e-4)
+    assert found["recipe"]["epochs"] == 26
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "26 epochs (trainer.length=26epochs) of 36,000 images (num_images=36000)",
+        "machines are rented whole: 3 GPUs of a machine of 4 cost as much as 4",
+        "of a whole machine for an hour, as given by price and low_priority_price; the cost is in the same currency",
+        "100 ms a step of 10 images, as given by step_ms and batch_size",
+        "data.batch_size=16",
+        "costs less until interruptions make the job run 5 times as long",
+        "1, 3 idle",
+        "left out reading of data",
+    ):
+        assert words in said
+    assert "default" not in said
+
+
+def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
+    benchmark(load_config("benchmark_model", GIVEN))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "12 epochs (trainer.length=12epochs) of 118,287 images (those of COCO's train2017, since neither" in said
+    assert "Standard_ND96amsr_A100_v4 (sku's default; sku=[NAME] chooses another)" in said
+    assert "price none given" in said
+    assert "low priority" not in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_images", "epochs"),
+    [
+        (["experiment=torchvision_v1"], 118_287, 26),
+        (["experiment=torchvision_v1", "data.keep_empty_images=false"], 117_266, 26),
+        (["experiment=detectron2_1x", "num_images=16000"], 16_000, 90),  # 90,000 steps of 16
+        (["experiment=detectron2_1x", "num_images=16000", "data.batch_size=32"], 16_000, 180),
+        (["experiment=torchvision_v1", "epochs=3"], 118_287, 3),
+        (["experiment=shapes"], 800, 12),
+        (["trainer.length=500images", "num_images=1000", "data.batch_size=10"], 1000, 0.5),
+    ],
+)
+def test_the_length_is_the_recipe_s_own(overrides: list[str], num_images: int, epochs: float) -> None:
+    found = recipe_of(load_config("benchmark_model", overrides))
+    assert (found.num_images, found.epochs) == (num_images, epochs)
+
+
+def test_images_are_counted_where_the_data_is(tmp_path: Path) -> None:
+    make_shapes(tmp_path / "data", num_train=5, num_val=1, image_size=32)
+    found = recipe_of(load_config("benchmark_model", [f"data.root={tmp_path / 'data'}"]))
+    assert (found.num_images, found.images_from) == (5, f"counted in {tmp_path / 'data'}")
+
+
 def test_more_overlap_compression_and_bandwidth_help_and_stragglers_hurt() -> None:
     def efficiency(*overrides: str, sku: str = "Standard_NC96ads_A100_v4") -> float:
         config = load_config("benchmark_model", ["gpus=[32]", *overrides])
         found = timeline(on_meta(), 256, 256)  # type: ignore[arg-type]
-        return forecast(config, MACHINES[sku], found, 100.0, 8)[0]["efficiency"]
+        return forecast(config, MACHINES[sku], found, StepOfOne(100.0, 8, "given"), recipe_of(config))[0]["efficiency"]
 
     usual = efficiency()
     assert efficiency("overlap=false") < usual < efficiency("compression=bf16")
@@ -127,11 +189,40 @@ def test_more_overlap_compression_and_bandwidth_help_and_stragglers_hurt() -> No
     assert efficiency("allreduce=hierarchical", "gpus=[8]", **few) == efficiency("gpus=[8]", **few)
 
 
-def test_a_step_can_come_from_the_file_of_benchmark_step(tmp_path: Path) -> None:
+def test_a_step_can_come_from_the_file_of_benchmark_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "step.json"
-    path.write_text(json.dumps({"benchmark": "step", "step_ms": 100.0, "batch_size": 10}))
+    content = {
+        "benchmark": "step",
+        "step_ms": 100.0,
+        "batch_size": 10,
+        "step_of": {"path": "bf16", "canvas": [800, 1088]},
+    }
+    path.write_text(json.dumps(content | {"machine": {"cpu": "a CPU", "gpus": ["NVIDIA X"]}}))
     found = benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
     assert found["rows"][0]["images_per_s"] == 100
+    assert f"measured on NVIDIA X, bf16, 800x1088 ({path})" in capsys.readouterr().out
+    path.write_text(json.dumps(content | {"step_of": {"path": "fp32"}, "machine": {"cpu": "a CPU", "gpus": []}}))
+    benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
+    assert f"measured on a CPU, no GPU, fp32 ({path})" in capsys.readouterr().out
+
+
+def test_a_step_can_come_from_the_file_of_benchmark_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {1: 20.0, 2: 38.0}  # images a second of one process, of two
+    monkeypatch.setattr(
+        scaling, "_launch", lambda name, n: {"images_per_s": speeds[n], "job": "", "backend": name, "num_images": 100}
+    )
+    monkeypatch.setattr(scaling, "draw_data", lambda data: None)
+    monkeypatch.setattr(scaling, "write_epochs", lambda *_: ())
+    settings = [
+        "launchers=[torchrun]",
+        "data.batch_size=3",
+        "trainer.accumulate=2",
+        f"output={tmp_path / 'scaling.json'}",
+    ]
+    scaling.benchmark(load_config("benchmark_scaling", settings))
+    found = benchmark(load_config("benchmark_model", [f"measured=[{tmp_path / 'scaling.json'}]", "gpus=[1]"]))
+    (row,) = found["rows"]
+    assert (row["step_ms"], row["batch_size"], row["images_per_s"]) == (300.0, 6, 20.0)  # 3 x 2 images at 20 a second
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{}", '{"step_ms": 0, "batch_size": 1}'])
@@ -170,8 +261,13 @@ def test_a_machine_can_be_described() -> None:
         ([*GIVEN, "gpus=[]"], "gpus=.. is empty"),
         ([*GIVEN, "step_ms=[0]"], "step_ms=0.0 is too small"),
         ([*GIVEN, "measured=[a]"], "leave these out"),
-        ([*GIVEN, "price_per_gpu_hour=[1]", "price_per_vm_hour=[1]"], "give one of them"),
-        ([*GIVEN, "price_per_vm_hour=[-1]"], "is below 0"),
+        ([*GIVEN, "price=[1,2]"], "price has 2 values for 1 of sku"),
+        ([*GIVEN, "low_priority_price=[-1]"], r"low_priority_price=.-1.0. is below 0"),
+        (
+            [*GIVEN, "data=bccd"],
+            "data=bccd does not say how many images there are; give num_images=N or data.root=FOLDER",
+        ),
+        ([*GIVEN, "trainer.length=0steps"], "trainer.length=0steps is no step at all"),
         ([*GIVEN, "bucket_mb=0"], "bucket_mb=0.0 is too small"),
         ([*GIVEN, "gradient_mb=0"], "gradient_mb=0.0 is too small"),
         ([*GIVEN, "canvas=[800]"], "canvas=.800. is not a height and a width"),

@@ -35,7 +35,34 @@ def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(row["waits"] == 0 for row in found["operators"] if row["path"] == "ours")
     assert theirs == [theirs[0] * size for size in step.COUNTED]
     assert "share_of_peak" in rows["fp32"]
-    assert "peak of matrix product and convolution: " in capsys.readouterr().out
+    assert "peak of matrix product and convolution, before the steps: " in capsys.readouterr().out
+
+
+def test_no_step_is_above_the_peak_however_the_machine_was_disturbed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The peak is measured again beside each group of steps, the best stays, and a step counts as a measurement too."""
+
+    def measure(config: object, batch_size: int, canvas: list[int]) -> dict:
+        row = {
+            "path": "fp32",
+            "batch_size": batch_size,
+            "canvas": canvas,
+            "ms": 1.0,
+            "images_per_s": 1.0,
+            "tflops": 0.5,
+        }
+        return {"rows": [{**row, "ratio": [1.0, 1.0, 1.0], "first_loss": 1.0, "peak_memory_gib": None}]}
+
+    peaks = iter([0.1, 0.2, 4.0, 0.1])  # disturbed before and beside the first group, then not, then again
+    monkeypatch.setattr(step, "peak_tflops", lambda *_: next(peaks))
+    monkeypatch.setattr(step, "measure", measure)
+    settings = [*SMALL, "paths=[fp32]", "batch_sizes=[1,2,3]", "count_canvas=null"]
+    found = step.benchmark(load_config("benchmark_step", settings))
+    printed = [line.split()[9] for line in capsys.readouterr().out.splitlines() if line.startswith("fp32 ")]
+    assert printed == ["100.0%", "12.5%", "12.5%"]
+    assert found["roofline"]["peak_tflops"] == {"fp32": 4.0}
+    assert [row["share_of_peak"] for row in found["rows"]] == [0.125] * 3  # all of the run's best
 
 
 def test_torchvisions_model_is_torchvisions(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_images_without_boxes(tmp_path: Path):
     assert [r.image_id for r in found.records] == [3]
     assert [len(boxes) for boxes in found.boxes] == [1]
     assert found.labels[0].tolist() == [1]
-    assert "1 images without boxes" in found.warnings[0]
+    assert "1 image without boxes" in found.warnings[0]
 
 
 def test_no_image_and_no_annotation(tmp_path: Path):

@@ -110,28 +110,29 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
     assert (state.skipped, state.skipped_in_row) == (2, 2)
     assert [step for step, _ in sink.rows] == [1, 2]  # no row for a step without values
     assert all(math.isfinite(v) for _, row in sink.rows for v in row.values())
-    assert "step 2: loss or gradient is not finite" in words[0]
+    assert "step 3: loss or gradient is not finite" in words[0]  # the first is 1, as in metrics.csv
 
 
 def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path) -> None:
     trainer, _, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
     trainer.fit()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "nonfinite_00000002.json",
-        "nonfinite_00000002.pt",
         "nonfinite_00000003.json",
+        "nonfinite_00000003.pt",
+        "nonfinite_00000004.json",
     ]
-    first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (2, 3))
-    assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (2, 0.1, 1, 1)
+    first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4))
+    assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (3, 0.1, 1, 1)
+    assert (first["steps_before"], first["epoch"]) == (2, 1.0)  # of ten rows four by four
     assert second["in_a_row"] == 2
-    assert second["checkpoint"] == first["checkpoint"] == "nonfinite_00000002.pt"  # the weights did not change
-    assert f"event={tmp_path / 'nonfinite_00000003.json'}" in second["replay"]
+    assert second["checkpoint"] == first["checkpoint"] == "nonfinite_00000003.pt"  # the weights did not change
+    assert f"event={tmp_path / 'nonfinite_00000004.json'}" in second["replay"]
     (rank,) = first["ranks"]
     assert math.isnan(rank["losses"]["class"])
     (images,) = rank["micro_batches"]
-    assert [image["image_id"] for image in images] == [0, 1]  # step 2 has the last two of ten rows
+    assert [image["image_id"] for image in images] == [0, 1]  # step 3 has the last two of ten rows
     assert all(math.isfinite(image["losses"]["class"]) for image in images)  # it was not an image's fault
-    content = load_checkpoint(tmp_path / "nonfinite_00000002.pt")
+    content = load_checkpoint(tmp_path / "nonfinite_00000003.pt")
     assert content["step"] == 2
     assert all(value.isfinite().all() for value in content["model"].values())
 
@@ -142,17 +143,17 @@ def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
     trainer.fit()
     events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
     assert events == {
-        "nonfinite_00000000": "nonfinite_00000000.pt",
-        "nonfinite_00000002": "nonfinite_00000002.pt",
-        "nonfinite_00000004": "nonfinite_00000004.pt",
-        "nonfinite_00000006": None,
+        "nonfinite_00000001": "nonfinite_00000001.pt",
+        "nonfinite_00000003": "nonfinite_00000003.pt",
+        "nonfinite_00000005": "nonfinite_00000005.pt",
         "nonfinite_00000007": None,
+        "nonfinite_00000008": None,
     }
 
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path) -> None:
     trainer, _, words = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, max_nonfinite_steps=2)
-    with pytest.raises(Divergence, match=r"step 3: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
+    with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
         trainer.fit()
     assert caught.value.everywhere
     assert len(words) == 2
@@ -166,7 +167,7 @@ def test_finite_steps_between_start_the_count_anew() -> None:
 
 def test_none_may_be_left_out(tmp_path: Path) -> None:
     trainer, _, words = make({1: math.nan}, tmp_path, max_nonfinite_steps=0)
-    with pytest.raises(Divergence, match=r"step 1: loss or gradient is not finite; see .*json, at lr=0.1; lower"):
+    with pytest.raises(Divergence, match=r"step 2: loss or gradient is not finite; see .*json, at lr=0.1; lower"):
         trainer.fit()
     assert not words
 

@@ -1,0 +1,50 @@
+"""A step that was left out is repeated from its file: the same step, the same images, the same losses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from retina_dist.config import load_config
+from retina_dist.engine.nonfinite import Divergence
+from retina_dist.errors import ConfigError
+from retina_dist.replay import replay
+from retina_dist.train import train
+from tests.e2e.conftest import SMALL
+
+
+def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    settings = [
+        *SMALL,
+        "logging=quiet",
+        f"data.root={tmp_path / 'data'}",
+        f"output_dir={run}",
+        "schedule.warmup=0steps",
+    ]
+    # the first step of 1e30 ruins the weights, so that the second and third have no finite loss
+    settings += ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_nonfinite_steps=1", "trainer.length=4steps"]
+    with pytest.raises(Divergence, match="step 3: loss or gradient is not finite"):
+        train(load_config("train", settings))
+    with open(run / "metrics.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1"]  # the last that was taken
+    path = run / "nonfinite_00000003.json"
+    event = json.loads(path.read_text())
+    assert (event["step"], event["steps_before"], event["checkpoint"]) == (3, 2, "nonfinite_00000002.pt")
+    capsys.readouterr()
+    replay(load_config("replay", [f"event={path}"]))
+    printed = capsys.readouterr().out
+    assert printed.startswith("step 3, epoch 0.500, lr ")  # 24 images, four a step
+    recorded = [image["image_id"] for batch in event["ranks"][0]["micro_batches"] for image in batch]
+    lines = [line.split() for line in printed.splitlines() if line.startswith("  image ")]
+    assert [int(words[1].rstrip(",")) for words in lines] == recorded
+    assert "nan" in printed
+
+    path.write_text(json.dumps({name: value for name, value in event.items() if name != "steps_before"}))
+    with pytest.raises(ConfigError, match=r"is no nonfinite_STEP\.json of a run \('steps_before'\)"):
+        replay(load_config("replay", [f"event={path}"]))
