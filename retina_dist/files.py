@@ -18,6 +18,7 @@ import torch
 from retina_dist.errors import CheckpointError, UserError
 
 T = TypeVar("T")
+EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 
 
@@ -187,6 +188,7 @@ class Url:
             system, path = url_to_fs(self.text)
         except ImportError as error:
             package = getattr(error.__cause__, "name", None) or "fsspec[full]"
+            package = EXTRAS.get(package, package)
             raise UserError(f"{self} needs a package that is not installed; pip install {package}.") from error
         except Exception as error:
             raise UserError(f"{self} cannot be opened ({_words(error)}); give a path or a URL of fsspec's.") from error

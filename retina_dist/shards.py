@@ -29,11 +29,15 @@ from retina_dist.settings import DataConfig, ShardsConfig
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.tasks.detection import read_split, split_files
 
+MOST_MB = 1024
+
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
     if detect_launch().world_size > 1:
         raise ConfigError("shards are written by one process; start it without a launcher.")
+    if config.shard_mb > MOST_MB:
+        raise ConfigError(f"shard_mb={config.shard_mb} is too large; {MOST_MB} is where larger shards gain nothing.")
     output = place(config.output)
     data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
