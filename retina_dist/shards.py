@@ -44,7 +44,7 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
     writers = {}
-    for split, part in parts.items():
+    for split, part in reversed(parts.items()):  # train, which no training does without, is complete last
         if part is not None:
             sizes = sizes_of([record.path for record in part.records])
             members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]

@@ -66,6 +66,7 @@ def load_annotations(
     it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out ("skip").
     Raises DataError, naming file and entry.
     """
+    slices = None
     if format == "csv":
         coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
     elif format == "voc":
@@ -77,6 +78,8 @@ def load_annotations(
         coco = read_voc(annotations, split)
         images = annotations / "JPEGImages"
     elif format in ("coco", "shards"):
+        if format == "shards":  # one that is too short is found now, not in the middle of an epoch
+            slices = read_index(images, split, complete=bad_images != "skip")
         coco = _read_json(annotations)
     else:
         raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
@@ -86,9 +89,6 @@ def load_annotations(
     known = categories or Categories.from_coco(coco["categories"], label_mapping)
     warnings = _check_categories(coco, annotations, known)
 
-    slices = None
-    if format == "shards":  # one that is too short is found now, not in the middle of an epoch
-        slices = read_index(images, split, complete=bad_images != "skip")
     records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
     if missing_images != "ignore":
         records = existing(records, images, missing_images, warnings)

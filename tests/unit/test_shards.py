@@ -164,8 +164,8 @@ def test_an_interrupted_writing_goes_on(
             write(coco, output)
     if stop:
         damaged = output / "train-00000.tar"
-        with pytest.raises(DataError, match="not all written|has no val"):
-            split(output, "train" if stop < 3 else "val", format="shards")
+        with pytest.raises(DataError, match="not all written|has no train"):
+            split(output, format="shards")
         if stop == 3:  # and a finished one was damaged meanwhile
             damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     total = sum(write(coco, output).values())
