@@ -42,6 +42,7 @@ from retina_dist.settings import (
     PredictConfig,
     ReplayConfig,
     ScalingConfig,
+    ShardsConfig,
     StepConfig,
     TrainConfig,
     leaves,
@@ -60,6 +61,7 @@ def config_dir() -> str:
 _SCHEMAS = {
     "train": TrainConfig,
     "doctor": DoctorConfig,
+    "shards": ShardsConfig,
     "parity": ParityConfig,
     "benchmark_step": StepConfig,
     "benchmark_scaling": ScalingConfig,

@@ -25,7 +25,7 @@ from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.trainer import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
-from retina_dist.files import write_atomically
+from retina_dist.files import place, write_atomically
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.reporting.voice import Voice
@@ -92,7 +92,7 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
 
 def _truth(config: EvaluateConfig) -> dict:
     """The ground truth of a json without its pictures."""
-    path = Path(str(config.annotations))
+    path = place(str(config.annotations))
     return load_annotations(path, path.parent, missing_images="ignore").coco
 
 

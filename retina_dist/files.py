@@ -7,7 +7,8 @@ import errno
 import io
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ import torch
 from retina_dist.errors import CheckpointError, UserError
 
 T = TypeVar("T")
+EXTRAS = {"adlfs": '"retina-dist[azure]"'}
+WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -70,8 +73,10 @@ class Url:
     """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that checkpoints need.
 
     A write replaces an object whole or not at all, as a PUT does; an object store has no rename, no link, no folder to sync.
-    Each call asks fsspec for the file system, since one belongs to the thread and the process that made it. Raises
-    FileNotFoundError for what is not there and UserError for a place that cannot be reached or written.
+    Each call asks fsspec for the file system, since one belongs to the thread and the process that made it, and is made up to
+    four times when the network or the service fails, with `WAITS` between; an attempt takes as long as the file system's own
+    time-outs and retries let it. Raises FileNotFoundError for what is not there and UserError for a place that cannot be
+    reached or written.
     """
 
     text: str
@@ -88,6 +93,11 @@ class Url:
         return self.text.rsplit("/", 1)[1]
 
     @property
+    def stem(self) -> str:
+        """The last part without its extension."""
+        return self.name.rsplit(".", 1)[0]
+
+    @property
     def parent(self) -> Url:
         """All but the last part."""
         return Url(self.text.rsplit("/", 1)[0])
@@ -95,15 +105,40 @@ class Url:
     def read_bytes(self) -> bytes:
         return self._call("read", lambda system, path: system.cat_file(path))
 
-    def write_bytes(self, data: bytes) -> None:
-        def put(system: Any, path: str) -> None:
-            try:
-                system.pipe_file(path, data)
-            except FileNotFoundError:  # a file system with folders
-                system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-                system.pipe_file(path, data)
+    def read_parts(self, parts: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | FileNotFoundError]:
+        """Parts (name, first byte, byte after the last) of files in this folder; None, None is the whole of one.
 
-        self._call("written", put)
+        They are fetched together where the file system can do that. What is beyond the end of a file is not there.
+        """
+        found: dict[int, bytes | FileNotFoundError] = {}
+
+        def fetch(system: Any, folder: str) -> None:
+            left = [i for i in range(len(parts)) if i not in found]
+            names, starts, ends = zip(*(parts[i] for i in left), strict=True)
+            paths = [f"{folder}/{name}" for name in names]
+            failed = None
+            for i, answer in zip(left, system.cat_ranges(paths, list(starts), list(ends), on_error="return")):
+                if _status(answer) == 416:  # nothing of the range exists
+                    found[i] = b""
+                elif isinstance(answer, (FileNotFoundError, IsADirectoryError)):
+                    found[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
+                elif isinstance(answer, BaseException):
+                    failed = answer
+                else:
+                    found[i] = bytes(answer)
+            if failed:  # what has come already is not asked for again
+                raise failed
+
+        if parts:
+            self._call("read", fetch)
+        return [found[i] for i in range(len(parts))]
+
+    def write_bytes(self, data: bytes) -> None:
+        self._call("written", lambda system, path: _put(system, path, lambda: system.pipe_file(path, data)))
+
+    def upload(self, source: Path) -> None:
+        """Write the content of a local file, which is not held in memory as a whole."""
+        self._call("written", lambda system, path: _put(system, path, lambda: system.put_file(str(source), path)))
 
     def unlink(self) -> None:
         self._call("removed", lambda system, path: system.rm_file(path))
@@ -121,6 +156,31 @@ class Url:
         except FileNotFoundError:
             return []
 
+    def all_files(self) -> dict[str, dict[str, Any]]:
+        """What the file system tells of each file in this folder and below, by its name from here, in one listing."""
+
+        def look(system: Any, path: str) -> dict[str, dict[str, Any]]:
+            system.invalidate_cache()
+            start = len(path.rstrip("/")) + 1
+            return {str(name)[start:]: facts for name, facts in system.find(path, detail=True).items()}
+
+        try:
+            return self._call("listed", look)
+        except FileNotFoundError:
+            return {}
+
+    def glob(self, pattern: str) -> list[Url]:
+        """The files whose names, from here, fit."""
+
+        def look(system: Any, path: str) -> list[Url]:
+            start = len(path.rstrip("/")) + 1
+            return [self / str(name)[start:] for name in system.glob(f"{path}/{pattern}")]
+
+        return self._call("listed", look)
+
+    def is_dir(self) -> bool:
+        return self._call("looked at", lambda system, path: bool(system.isdir(path)))
+
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
         from fsspec.core import url_to_fs
 
@@ -128,17 +188,58 @@ class Url:
             system, path = url_to_fs(self.text)
         except ImportError as error:
             package = getattr(error.__cause__, "name", None) or "fsspec[full]"
+            package = EXTRAS.get(package, package)
             raise UserError(f"{self} needs a package that is not installed; pip install {package}.") from error
         except Exception as error:
             raise UserError(f"{self} cannot be opened ({_words(error)}); give a path or a URL of fsspec's.") from error
-        try:
-            return method(system, path)
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise FileNotFoundError(f"there is no {self}") from error
-        except Exception as error:  # each file system has errors of its own
-            raise UserError(
-                f"{self} could not be {what} ({_words(error)}); look at the network, the credentials and the place."
-            ) from error
+        for wait in (*WAITS, None):
+            try:
+                return method(system, path)
+            except (FileNotFoundError, IsADirectoryError) as error:
+                raise FileNotFoundError(f"there is no {self}") from error
+            except Exception as error:  # each file system has errors of its own
+                if wait is None or not _may_pass(error):
+                    times = f", {len(WAITS) + 1} times in {sum(WAITS):g} s and more" if wait is None and WAITS else ""
+                    raise UserError(
+                        f"{self} could not be {what} ({_words(error)}{times}); look at the network, the credentials and "
+                        "the place."
+                    ) from error
+                time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _put(system: Any, path: str, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except FileNotFoundError:  # a file system with folders
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        write()
+
+
+def _status(error: object) -> int | None:
+    """The HTTP status that an error came of, by the names that aiohttp, azure-core and botocore give it."""
+    while isinstance(error, BaseException):
+        response = getattr(error, "response", None)
+        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        for status in (
+            getattr(error, "status", None),
+            getattr(error, "status_code", None),
+            metadata.get("HTTPStatusCode"),
+        ):
+            if isinstance(status, int):
+                return status
+        error = error.__cause__
+    return None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment: not when it was understood and refused, or could not be made."""
+    status = _status(error)
+    if status is not None:
+        return status in (408, 429) or status >= 500
+    return not isinstance(
+        error, (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
+    )
 
 
 Place = Path | Url

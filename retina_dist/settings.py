@@ -34,8 +34,10 @@ class DataConfig:
     """Where the pictures are and how they become batches."""
 
     name: str = MISSING
-    format: str = "coco"  # coco | csv | voc
-    root: str | None = None  # folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder)
+    format: str = "coco"  # coco | csv | voc | shards
+    # folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder; shards: what retina_dist.shards
+    # wrote), a path or a URL such as az://container/coco; so are the next five
+    root: str | None = None
     train_annotations: str | None = None  # explicit files, instead of or beside root
     train_images: str | None = None
     val_annotations: str | None = None
@@ -235,6 +237,17 @@ class DoctorConfig(TrainConfig):
 
 
 @dataclass
+class ShardsConfig(TrainConfig):
+    """`python -m retina_dist.shards`: takes whatever a training takes, and writes what `data` names."""
+
+    output: str = MISSING  # a folder or a URL
+    shard_mb: int = (
+        256  # MiB; a shard is the part that is written again after an interruption, and no larger request is made of it
+    )
+    verify: bool = False  # read everything back and compare
+
+
+@dataclass
 class ParityConfig(TrainConfig):
     """`python -m retina_dist.parity`: takes whatever a training takes."""
 
@@ -424,7 +437,7 @@ class ConvertConfig:
 
 
 CHOICES = {
-    "data.format": ("coco", "csv", "voc"),
+    "data.format": ("coco", "csv", "voc", "shards"),
     "data.label_mapping": ("contiguous", "category_id"),
     "data.missing_images": ("error", "skip"),
     "data.bad_images": ("error", "skip"),
@@ -489,6 +502,7 @@ AT_LEAST = {
     "strategy.commit_every": 1,
     "pictures": 1,
     "rounds": 1,
+    "shard_mb": 1,
     "batch_size": 1,
     "num_workers": 0,
     "max_pixels": 1,

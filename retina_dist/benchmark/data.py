@@ -11,6 +11,7 @@ compared with: Pillow's decoder and a resize in float32, as torchvision's detect
 from __future__ import annotations
 
 import copy
+import io
 import json
 import statistics
 import tempfile
@@ -36,6 +37,7 @@ from retina_dist.data.dataset import DetectionDataset
 from retina_dist.data.images import read_image
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.sources import Object, Slice, Source, as_source, read, sizes_of
 from retina_dist.data.transforms import Unresized
 from retina_dist.errors import ConfigError
 from retina_dist.settings import DataBenchmarkConfig
@@ -106,7 +108,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
         specs = _first_batches(by_workers, config.pictures)
         records = [task.train.records[i] for spec in specs for i in spec.indices]
-        size_kb = statistics.mean(Path(record.path).stat().st_size for record in records) / 1000
+        size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
         whose = "made pictures of 640 x 480" if made else f"images of {config.data.name}"
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
         how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
@@ -158,7 +160,7 @@ def _parts(
     device: torch.device,
 ) -> dict[str, Callable[[], object]]:
     """What is timed, by name; each does its part for the images of all `specs`, whose `records` are in the same order."""
-    files = [(str(record.path), (record.width, record.height)) for record in records]
+    files = [(as_source(record.path), (record.width, record.height)) for record in records]
     where = [(index, spec) for spec in specs for index in spec.indices]
     cache = DecodedCache(cache_folder)
     images = [cache.read(*file).clone() for file in files]
@@ -187,7 +189,7 @@ def _parts(
             torch.cuda.synchronize(device)
 
     return {
-        READ: lambda: _each(lambda path, _: np.fromfile(path, np.uint8), files),
+        READ: lambda: _each(lambda path, _: _content(path), files),
         DECODE: lambda: _each(read_image, files),
         PILLOW: lambda: _each(lambda path, _: _by_pillow(path), files),
         CACHED: lambda: _each(cache.read, files),
@@ -210,8 +212,12 @@ def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]])
         function(*one)
 
 
-def _by_pillow(path: str) -> Tensor:
-    with Image.open(path) as image:
+def _content(source: Source) -> object:
+    return read(source) if isinstance(source, (Object, Slice)) else np.fromfile(str(source), np.uint8)
+
+
+def _by_pillow(source: Source) -> Tensor:
+    with Image.open(io.BytesIO(read(source)) if isinstance(source, (Object, Slice)) else str(source)) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 

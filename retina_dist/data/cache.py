@@ -1,8 +1,9 @@
 """Decoded pictures kept on the disk, for machines whose cores cannot decode as fast as their GPUs train.
 
-Layer 1. One file a picture: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping. A file is
-named after the picture's path, size, time of change and annotated size, so that a picture that has changed is decoded anew,
-and it is written aside and renamed, so that any number of processes may fill one folder.
+Layer 1. One file a picture: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping.
+A file is named after where the picture is, what tells its content from another (of a local file its size and time of change)
+and the annotated size, so that a picture that has changed is decoded anew, and it is written aside and renamed, so that any
+number of processes may fill one folder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.data.images import MAX_PIXELS, read_image
+from retina_dist.data.sources import Source, version_of
 from retina_dist.errors import ConfigError
 
 VERSION = 1
@@ -43,23 +45,29 @@ class DecodedCache:
                 f"data.cache={folder} cannot be made ({error}); give another folder, or leave it out."
             ) from error
 
+    def holds(self, path: Source, annotated_size: tuple[int, int]) -> bool:
+        """Whether a picture is here, so that its bytes are not needed."""
+        kept = self._place(path, annotated_size)
+        return kept is not None and kept.exists()
+
     def read(
         self,
-        path: str,
+        path: Source,
         annotated_size: tuple[int, int],
         max_pixels: int = MAX_PIXELS,
         warn: Callable[[str], None] = lambda text: None,
+        content: bytes | None = None,
     ) -> Tensor:
-        """`read_image(path, annotated_size, max_pixels)`, bit for bit. Raises ImageError as that does."""
+        """`read_image(path, annotated_size, max_pixels, content)`, bit for bit. Raises ImageError as that does."""
         kept = self._place(path, annotated_size)
         if kept is None or annotated_size[0] * annotated_size[1] > max_pixels:
-            return read_image(path, annotated_size, max_pixels)  # which says what is wrong
+            return read_image(path, annotated_size, max_pixels, content)  # which says what is wrong
         if kept.exists():
             pixels = _load(kept, annotated_size)
             if pixels is not None:
                 return pixels
             warn(f"{kept} of data.cache is damaged; {path} is decoded instead.")
-        pixels = read_image(path, annotated_size, max_pixels)
+        pixels = read_image(path, annotated_size, max_pixels, content)
         if self._writes:
             try:
                 self._write(kept, pixels)
@@ -70,13 +78,12 @@ class DecodedCache:
                 )
         return pixels
 
-    def _place(self, path: str, annotated_size: tuple[int, int]) -> Path | None:
-        """Where a picture is kept; None for a file that cannot be looked at."""
-        try:
-            found = os.stat(path)
-        except OSError:
+    def _place(self, path: Source, annotated_size: tuple[int, int]) -> Path | None:
+        """Where a picture is kept; None for one that cannot be told from others."""
+        version = version_of(path)
+        if version is None:
             return None
-        facts = (VERSION, os.path.abspath(path), found.st_size, found.st_mtime_ns, *annotated_size)
+        facts = (VERSION, *version, *annotated_size)
         name = hashlib.blake2b("\0".join(map(str, facts)).encode(errors="surrogateescape"), digest_size=16).hexdigest()
         return self.folder / name[:2] / f"{name[2:]}.pixels"
 

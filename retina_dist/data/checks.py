@@ -6,6 +6,7 @@ Layer 1. `retina_dist.doctor` puts them together.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import multiprocessing
 import signal
@@ -24,6 +25,7 @@ from PIL import Image
 
 from retina_dist.data.coco import Annotations, ImageRecord
 from retina_dist.data.images import ORIENTATION_TAG, SWAPPING, image_size, read_image
+from retina_dist.data.sources import read
 from retina_dist.errors import DataError, ImageError
 
 Level = Literal["error", "warning", "info"]
@@ -86,17 +88,24 @@ def check_images(
 
 def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageCheck:
     """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated."""
+    content = None
     try:
-        if not record.path.is_file():
-            return ImageCheck(record, "missing", str(record.path))
-        digest = _digest(record.path)
-        size = image_size(record.path, max_pixels)
+        if isinstance(record.path, Path):
+            if not record.path.is_file():
+                return ImageCheck(record, "missing", str(record.path))
+            digest = _digest(record.path)
+        else:
+            content = read(record.path)
+            digest = hashlib.sha256(content).hexdigest()
+        size = image_size(record.path, max_pixels, content)
         if decode:
-            read_image(record.path, max_pixels=max_pixels)
+            read_image(record.path, max_pixels=max_pixels, content=content)
     except (ImageError, OSError) as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ImageCheck(record, "missing", str(record.path))
         reason = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
         return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
-    orientation = _orientation(record.path)
+    orientation = _orientation(io.BytesIO(content) if content is not None else Path(str(record.path)))
     stored = size[::-1] if orientation in SWAPPING else size
     annotated = (record.width, record.height)
     if all(annotated) and annotated not in (size, stored):
@@ -113,7 +122,7 @@ def _digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def _orientation(path: Path) -> int:
+def _orientation(path: Path | io.BytesIO) -> int:
     try:
         with warnings.catch_warnings(), Image.open(path) as image:
             warnings.simplefilter("ignore")

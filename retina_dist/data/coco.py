@@ -7,37 +7,25 @@ against stays what the file says.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from retina_dist.data.categories import Categories, LabelMapping
-from retina_dist.data.images import MAX_PIXELS, image_size
+from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.keras_csv import read_csv
+from retina_dist.data.records import ImageRecord, existing, make_record, shortened, shown, sized
+from retina_dist.data.shards import read_index
 from retina_dist.data.voc import read_voc
-from retina_dist.errors import DataError, ImageError
+from retina_dist.errors import DataError, UserError
+from retina_dist.files import Place, Url
 from retina_dist.words import counted
 
-MAX_NAMED = 5  # how many of many are named in a message
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
-MAX_SIDE = 2**31
-
-
-@dataclass(frozen=True)
-class ImageRecord:
-    """One image of a data set; width and height are those its boxes are in, in pixels."""
-
-    image_id: int
-    path: Path
-    file_name: str
-    width: int
-    height: int
 
 
 @dataclass
@@ -56,11 +44,11 @@ class Annotations:
 
 
 def load_annotations(
-    annotations: Path,
-    images: Path,
+    annotations: Place,
+    images: Place,
     *,
-    format: Literal["coco", "csv", "voc"] = "coco",
-    classes: Path | None = None,
+    format: Literal["coco", "csv", "voc", "shards"] = "coco",
+    classes: Place | None = None,
     split: str = "train",
     label_mapping: LabelMapping = "contiguous",
     categories: Categories | None = None,
@@ -70,7 +58,8 @@ def load_annotations(
     max_pixels: int = MAX_PIXELS,
 ) -> Annotations:
     """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
-    beside it), or a Pascal VOC folder (with `split`); `images` is the folder that file names are relative to.
+    beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
+    "shards", with a COCO json, the one that holds the shards of `split`. Both may be behind a URL.
 
     `categories` fixes the labels, as a validation set takes those of training; a category it does not know is an
     error. `keep_empty=False` leaves out images without a box to train on. Image files that do not exist are an error,
@@ -78,35 +67,45 @@ def load_annotations(
     it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out ("skip").
     Raises DataError, naming file and entry.
     """
+    slices = None
     if format == "csv":
         coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
     elif format == "voc":
+        if isinstance(annotations, Url):
+            raise DataError(
+                f"data.root={annotations}: Pascal VOC, a file for each image, is read from local folders only; make shards of it "
+                "there (python -m retina_dist.shards data=voc), or COCO json (python -m retina_dist.convert)."
+            )
         coco = read_voc(annotations, split)
         images = annotations / "JPEGImages"
-    elif format == "coco":
+    elif format in ("coco", "shards"):
+        if format == "shards":  # one that is too short is found now, not in the middle of an epoch
+            slices = read_index(images, split, complete=bad_images != "skip")
         coco = _read_json(annotations)
     else:
-        raise DataError(f"data.format={format} is unknown; use coco, csv or voc.")
+        raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
     _check_lists(coco, annotations)
     _check_entries(coco, annotations)
     _number_from_one(coco["annotations"])
     known = categories or Categories.from_coco(coco["categories"], label_mapping)
     warnings = _check_categories(coco, annotations, known)
 
-    records = [_record(entry, images, annotations) for entry in coco["images"]]
+    records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
     if missing_images != "ignore":
-        records = _existing(records, images, missing_images, warnings)
-        records = _sized(records, bad_images, max_pixels, warnings)
+        records = existing(records, images, missing_images, warnings)
+        records = sized(records, bad_images, max_pixels, warnings)
     result = _clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Place) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; name it with data.root or data.*_annotations.") from error
+    except UserError as error:
+        raise DataError(str(error)) from error
     except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} is no readable JSON ({error}); restore the file.") from error
     if not isinstance(content, dict):
@@ -117,7 +116,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_lists(coco: dict[str, Any], source: Path) -> None:
+def _check_lists(coco: dict[str, Any], source: Place) -> None:
     for key in ("images", "annotations", "categories"):
         if not isinstance(coco.get(key), list):
             raise DataError(f"{source} has no list '{key}'; COCO annotations have images, annotations and categories.")
@@ -127,7 +126,7 @@ def _check_lists(coco: dict[str, Any], source: Path) -> None:
         raise DataError(f"{source} has no category; there is nothing to detect.")
 
 
-def _check_entries(coco: dict[str, Any], source: Path) -> None:
+def _check_entries(coco: dict[str, Any], source: Place) -> None:
     """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in."""
     for key in ("categories", "images"):
         _check_ids(coco[key], key, source)
@@ -148,16 +147,16 @@ def _check_entries(coco: dict[str, Any], source: Path) -> None:
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
-                raise DataError(f"{source}: annotation {entry['id']} is of {key} {_shown(value)}, which is not listed.")
+                raise DataError(f"{source}: annotation {entry['id']} is of {key} {shown(value)}, which is not listed.")
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise DataError(f"{source}: annotation {entry['id']} has bbox {_shown(box)}, not [x, y, width, height].")
+            raise DataError(f"{source}: annotation {entry['id']} has bbox {shown(box)}, not [x, y, width, height].")
         if "area" not in entry:
             entry["area"] = box[2] * box[3]
         elif not _is_number(entry["area"]):
-            raise DataError(f"{source}: annotation {entry['id']} has area {_shown(entry['area'])}, not a number.")
+            raise DataError(f"{source}: annotation {entry['id']} has area {shown(entry['area'])}, not a number.")
         if entry.setdefault("iscrowd", 0) not in (0, 1):
-            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {_shown(entry['iscrowd'])}, not 0 or 1.")
+            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {shown(entry['iscrowd'])}, not 0 or 1.")
 
 
 def _is_text(value: object) -> bool:
@@ -165,20 +164,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[^\0\ud800-\udfff]+", value) is not None
 
 
-def _shown(value: object) -> str:
-    """The beginning of a value, on one line."""
-    return " ".join(str(value)[:80].split())
-
-
 def _is_number(value: object) -> bool:
     return type(value) is float or (type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER)
 
 
-def _check_ids(entries: list[dict[str, Any]], key: str, source: Path) -> None:
+def _check_ids(entries: list[dict[str, Any]], key: str, source: Place) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise DataError(f"{source}: an entry of '{key}' has id {_shown(value)!r}, not a whole number up to 2^53.")
+            raise DataError(f"{source}: an entry of '{key}' has id {shown(value)!r}, not a whole number up to 2^53.")
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
@@ -191,88 +185,19 @@ def _number_from_one(entries: list[dict[str, Any]]) -> None:
             entry["id"] = i
 
 
-def _check_categories(coco: dict[str, Any], source: Path, known: Categories) -> list[str]:
+def _check_categories(coco: dict[str, Any], source: Place, known: Categories) -> list[str]:
     """Raises DataError for a category without a label; returns a warning where ids agree and names do not."""
     renamed = []
     for entry in coco["categories"]:
         if entry["id"] not in known:
             raise DataError(
-                f"{source}: category {entry['id']} ({_shown(entry['name'])}) is not among the {len(known.ids)} that the labels "
+                f"{source}: category {entry['id']} ({shown(entry['name'])}) is not among the {len(known.ids)} that the labels "
                 "were made from; training and validation need the same categories."
             )
         name = known.name_of(known.label_of(entry["id"]))
         if name != entry["name"]:
             renamed.append(f"{entry['id']} is {entry['name']}, not {name}")
-    return [f"{source} names categories differently: {_shortened(renamed)}"] if renamed else []
-
-
-def _shortened(names: list[str]) -> str:
-    return ", ".join(map(_shown, names[:MAX_NAMED])) + (", …" if len(names) > MAX_NAMED else "")
-
-
-def _record(entry: dict[str, Any], images: Path, source: Path) -> ImageRecord:
-    name = entry["file_name"]
-    # By the letters, links unresolved: the folder may be a link, and absolute paths, which keras-retinanet's CSV files
-    # have, may lie in it.
-    folder = os.path.join(os.path.normpath(images.absolute()), "")
-    path = os.path.normpath(os.path.join(folder, name.replace("\\", "/")))
-    if not os.path.join(path, "").startswith(folder) or re.match(r"[A-Za-z]:[/\\]", name):
-        raise DataError(
-            f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; "
-            "name a folder that holds all images."
-        )
-    size = []
-    for side in ("width", "height"):
-        value = entry.get(side)
-        if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
-            raise DataError(f"{source}: image {entry['id']} has {side} {_shown(value)}, not a number of pixels.")
-        size.append(value or 0)
-    return ImageRecord(entry["id"], images / path[len(folder) :], name, size[0], size[1])
-
-
-def _existing(records: list[ImageRecord], images: Path, policy: str, warnings: list[str]) -> list[ImageRecord]:
-    missing = [record for record in records if not _is_file(record.path)]
-    if not missing:
-        return records
-    named = _shortened([record.file_name for record in missing])
-    text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
-    if policy == "error":
-        raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
-    warnings.append(f"{text}; left out of training, and evaluated as images without detections")
-    gone = {record.image_id for record in missing}
-    return [record for record in records if record.image_id not in gone]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long for any file, for one
-        return False
-
-
-def _sized(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
-    """The records with width and height, from the files' headers where the annotations have none."""
-    sized: list[ImageRecord] = []
-    unreadable: list[str] = []
-    for record in records:
-        if not (record.width and record.height):
-            try:
-                width, height = image_size(record.path, max_pixels)
-            except ImageError as error:
-                if policy == "error":
-                    raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error
-                unreadable.append(record.file_name)
-                continue
-            record = replace(record, width=width, height=height)
-        sized.append(record)
-    if sized != [record for record in records if record.width and record.height]:
-        warnings.append("some images have no size in the annotations; it was read from the files")
-    if unreadable:
-        warnings.append(
-            f"{len(unreadable)} of {len(records)} images cannot be read: {_shortened(unreadable)}; left out of training, "
-            "and evaluated as images without detections"
-        )
-    return sized
+    return [f"{source} names categories differently: {shortened(renamed)}"] if renamed else []
 
 
 def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Categories) -> Annotations:

@@ -6,7 +6,7 @@ which are shared between processes instead of copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from retina_dist.data.cache import DecodedCache
 from retina_dist.data.collate import Sample, blank_images, collate, collate_raw, lay, raw_canvas
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.sources import as_source, is_remote, read_all
 from retina_dist.data.transforms import Unresized
 from retina_dist.errors import ConfigError, ImageError
 from retina_dist.types import Batch
@@ -50,7 +51,7 @@ class DetectionDataset(Dataset[Batch]):
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. An image that
     cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
     the weight of the batch shrinks with it, so that the other images count as before. A batch of which
-    nothing is left is one black image without boxes, of weight 0.
+    nothing is left is one black image without boxes, of weight 0. Pictures behind a URL are fetched a batch at a time.
 
     With `resize="device"` the batches are `RawBatch`es: their `to` flips and resizes. `cache` is a folder to keep decoded
     pictures in, see `data.cache`; it changes nothing but the time.
@@ -78,7 +79,7 @@ class DetectionDataset(Dataset[Batch]):
         self.on_bad_image = on_bad_image
         self.max_pixels = max_pixels
         records = annotations.records
-        self._paths = [str(record.path) for record in records]
+        self._sources = [as_source(record.path) for record in records]
         self._image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         self._sizes = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
         # image i has rows ends[i] to ends[i + 1]
@@ -91,7 +92,7 @@ class DetectionDataset(Dataset[Batch]):
 
     def __len__(self) -> int:
         """Number of images, not of batches."""
-        return len(self._paths)
+        return len(self._sources)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -101,10 +102,11 @@ class DetectionDataset(Dataset[Batch]):
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         warnings: list[str] = []
+        fetched = self._fetched(spec.indices)
         images = blank_images(len(spec.indices), self._room(spec))
         for index in spec.indices:
             try:
-                sample = self.sample(index, spec, warnings.append)
+                sample = self.sample(index, spec, warnings.append, fetched.pop(index, None))
             except ImageError as error:
                 if self.on_bad_image == "error":
                     raise
@@ -118,9 +120,17 @@ class DetectionDataset(Dataset[Batch]):
             return make([self._blank(spec)], spec.canvas, weight, warnings)
         return make(samples, spec.canvas, weight, warnings, images[: len(samples)])
 
-    def sample(self, index: int, spec: BatchSpec, warn: Callable[[str], None] = lambda text: None) -> Sample:
-        """Image `index` as it is in the batches of `spec`."""
-        image = self.read(index, warn)
+    def sample(
+        self,
+        index: int,
+        spec: BatchSpec,
+        warn: Callable[[str], None] = lambda text: None,
+        content: bytes | ImageError | None = None,
+    ) -> Sample:
+        """Image `index` as it is in the batches of `spec`; `content` is what reading its bytes gave, if that is done."""
+        if isinstance(content, ImageError):
+            raise content
+        image = self.read(index, warn, content)
         size = (image.shape[1], image.shape[2])
         ready = self.unresized(index, image, spec)
         image_id = int(self._image_ids[index])
@@ -129,12 +139,20 @@ class DetectionDataset(Dataset[Batch]):
         ready = ready.for_device()
         return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
 
-    def read(self, index: int, warn: Callable[[str], None] = lambda text: None) -> Tensor:
+    def read(self, index: int, warn: Callable[[str], None] = lambda text: None, content: bytes | None = None) -> Tensor:
         """The pixels of image `index`."""
         height, width = self._sizes[index].tolist()
         if self.cache:
-            return self.cache.read(self._paths[index], (width, height), self.max_pixels, warn)
-        return read_image(self._paths[index], (width, height), self.max_pixels)
+            return self.cache.read(self._sources[index], (width, height), self.max_pixels, warn, content)
+        return read_image(self._sources[index], (width, height), self.max_pixels, content)
+
+    def _fetched(self, indices: Sequence[int]) -> dict[int, bytes | ImageError]:
+        """What a network has to bring for these images, all at once: one after the other, each would wait for it."""
+        wanted = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
+        if self.cache:
+            shown = {i: tuple(self._sizes[i].flip(0).tolist()) for i in wanted}
+            wanted = [i for i in wanted if not self.cache.holds(self._sources[i], shown[i])]
+        return dict(zip(wanted, read_all([self._sources[i] for i in wanted]), strict=True))
 
     def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> Unresized:
         """`image`, the pixels of image `index`, augmented for `spec`."""

@@ -6,6 +6,7 @@ what cannot be read ends in an ImageError that names the file.
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
+from retina_dist.data.sources import Object, Slice, Source, read
 from retina_dist.errors import ImageError
 
 try:
@@ -44,24 +46,31 @@ MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
 
 
-def read_image(path: str | Path, annotated_size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """The pixels of a file, uint8 [3, h, w] RGB, in the orientation its boxes are in.
+def read_image(
+    path: Source,
+    annotated_size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    content: bytes | None = None,
+) -> Tensor:
+    """The pixels of a picture, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
 
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
     the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
     transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
     damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels`.
     """
-    with _opened(Path(path), max_pixels) as image:
+    if content is None and isinstance(path, (Object, Slice)):
+        content = read(path)
+    with _opened(path, max_pixels, content) as image:
         if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
             with _decoding(path):
                 image.load()
         stored = wanted = _orientation(image)
         if annotated_size is not None:
-            wanted = _orientation_of_boxes(Path(path), _stored_size(image), stored, annotated_size)
+            wanted = _orientation_of_boxes(path, _stored_size(image), stored, annotated_size)
         applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
         if image.format == "JPEG" and image.mode in ("L", "RGB") and wanted == 1:
-            decoded = _decode_jpeg(path)
+            decoded = _decode_jpeg(path, content)
             if decoded is not None:
                 return decoded
         with _decoding(path):
@@ -71,21 +80,22 @@ def read_image(path: str | Path, annotated_size: tuple[int, int] | None = None, 
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def _decode_jpeg(path: str | Path) -> Tensor | None:
+def _decode_jpeg(path: Source, content: bytes | None) -> Tensor | None:
     """A JPEG's pixels, [3, h, w] in channels-last memory; None where torchvision cannot, for Pillow to try and to explain."""
     if decode_jpeg is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: Tensor = decode_jpeg(torch.from_numpy(np.fromfile(path, dtype=np.uint8)), mode=ImageReadMode.RGB)
+            data = np.fromfile(str(path), np.uint8) if content is None else np.frombuffer(content, np.uint8)
+            found: Tensor = decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
     except (RuntimeError, OSError):
         return None
     return found
 
 
 @contextmanager
-def _decoding(path: str | Path) -> Iterator[None]:
+def _decoding(path: Source) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,20 +107,22 @@ def _decoding(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def image_size(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
-    with _opened(Path(path), max_pixels) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
+    if content is None and isinstance(path, (Object, Slice)):
+        content = read(path)
+    with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = _stored_size(image)
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
-def _opened(path: Path, max_pixels: int) -> Image.Image:
+def _opened(path: Source, max_pixels: int, content: bytes | None) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(path)
+            image = Image.open(Path(str(path)) if content is None else io.BytesIO(content))
     except FileNotFoundError as error:
         raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
     except Image.DecompressionBombError as error:
@@ -135,7 +147,7 @@ def _opened(path: Path, max_pixels: int) -> Image.Image:
     return image
 
 
-def _too_large(path: Path, size: str, max_pixels: int) -> ImageError:
+def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:
     return ImageError(
         f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
         "or set data.bad_images=skip."
@@ -157,7 +169,7 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
     return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
-def _orientation_of_boxes(path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
+def _orientation_of_boxes(path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
     """The orientation to apply so that pixels agree with boxes drawn on a picture of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
     if annotated == shown:

@@ -7,17 +7,18 @@ has rows `class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from retina_dist.errors import DataError
+from retina_dist.errors import DataError, UserError
+from retina_dist.files import Place
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
 
-def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
+def read_csv(annotations: Place, classes: Place) -> dict[str, Any]:
     """The files as one COCO dict: category ids are the indices of the class file, image ids count from 1 in order of
     appearance, sizes are left to the images. Raises DataError naming file and line.
     """
@@ -55,7 +56,7 @@ def read_csv(annotations: Path, classes: Path) -> dict[str, Any]:
     }
 
 
-def _read_classes(path: Path) -> dict[str, int]:
+def _read_classes(path: Place) -> dict[str, int]:
     categories: dict[str, int] = {}
     for line, (name, index) in _rows(path, columns=2):
         if not index.strip().isdecimal() or len(index) > MAX_DIGITS:
@@ -68,25 +69,24 @@ def _read_classes(path: Path) -> dict[str, int]:
     return categories
 
 
-def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != columns:
-                    raise DataError(f"{path}:{reader.line_num} has {len(row)} columns, not {columns}.")
-                yield reader.line_num, row
+        reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != columns:
+                raise DataError(f"{path}:{reader.line_num} has {len(row)} columns, not {columns}.")
+            yield reader.line_num, row
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; name it with data.train_annotations or data.classes.") from error
-    except DataError:
+    except UserError:
         raise
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path} is no readable CSV ({error}).") from error
 
 
-def _number(text: str, path: Path, line: int) -> float:
+def _number(text: str, path: Place, line: int) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from retina_dist.errors import DataError
+from retina_dist.files import Place
 
 ANNOTATIONS = (
     "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
@@ -15,7 +14,7 @@ ANNOTATIONS = (
 ALIASES = {"val": ("val", "valid", "validation"), "train": ("train",)}
 
 
-def find_split(root: Path, split: str) -> tuple[Path, Path]:
+def find_split(root: Place, split: str) -> tuple[Place, Place]:
     """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
 
     Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
@@ -25,7 +24,9 @@ def find_split(root: Path, split: str) -> tuple[Path, Path]:
         raise DataError(f"data.root={root} is no folder; give the one that holds annotations/.")
     names = ALIASES.get(split, (split,))
     patterns = [pattern.format(split=name) for name in names for pattern in ANNOTATIONS]
-    found = [path for pattern in patterns for path in sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))]
+    found: list[Place] = []
+    for pattern in patterns:
+        found += sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))
     if not found:
         raise DataError(
             f"data.root={root} has no {split} annotations: looked for {', '.join(patterns)}; name the file with "

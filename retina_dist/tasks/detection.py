@@ -22,10 +22,12 @@ from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.dataset import ResizedBy
 from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
+from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
 from retina_dist.engine.trainer import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator
+from retina_dist.files import Place, Url, place
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
 from retina_dist.settings import DataConfig, ModelConfig, TrainConfig
@@ -41,7 +43,12 @@ def draw_data(data: DataConfig) -> None:
     if data.shapes is not None:
         if data.root is None:
             raise ConfigError("data.shapes needs data.root, the folder to draw into.")
-        make_shapes(Path(data.root), **asdict(data.shapes))
+        root = place(data.root)
+        if isinstance(root, Url):
+            raise ConfigError(
+                f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
+            )
+        make_shapes(root, **asdict(data.shapes))
 
 
 def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
@@ -50,7 +57,9 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
     """
     draw_data(data)
-    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
+    files = split_files(data, split)
+    if files is None:
+        return None
     options: dict[str, Any] = {
         "format": data.format,
         "label_mapping": data.label_mapping,
@@ -60,23 +69,35 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         "bad_images": data.bad_images,
         "max_pixels": data.max_pixels,
     }
+    if data.format == "csv" and data.classes:
+        options["classes"] = place(data.classes)
+    return load_annotations(*files, split=split, **options)
+
+
+def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
+    """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
+    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
     if annotations is None and data.root is None:
         if split == "val":
             return None
         raise ConfigError(
             f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
         )
-    root = Path(data.root) if data.root else Path(annotations).parent
+    root = place(data.root) if data.root else place(annotations).parent
     if data.format == "voc":
-        return load_annotations(root, root, split=split, **options)
-    if data.format == "csv":
-        file = Path(annotations) if annotations else root / f"{split}.csv"
-        classes = Path(data.classes) if data.classes else None
-        return load_annotations(file, Path(images) if images else root, classes=classes, **options)
+        return root, root
+    if data.format == "shards":
+        if split == "val" and not has_shards(root, split):
+            return None
+        return (place(annotations) if annotations else root / annotations_of(split)), root
+    file, folder = root, root
     if annotations is not None:
-        return load_annotations(Path(annotations), Path(images) if images else root, **options)
-    file, folder = find_split(root, split)
-    return load_annotations(file, Path(images) if images else folder, **options)
+        file = place(annotations)
+    elif data.format == "csv":
+        file = root / f"{split}.csv"
+    else:
+        file, folder = find_split(root, split)
+    return file, place(images) if images else folder
 
 
 def resized_by(data: DataConfig, device: torch.device) -> ResizedBy:

@@ -508,5 +508,6 @@ def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pyt
         return original(self, path, *arguments, **named)
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", slow)
+    monkeypatch.setattr("retina_dist.files.WAITS", ())
     with pytest.raises(UserError, match=r"step_00000002\.pt could not be read \(TimeoutError: no answer"):
         load_latest(folder)

@@ -1,0 +1,149 @@
+"""The images that annotations name: where each is, whether it is there, how large it is.
+
+Layer 1. Names come out of files that others wrote: one that leaves the folder of the images is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from retina_dist.data.images import image_size
+from retina_dist.data.sources import Object, Slice, objects_in, read_in_turn
+from retina_dist.errors import DataError, ImageError
+from retina_dist.files import Place, Url
+
+MAX_NAMED = 5  # how many of many are named in a message
+MAX_SIDE = 2**31
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image of a data set; width and height are those its boxes are in, in pixels."""
+
+    image_id: int
+    path: Path | Object | Slice
+    file_name: str
+    width: int
+    height: int
+
+
+def shown(value: object) -> str:
+    """The beginning of a value, on one line."""
+    return " ".join(str(value)[:80].split())
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(map(shown, names[:MAX_NAMED])) + (", …" if len(names) > MAX_NAMED else "")
+
+
+def make_record(
+    entry: dict[str, Any], images: Place, source: Place, slices: dict[int, Slice] | None = None
+) -> ImageRecord:
+    """An entry of `images` in COCO's form, read from `source`, whose file lies in the folder `images` or is one of `slices`.
+
+    Raises DataError.
+    """
+    name = entry["file_name"]
+    if slices is not None:  # the file's name names no file
+        inside: str | None = f"(no shard holds image {entry['id']})"
+    else:
+        inside = _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
+    if inside is None:
+        raise DataError(
+            f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; "
+            "name a folder that holds all images."
+        )
+    size = []
+    for side in ("width", "height"):
+        value = entry.get(side)
+        if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
+            raise DataError(f"{source}: image {entry['id']} has {side} {shown(value)}, not a number of pixels.")
+        size.append(value or 0)
+    where = Object(str(images), inside) if isinstance(images, Url) else images / inside
+    return ImageRecord(entry["id"], (slices or {}).get(entry["id"], where), name, size[0], size[1])
+
+
+def _within_folder(name: str, images: Path) -> str | None:
+    # By the letters, links unresolved: the folder may be a link, and absolute paths, which keras-retinanet's CSV files
+    # have, may lie in it.
+    folder = os.path.join(os.path.normpath(images.absolute()), "")
+    path = os.path.normpath(os.path.join(folder, name.replace("\\", "/")))
+    if not os.path.join(path, "").startswith(folder) or re.match(r"[A-Za-z]:[/\\]", name):
+        return None
+    return path[len(folder) :]
+
+
+def _within_url(name: str, images: Url) -> str | None:
+    name = name.removeprefix(f"{images}/").replace("\\", "/")
+    inside = posixpath.normpath(name)
+    if "://" in name or inside.startswith("/") or re.match(r"[A-Za-z]:/", name):
+        return None
+    return None if ".." in unquote(inside).split("/") else inside  # a web server takes %2e%2e for ..
+
+
+def existing(records: list[ImageRecord], images: Place, policy: str, warnings: list[str]) -> list[ImageRecord]:
+    """The records whose files are there. Others are an error, or are left out with a warning ("skip").
+
+    Behind a URL they are found, with their versions, in one listing of the folder.
+    """
+    if any(isinstance(record.path, Object) for record in records) and isinstance(images, Url):
+        there = objects_in(images)
+        found = [there.get(r.path.name) if isinstance(r.path, Object) else r.path for r in records]
+        missing = [record for record, path in zip(records, found, strict=True) if path is None]
+        records = [replace(r, path=path or r.path) for r, path in zip(records, found, strict=True)]
+    else:
+        missing = [record for record in records if not _is_there(record.path)]
+    if not missing:
+        return records
+    named = shortened([record.file_name for record in missing])
+    text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
+    if policy == "error":
+        raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
+    warnings.append(f"{text}; left out of training, and evaluated as images without detections")
+    gone = {record.image_id for record in missing}
+    return [record for record in records if record.image_id not in gone]
+
+
+def _is_there(path: Path | Object | Slice) -> bool:
+    try:
+        return isinstance(path, Slice) or (isinstance(path, Path) and path.is_file())
+    except OSError:  # a name that is too long for any file, for one
+        return False
+
+
+def sized(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
+    """The records with width and height, from the files' headers where the annotations have none."""
+    found: list[ImageRecord] = []
+    unreadable: list[str] = []
+    unsized = [r.path for r in records if not (r.width and r.height)]
+    contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
+    for record in records:
+        if not (record.width and record.height):
+            content = None if isinstance(record.path, Path) else next(contents)
+            try:
+                if isinstance(content, ImageError):
+                    raise content
+                width, height = image_size(record.path, max_pixels, content)
+            except ImageError as error:
+                if policy == "error":
+                    raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error
+                unreadable.append(record.file_name)
+                continue
+            record = replace(record, width=width, height=height)
+        found.append(record)
+    if unsized:
+        warnings.append("some images have no size in the annotations; it was read from the files")
+    if unreadable:
+        warnings.append(
+            f"{len(unreadable)} of {len(records)} images cannot be read: {shortened(unreadable)}; left out of training, "
+            "and evaluated as images without detections"
+        )
+    return found

@@ -1,0 +1,320 @@
+"""Shards: the pictures of a data set in a few large files, for storage where every small file costs a request.
+
+Layer 1. A folder, local or behind a URL, holds of each split
+
+    SPLIT-00000.tar, …                   plain tar files of the pictures' own bytes, named after the image ids
+    SPLIT.index.json                     of each shard its length and SHA-256, of each picture its place in it and its CRC-32
+    annotations/instances_SPLIT.json     the annotations
+
+The same input gives the same bytes. tar and WebDataset read the shards from front to end; training reads pictures by their
+places, in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retina_dist.data.sources import Slice, Source, read_in_turn
+from retina_dist.errors import DataError, ImageError
+from retina_dist.files import Place, Url, write_atomically, write_bytes
+
+FORMAT = 1
+SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
+PIECE = 8 * 2**20  # bytes read at once where a whole shard is, and four such behind a URL
+TOGETHER = 4
+COMMAND = "python -m retina_dist.shards"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A picture on its way into a shard."""
+
+    image_id: int
+    source: Source
+    size: int  # bytes
+
+    @property
+    def name(self) -> str:
+        """Unique among the pictures of a split, harmless to unpack, and, up to its first dot, a key of WebDataset's."""
+        name = self.source.member if isinstance(self.source, Slice) else str(self.source)
+        extension = re.search(r"\.([A-Za-z0-9]{1,8})$", name)
+        return f"{self.image_id:012d}.{extension[1].lower() if extension else 'img'}"
+
+    @property
+    def space(self) -> int:
+        """Bytes that it takes in a tar file."""
+        return tarfile.BLOCKSIZE + _padded(self.size, tarfile.BLOCKSIZE)
+
+
+def index_of(split: str) -> str:
+    """Name of the index file."""
+    return f"{split}.index.json"
+
+
+def annotations_of(split: str) -> str:
+    """Name of the annotation file."""
+    return f"annotations/instances_{split}.json"
+
+
+def has_shards(folder: Place, split: str) -> bool:
+    """Whether there is an index of this split."""
+    return _raw_index(folder, split) is not None
+
+
+def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int, Slice]:
+    """Where the picture of each image id is.
+
+    Raises DataError when there are no shards, when writing them was not finished, and, with `complete`, when one is missing or
+    is not as long as it was.
+    """
+    index = _raw_index(folder, split)
+    if index is None:
+        raise DataError(f"{folder} has no {index_of(split)}; write shards with {COMMAND} data.root=… output={folder}.")
+    if not index["complete"]:
+        raise DataError(f"the {split} shards in {folder} are not all written; finish them by the same {COMMAND} again.")
+    if complete:
+        lengths = _lengths(folder, [shard["file"] for shard in index["shards"]])
+        for shard in index["shards"]:
+            there = lengths.get(shard["file"])
+            if there != shard["bytes"]:
+                found = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
+                raise DataError(
+                    f"{folder}/{shard['file']} {found}; copy it again, or write it again by the same {COMMAND}, or go on "
+                    "without its pictures (data.bad_images=skip)."
+                )
+    return {row[0]: _slice(folder, shard["file"], row) for shard in index["shards"] for row in shard["images"]}
+
+
+def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
+    """Members in their order, shard by shard; none is longer than `limit` bytes unless a picture is."""
+    shards: list[list[Member]] = []
+    length = 0
+    for member in members:
+        if not shards or _tar_length(length + member.space) > limit:
+            shards.append([])
+            length = 0
+        shards[-1].append(member)
+        length += member.space
+    return shards
+
+
+class ShardWriter:
+    """Writes the shards of one split. A second writer of the same pictures goes on where the first one was interrupted.
+
+    Raises DataError when the folder holds shards of other pictures or sizes.
+    """
+
+    def __init__(self, folder: Place, split: str, members: Sequence[Member], limit: int) -> None:
+        self.folder, self.split = folder, split
+        self.planned = plan_shards(members, limit)
+        listed = "\n".join(f"{m.image_id} {m.name} {m.size}" for m in members)
+        self._input = hashlib.sha256(f"{limit}\n{listed}".encode()).hexdigest()
+        before = _raw_index(folder, split) or {"input": self._input, "shards": []}
+        if before["input"] != self._input:
+            raise DataError(
+                f"output={folder} holds {split} shards of other pictures, or of another shard_mb; give another folder, or empty it."
+            )
+        self._shards: list[dict[str, Any]] = before["shards"]
+
+    @property
+    def names(self) -> list[str]:
+        """File names of the shards."""
+        return [f"{self.split}-{i:05d}.tar" for i in range(len(self.planned))]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Bytes of each shard."""
+        return [_tar_length(sum(member.space for member in members)) for members in self.planned]
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the shards that no earlier writer finished, by the names and lengths of the files."""
+        there = _lengths(self.folder, self.names)
+        facts = zip(self.names, self.lengths, strict=True)
+        return [i for i, (name, length) in enumerate(facts) if i >= len(self._shards) or there.get(name) != length]
+
+    def write(
+        self,
+        annotations: bytes,
+        *,
+        progress: Callable[[int], object] = lambda count: None,
+        report: Callable[[str], object] = lambda text: None,
+    ) -> int:
+        """Write what is not there, the annotations and, last, an index that says so; return how many shards were written.
+
+        A shard that is there is read and kept if it is, to the last bit, what was written. `progress` gets numbers of bytes.
+        """
+        missing, written = set(self.missing), 0
+        for i, (name, members) in enumerate(zip(self.names, self.planned, strict=True)):
+            if i not in missing:
+                damage = damage_of(self.folder, self._shards[i])
+                if damage is None:
+                    progress(self.lengths[i])
+                    continue
+                report(f"{damage} It is written again.")
+            shard = self._write_one(name, members, progress)
+            self._shards[i : i + 1] = [shard]
+            written += 1
+            self._write_index(complete=False)
+        write_bytes(_made(self.folder / "annotations") / f"instances_{self.split}.json", annotations)
+        self._write_index(complete=True)
+        return written
+
+    def verify(self, progress: Callable[[int], object] = lambda count: None) -> None:
+        """Read all shards back. Raises DataError for the first that is not what was written."""
+        for shard in self._shards:
+            damage = damage_of(self.folder, shard)
+            if damage:
+                raise DataError(f"{damage} Write it again by the same {COMMAND}.")
+            progress(shard["bytes"])
+
+    def _write_one(self, name: str, members: list[Member], progress: Callable[[int], object]) -> dict[str, Any]:
+        rows: list[list[Any]] = []
+        target = _made(self.folder) / name
+        if isinstance(target, Path):
+            write_atomically(target, lambda temporary: rows.extend(_write_tar(temporary, members, progress)))
+            return _facts(name, rows, target)
+        with tempfile.NamedTemporaryFile(suffix=".tar") as file:  # on the disk: a shard may be larger than the memory
+            rows = _write_tar(Path(file.name), members, progress)
+            target.upload(Path(file.name))
+            return _facts(name, rows, Path(file.name))
+
+    def _write_index(self, *, complete: bool) -> None:
+        index = {
+            "format": FORMAT,
+            "split": self.split,
+            "complete": complete,
+            "input": self._input,
+            "shards": self._shards,
+        }
+        write_bytes(self.folder / index_of(self.split), (json.dumps(index, separators=(",", ":")) + "\n").encode())
+
+
+def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
+    """A sentence on what is wrong with a shard, with the member and its place, by its entry in the index; None if nothing is."""
+    digest = hashlib.sha256()
+    try:
+        for piece in _pieces(folder, shard["file"], shard["bytes"]):
+            digest.update(piece)
+    except FileNotFoundError:
+        return f"{folder}/{shard['file']} is not there."
+    except OSError as error:
+        return f"{folder}/{shard['file']} cannot be read ({error})."
+    if digest.hexdigest() == shard["sha256"]:
+        return None
+    slices = (_slice(folder, shard["file"], row) for row in shard["images"])
+    first = next((error for error in read_in_turn(slices) if isinstance(error, ImageError)), None)
+    what = str(first).split(";")[0] if first else "its pictures are sound, but not its length or what is between them"
+    return f"{folder}/{shard['file']} is damaged: {what}."
+
+
+def _write_tar(path: Path, members: list[Member], progress: Callable[[int], object]) -> list[list[Any]]:
+    """Write a tar file; return of each member id, name, offset, length and CRC-32."""
+    rows: list[list[Any]] = []
+    with path.open("wb") as file:
+        for member, content in zip(members, read_in_turn(m.source for m in members), strict=True):
+            if isinstance(content, ImageError):
+                raise content
+            if len(content) != member.size:
+                raise DataError(
+                    f"{member.source} changed while it was read; run the command again when nobody writes to it."
+                )
+            info = tarfile.TarInfo(member.name)  # time 0, owner 0, mode 0644
+            info.size = member.size
+            file.write(info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict"))
+            rows.append([member.image_id, member.name, file.tell(), member.size, zlib.crc32(content)])
+            file.write(content)
+            file.write(bytes(_padded(member.size, tarfile.BLOCKSIZE) - member.size))
+            progress(member.space)
+        length = _tar_length(file.tell())
+        progress(length - file.tell())
+        file.write(bytes(length - file.tell()))
+    return rows
+
+
+def _facts(name: str, rows: list[list[Any]], file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        digest = hashlib.sha256()
+        while piece := opened.read(PIECE):
+            digest.update(piece)
+        return {"file": name, "bytes": opened.tell(), "sha256": digest.hexdigest(), "images": rows}
+
+
+def _pieces(folder: Place, name: str, length: int) -> Iterator[bytes]:
+    """All of a file, which should be `length` bytes long: what is beyond them, a piece of it at most, comes too."""
+    if isinstance(folder, Path):
+        with (folder / name).open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
+        return
+    starts = range(0, length + 1, PIECE)
+    for first in range(0, len(starts), TOGETHER):
+        parts = [(name, start, start + PIECE) for start in starts[first : first + TOGETHER]]
+        for found in folder.read_parts(parts):
+            if isinstance(found, FileNotFoundError):
+                raise found
+            yield found
+
+
+def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
+    """The index file, None without one. Raises DataError when it is not as this module wrote it."""
+    path = folder / index_of(split)
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); give yourself the right to read it.") from error
+    try:
+        index: dict[str, Any] = json.loads(data)
+        if index["format"] != FORMAT:
+            raise DataError(f"{path} has format {index['format']}, not {FORMAT}; read it by the version that wrote it.")
+        for shard in index["shards"]:
+            if (
+                not SHARD_NAME.fullmatch(shard["file"])
+                or min([shard["bytes"], *(min(r[2:]) for r in shard["images"])]) < 0
+            ):
+                raise ValueError(f"an entry is of {shard['file']}")
+            if any([type(value) for value in row] != [int, str, int, int, int] for row in shard["images"]):
+                raise ValueError(f"a row of {shard['file']} is of other types")
+        return {"complete": bool(index["complete"]), "input": str(index["input"]), "shards": list(index["shards"])}
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is no index of shards ({error}); copy or write it anew.") from error
+
+
+def _slice(folder: Place, file: str, row: list[Any]) -> Slice:
+    return Slice(str(folder), file, row[2], row[3], row[4], row[1])
+
+
+def _lengths(folder: Place, names: list[str]) -> dict[str, int]:
+    """Bytes of each of these files that is there."""
+    if isinstance(folder, Url):
+        listed = folder.all_files()
+        return {name: int(listed[name]["size"]) for name in names if name in listed}
+    return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+
+
+def _made(folder: Place) -> Place:
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _tar_length(content: int) -> int:
+    """With the two empty blocks at the end, in whole records, as tar writes it."""
+    return _padded(content + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE)
+
+
+def _padded(length: int, block: int) -> int:
+    return -(-length // block) * block

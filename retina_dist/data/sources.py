@@ -1,0 +1,178 @@
+"""Where a picture's bytes are: in a file of its own, behind a URL, or in a part of a larger file; and how to get them.
+
+Layer 1. A source is a value, small to send to data workers; whatever is opened to read it is opened in the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from retina_dist.errors import DataError, ImageError, UserError
+from retina_dist.files import Url, place
+
+AT_ONCE = 64  # pictures asked for together where many are read in a row
+
+
+class Object(NamedTuple):
+    """A file behind a URL. `version` changes when its content does, as far as the listing of its folder tells; "" says nothing."""
+
+    folder: str
+    name: str  # relative to the folder; kept apart, so that nothing in it is read as part of a URL
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+
+class Slice(NamedTuple):
+    """A part of a file, local or behind a URL, such as the member of an uncompressed tar."""
+
+    folder: str
+    file: str
+    offset: int  # bytes
+    length: int
+    crc32: int  # of the part
+    member: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
+
+
+Source = str | Path | Object | Slice  # str and Path: a local file
+
+
+def as_source(source: Source) -> str | Object | Slice:
+    """The same, with a local path as text, which is smaller to send."""
+    return source if isinstance(source, (Object, Slice)) else str(source)
+
+
+def is_remote(source: Source) -> bool:
+    """Whether reading it waits for a network, so that several should be read at once."""
+    return isinstance(source, Object) or (isinstance(source, Slice) and isinstance(place(source.folder), Url))
+
+
+def read(source: Source) -> bytes:
+    """The bytes of one picture. Raises as `read_all`, and what that returns."""
+    (found,) = read_all([source])
+    if isinstance(found, ImageError):
+        raise found
+    return found
+
+
+def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
+    """The bytes of each picture, those in one folder behind a URL fetched together.
+
+    An ImageError stands for one that is not there, or is not what was stored. Raises DataError when the place cannot be reached,
+    which says nothing of the picture: it is never to be skipped for that.
+    """
+    answers: dict[int, bytes | OSError] = {}
+    behind: dict[str, list[int]] = {}
+    for i, source in enumerate(sources):
+        if isinstance(source, (Object, Slice)) and is_remote(source):
+            behind.setdefault(source.folder, []).append(i)
+        else:
+            answers[i] = _read_local(source)
+    for folder, rows in behind.items():
+        parts = [_part(sources[i]) for i in rows]
+        try:
+            answers |= zip(rows, Url(folder).read_parts(parts), strict=True)
+        except UserError as error:
+            names = ", ".join(name for name, *_ in parts[:3]) + (", …" if len(parts) > 3 else "")
+            raise DataError(f"{error} Wanted were {names}") from error
+    return [_checked(source, answers[i]) for i, source in enumerate(sources)]
+
+
+def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
+    """As `read_all`, of any number of sources, few of them at a time."""
+    sources = iter(sources)
+    while some := list(islice(sources, AT_ONCE)):
+        yield from read_all(some)
+
+
+def version_of(source: Source) -> tuple[object, ...] | None:
+    """What tells this content from any other that was or will be there; None where nothing does."""
+    if isinstance(source, Slice):
+        return tuple(source)
+    if isinstance(source, Object):
+        return tuple(source) if source.version else None
+    try:
+        found = os.stat(source)
+    except OSError:
+        return None
+    return os.path.abspath(source), found.st_size, found.st_mtime_ns
+
+
+def sizes_of(sources: Sequence[Source]) -> list[int]:
+    """Bytes of each, by one listing of each folder behind a URL. Raises ImageError for one that is not there."""
+    listed = {
+        s.folder: Url(s.folder).all_files() for s in {s.folder: s for s in sources if isinstance(s, Object)}.values()
+    }
+    return [_size(source, listed) for source in sources]
+
+
+def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
+    if isinstance(source, Slice):
+        return source.length
+    try:
+        return (
+            int(listed[source.folder][source.name]["size"]) if isinstance(source, Object) else os.stat(source).st_size
+        )
+    except (KeyError, OSError) as error:
+        raise ImageError(f"{source} cannot be found ({error}); check the images folder.") from error
+
+
+def objects_in(folder: Url) -> dict[str, Object]:
+    """Each file in a folder and below, by its name from there; one listing, whatever their number. Raises DataError."""
+    try:
+        listed = folder.all_files()
+    except UserError as error:
+        raise DataError(str(error)) from error
+    return {name: Object(str(folder), name, _version(facts)) for name, facts in listed.items()}
+
+
+def _version(facts: dict[str, object]) -> str:
+    """Of a file, from what the file systems of fsspec tell: an ETag, or size and time; neither says nothing."""
+    for key in ("etag", "ETag", "last_modified", "LastModified", "mtime", "created"):
+        if facts.get(key):
+            return f"{facts[key]} {facts.get('size')}"
+    return ""
+
+
+def _part(source: Source) -> tuple[str, int | None, int | None]:
+    if isinstance(source, Slice):
+        return source.file, source.offset, source.offset + source.length
+    return (source.name if isinstance(source, Object) else str(source)), None, None
+
+
+def _read_local(source: Source) -> bytes | OSError:
+    try:
+        if not isinstance(source, Slice):
+            return Path(str(source)).read_bytes()
+        descriptor = os.open(f"{source.folder}/{source.file}", os.O_RDONLY)
+        try:
+            return os.pread(descriptor, source.length, source.offset)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return error
+
+
+def _checked(source: Source, answer: bytes | OSError) -> bytes | ImageError:
+    if isinstance(answer, FileNotFoundError) and not isinstance(source, Slice):
+        error = ImageError(f"{source} does not exist; check the images folder, or set data.missing_images=skip.")
+        error.__cause__ = answer
+        return error
+    if isinstance(answer, OSError):
+        return ImageError(f"{source} cannot be read ({answer}); restore the file, or set data.bad_images=skip.")
+    if isinstance(source, Slice) and (len(answer) != source.length or zlib.crc32(answer) != source.crc32):
+        what = f"only {len(answer)} bytes are there" if len(answer) != source.length else "its CRC-32 is another"
+        return ImageError(
+            f"{source} is damaged: {what}; copy the shard again, or write it anew with retina_dist.shards, or set "
+            "data.bad_images=skip."
+        )
+    return answer

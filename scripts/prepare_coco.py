@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Download COCO 2017 (https://cocodataset.org), unpack it and check that it is whole.
+
+  python scripts/prepare_coco.py /data/coco                          train and val: 20 GB to download, as much again while unpacking
+  python scripts/prepare_coco.py /data/coco --splits val             1 GB
+  python scripts/prepare_coco.py /data/coco --annotations-only
+  python scripts/prepare_coco.py /data/coco --zips /downloads        take the zip files from there instead
+  python scripts/prepare_coco.py /data/coco --shards /data/shards    and write them as shards too (a folder or a URL)
+
+Given again, it goes on where it was interrupted, in the middle of a file too, and does nothing where nothing is missing. COCO
+publishes no check sums of its zip files, so what is compared is: a file's length with what the server announced, each unpacked
+file's CRC-32 with that in the zip, and the pictures with the names in the annotations. Needs Python and tqdm only (--shards: the
+package).
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from tqdm import tqdm
+
+SITE = "http://images.cocodataset.org"
+ANNOTATIONS = "annotations/annotations_trainval2017.zip"
+WAITS = (1.0, 5.0, 15.0, 60.0)  # seconds before each further attempt that follows one without any progress
+TIMEOUT_S = 60.0  # a server that sends nothing for so long has gone
+PIECE = 1 << 20
+
+
+class PrepareError(Exception):
+    """What is wrong, and what to do."""
+
+
+class DamagedZip(PrepareError):
+    """A zip file is not what it was."""
+
+
+def prepare(root: Path, *, splits: list[str], zips: Path | None, site: str, annotations_only: bool, keep: bool) -> bool:
+    """Make `root` hold annotations and images of the splits; return whether anything was to be done."""
+    root.mkdir(parents=True, exist_ok=True)
+    done = False
+    lacking = [split for split in splits if not annotations_of(root, split).is_file()]
+    if lacking:
+        with_zip(root, zips, site, ANNOTATIONS, keep, lambda path: unpack(path, root, "annotations"))
+        done = True
+        for split in splits:
+            if not annotations_of(root, split).is_file():
+                raise PrepareError(
+                    f"{Path(ANNOTATIONS).name} holds no {annotations_of(root, split).name}; get another one."
+                )
+    for split in [] if annotations_only else splits:
+        missing, total = missing_images(root, split)
+        if missing:
+            folder = f"{split}2017"
+            print(f"{folder}: {len(missing)} of {total} images are not there yet", flush=True)
+            with_zip(root, zips, site, f"zips/{folder}.zip", keep, lambda path, name=folder: unpack(path, root, name))
+            done = True
+            missing, total = missing_images(root, split)
+            if missing:
+                raise PrepareError(
+                    f"{folder}.zip lacks {len(missing)} of the {total} images that the annotations name, such as {missing[0]}; "
+                    "get another one."
+                )
+        print(f"{split}: {total} images, all there", flush=True)
+    return done
+
+
+def annotations_of(root: Path, split: str) -> Path:
+    """COCO's name for them."""
+    return root / "annotations" / f"instances_{split}2017.json"
+
+
+def missing_images(root: Path, split: str) -> tuple[list[str], int]:
+    """Names in the annotations that are no file, and how many names there are."""
+    path = annotations_of(root, split)
+    try:
+        names = [image["file_name"] for image in json.loads(path.read_bytes())["images"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"{path} is no COCO annotation file ({error}); delete it and start again.") from error
+    folder = root / f"{split}2017"
+    there = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
+    return [name for name in names if name not in there], len(names)
+
+
+def with_zip(root: Path, zips: Path | None, site: str, name: str, keep: bool, use: Callable[[Path], None]) -> None:
+    """Call `use` with the zip file, downloaded into root/zips unless it is in `zips`; a downloaded one is then removed."""
+    if zips is not None:
+        path = zips / Path(name).name
+        if not path.is_file():
+            raise PrepareError(f"--zips {zips} has no {path.name}; put it there, or leave --zips out to download it.")
+        use(path)
+        return
+    path = root / "zips" / Path(name).name
+    download(f"{site}/{name}", path)
+    try:
+        use(path)
+    except DamagedZip:
+        path.unlink()  # it would be as bad the next time
+        raise
+    if not keep:
+        path.unlink()
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+
+
+def download(url: str, target: Path) -> None:
+    """Make `target` the whole file behind `url`. What an interrupted call has got lies in target.part and is not asked for again.
+
+    Raises PrepareError when the server refuses, the disk is too small, or nothing has come in five attempts in a row.
+    """
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    idle = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _receive(url, part)
+            break
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise PrepareError(
+                    f"{url} answers {error.code} {error.reason}; look at the address (--site)."
+                ) from error
+            reason: object = error
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno == 28:
+                raise PrepareError(f"{part} cannot be written ({error}); make room and start again.") from error
+            reason = error
+        idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
+        if idle > len(WAITS):
+            raise PrepareError(
+                f"{url} cannot be read ({reason}), {idle} times in a row; start again later, it will go on."
+            )
+        time.sleep(WAITS[max(idle, 1) - 1])
+    os.replace(part, target)
+    _tag(part).unlink(missing_ok=True)
+
+
+def _receive(url: str, part: Path) -> None:
+    """One request for what `part` lacks. Raises OSError when less came than was announced."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url)
+    if have and _tag(part).exists():
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", _tag(part).read_text())  # of another version, all is sent
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # the part is as long as the file, or longer
+            if error.headers.get("Content-Range", "") == f"bytes */{have}":
+                return
+            part.unlink()
+            raise OSError(f"{part.name} was longer than the file, and is gone") from error
+        raise
+    with answer:
+        if answer.status == 206:
+            span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", ""))
+            if not span or int(span[1]) != have:
+                part.unlink()
+                raise OSError(f"bytes from {have} were asked for, the answer has {answer.headers.get('Content-Range')}")
+            total: int | None = int(span[3])
+        else:  # all of it, whatever was asked for
+            have = 0
+            length = answer.headers.get("Content-Length")
+            total = int(length) if length else None
+        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        if tag:
+            _tag(part).write_text(tag)
+        else:
+            _tag(part).unlink(missing_ok=True)
+        if total is not None:  # the pictures take as much again as their zip file
+            check_space(part.parent, 2 * total - have, f"the rest of {part.stem} and what is in it")
+        with part.open("r+b" if have else "wb") as file, bar(part.stem, total, have) as shown:
+            file.seek(have)
+            while data := answer.read(PIECE):
+                file.write(data)
+                shown.update(len(data))
+            file.truncate()
+            if total is not None and file.tell() != total:
+                raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def _tag(part: Path) -> Path:
+    """The server's name for the version that `part` is of."""
+    return part.with_name(f"{part.name}.etag")
+
+
+def unpack(path: Path, root: Path, folder: str) -> None:
+    """Put the files of `folder` in the zip into root/folder; those that are there in full length stay.
+
+    Raises PrepareError for one that would land elsewhere or is no file, DamagedZip where a CRC-32 or a length is wrong.
+    """
+    try:
+        _unpack(path, root, folder)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise DamagedZip(
+            f"{path} is damaged ({error}); start again to have it downloaded anew, or give another with --zips."
+        ) from error
+
+
+def _unpack(path: Path, root: Path, folder: str) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        for member in members:
+            pure, kind = PurePosixPath(member.filename), stat.S_IFMT(member.external_attr >> 16)
+            if (
+                pure.is_absolute()
+                or ".." in pure.parts
+                or re.search(r"[\\:\0]", member.filename)
+                or kind not in (0, stat.S_IFREG)
+            ):
+                raise PrepareError(f"{path} holds {member.filename!r}, which is no file within the folder; refused.")
+        wanted = [member for member in members if PurePosixPath(member.filename).parts[0] == folder]
+        wanted = [
+            m for m in wanted if not (root / m.filename).is_file() or (root / m.filename).stat().st_size != m.file_size
+        ]
+        check_space(root, sum(member.file_size for member in wanted), f"what is in {path.name}")
+        for member in tqdm(
+            wanted, f"unpacking {path.name}", unit=" files", leave=False, disable=not sys.stderr.isatty()
+        ):
+            target = root / member.filename
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.part")
+            try:
+                with archive.open(member) as source, temporary.open("wb") as file:
+                    shutil.copyfileobj(source, file, PIECE)  # reading it to the end compares the CRC-32
+                os.replace(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Raise PrepareError when the disk has less than `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise PrepareError(
+            f"{folder} has {free / 1e9:.1f} GB free, and {what} take {needed / 1e9:.1f} GB; make room, or give another folder."
+        )
+
+
+def bar(what: str, total: int | None, initial: int) -> tqdm:
+    """Bytes received; nothing where there is no terminal."""
+    return tqdm(
+        desc=what, total=total, initial=initial, unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="folder for annotations/, train2017/ and val2017/")
+    parser.add_argument("--splits", default="train,val", help="train,val (the default), train, or val")
+    parser.add_argument("--annotations-only", action="store_true", help="no images")
+    parser.add_argument("--zips", type=Path, help="folder that holds COCO's zip files; nothing is downloaded")
+    parser.add_argument("--keep-zips", action="store_true", help="leave what was downloaded in ROOT/zips")
+    parser.add_argument("--site", default=SITE, help=f"a mirror of {SITE}")
+    parser.add_argument("--shards", metavar="OUTPUT", help="then write shards there, a folder or a URL")
+    options = parser.parse_args()
+    splits = options.splits.split(",")
+    if not set(splits) <= {"train", "val"}:
+        parser.error(f"--splits {options.splits} is not train, val or train,val")
+    if options.shards and (options.annotations_only or "train" not in splits):
+        parser.error("--shards needs the images of train")
+    try:
+        done = prepare(
+            options.root,
+            splits=splits,
+            zips=options.zips,
+            site=options.site.rstrip("/"),
+            annotations_only=options.annotations_only,
+            keep=options.keep_zips,
+        )
+    except (PrepareError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{options.root} is complete" if done else f"{options.root} was complete; nothing to do", flush=True)
+    if options.shards:
+        line = [sys.executable, "-m", "retina_dist.shards", "data=coco", f"output={options.shards}"]
+        line += [f"data.root={options.root}"]
+        if "val" not in splits:
+            image_files = options.root / "train2017"
+            line += [
+                f"data.train_annotations={annotations_of(options.root, 'train')}",
+                f"data.train_images={image_files}",
+            ]
+        sys.exit(subprocess.run(line).returncode)
+
+
+if __name__ == "__main__":
+    main()
