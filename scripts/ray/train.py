@@ -24,11 +24,14 @@ FOREIGN = ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_")
 
 
 def main() -> None:
+    """Read the command line and train; a UserError is one line on stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="processes, over all nodes")
     parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
     parser.add_argument("--cpus", type=int, default=1, metavar="N", help="CPU cores for each worker (%(default)s)")
-    parser.add_argument("--max-failures", type=int, default=3, metavar="N", help="restarts, -1 for any number (%(default)s)")
+    parser.add_argument(
+        "--max-failures", type=int, default=3, metavar="N", help="restarts, -1 for any number (%(default)s)"
+    )
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of retina_dist.train, after --")
     arguments = parser.parse_args()
     with reported_errors(debug="debug=true" in arguments.settings):
@@ -45,7 +48,6 @@ def run(arguments: argparse.Namespace) -> None:
             "by output_dir and resume=auto; give an output_dir that every node sees, and no other resume."
         )
     try:
-        import ray.train
         from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
