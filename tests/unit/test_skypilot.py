@@ -128,7 +128,7 @@ for file in sys.argv[1:]:
 
 
 def test_skypilot_reads_the_task(tmp_path: Path) -> None:
-    """In SkyPilot's own Python, whose antlr4 is too new for Hydra; with a home of its own, since importing it writes there."""
+    """In SkyPilot's own Python, since skypilot[azure] brings an antlr4 that Hydra cannot use; importing it writes to HOME."""
     sky = shutil.which("sky")
     if sky is None:
         pytest.skip("there is no sky on PATH (make engines installs SkyPilot)")
