@@ -70,6 +70,7 @@ SCHEMAS = {
             maxReplicas=COUNT,
             maxRestarts=COUNT,
             metrics={"type": "array"},
+            nProcPerNode=COUNT,
             rdzvBackend={"type": "string"},
             rdzvConf={"type": "array"},
             rdzvHost={"type": "string"},
