@@ -1,7 +1,7 @@
 # make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test horovod parity chaos lint clean help
+.PHONY: train test horovod parity chaos engines lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -24,6 +24,12 @@ parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 
 
 chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end as if nothing had happened
 	$(RUN) scripts/chaos.py $(ARGS)
+
+engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train and SkyPilot themselves (1 GB of packages more)
+	$(RUN) -m pip install --quiet -e ".[ray]"
+	test -x $(VENV)/skypilot/bin/sky || { $(RUN) -m venv $(VENV)/skypilot && $(VENV)/skypilot/bin/pip install --quiet "skypilot>=0.14.1"; }
+	PATH="$$PATH:$(abspath $(VENV)/skypilot/bin)" $(RUN) -m pytest tests/e2e/test_ray.py tests/unit/test_skypilot.py \
+		tests/unit/test_kubernetes.py tests/unit/test_engine_commands.py $(ARGS)
 
 lint: $(VENV)/installed-$(KEY)  ## Style and types
 	$(VENV)/bin/ruff check .

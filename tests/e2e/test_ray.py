@@ -1,0 +1,109 @@
+"""Ray Train on a cluster of two nodes (two raylets of this machine): the same weights as torchrun's, one worker killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.launchers import command, environment
+from tests.e2e.conftest import ROOT, SMALL
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed (make engines installs it)"
+    ),
+]
+
+SCRIPT = ROOT / "scripts" / "ray" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """The environment of a command that finds a cluster of two nodes with one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    ours = {**environment(1), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    before = dict(os.environ)
+    os.environ.update(ours)  # the nodes inherit it, and their workers from them
+    try:
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes.add_node(num_cpus=1)
+        yield {**ours, "RAY_ADDRESS": nodes.address}
+        nodes.shutdown()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, str], tmp_path: Path) -> None:
+    settings = [*SMALL, "trainer.length=18steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
+    under_torchrun = command("torchrun", 2, "retina_dist.train", [*settings, "output_dir=torchrun"])
+    subprocess.run(
+        under_torchrun, cwd=tmp_path, env=environment(1) | {"PYTHONPATH": str(ROOT)}, check=True, timeout=300
+    )
+
+    under_ray = [
+        sys.executable,
+        str(SCRIPT),
+        "--workers",
+        "2",
+        "--",
+        *settings,
+        "logging.rank_files=true",
+        "output_dir=ray",
+    ]
+    with open(tmp_path / "words", "w") as words:
+        job = subprocess.Popen(under_ray, cwd=tmp_path, env=cluster, stdout=words, stderr=subprocess.STDOUT)
+    try:
+        victim = wait_for_checkpoint(tmp_path / "ray", job)
+        os.kill(victim, signal.SIGKILL)
+        assert job.wait(timeout=400) == 0, (tmp_path / "words").read_text()
+    finally:
+        job.kill()
+
+    starts = re.findall(r"rank 1 of 2,.* process (\d+)", (tmp_path / "ray" / "logs" / "rank_1.log").read_text())
+    assert len(starts) == 2, "Ray started it again"
+    assert json.loads((tmp_path / "ray" / "result.json").read_text())["resume_step"] >= 2
+    ours, theirs = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("ray", "torchrun"))
+    assert ours["step"] == theirs["step"] == 18
+    assert ours["model"].keys() == theirs["model"].keys()
+    assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in theirs["model"])
+
+
+def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
+    """The process of rank 1, once there is something to go on from."""
+    until = time.monotonic() + 300
+    while not (folder / "checkpoints" / "last.pt").exists():
+        assert job.poll() is None, (folder.parent / "words").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    found = re.search(r"process (\d+)", (folder / "logs" / "rank_1.log").read_text())
+    assert found
+    return int(found[1])
+
+
+def test_an_error_of_the_workers_is_one_sentence(cluster: dict[str, str], tmp_path: Path) -> None:
+    arguments = ["--workers", "2", "--max-failures", "0", "--", "data=coco", "data.root=/nowhere", "output_dir=run"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        cwd=tmp_path,
+        env=cluster,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert "\nerror: data.root=/nowhere is no folder" in f"\n{done.stderr}"
