@@ -6,6 +6,7 @@ what cannot be read ends in an ImageError that names the file.
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
 
+# What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
 
 
@@ -52,13 +56,22 @@ def read_image(path: str | Path, annotated_size: tuple[int, int] | None = None, 
     transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
     damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels`.
     """
-    with _opened(Path(path), max_pixels) as image:
+    return _read(Path(path), annotated_size, max_pixels)
+
+
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """As `read_image`, of the content of a file in one of `FORMATS`. Raises ImageError."""
+    return _read(data, None, max_pixels)
+
+
+def _read(path: Path | bytes, annotated_size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+    with _opened(path, max_pixels) as image:
         if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
             with _decoding(path):
                 image.load()
         stored = wanted = _orientation(image)
         if annotated_size is not None:
-            wanted = _orientation_of_boxes(Path(path), _stored_size(image), stored, annotated_size)
+            wanted = _orientation_of_boxes(path, _stored_size(image), stored, annotated_size)
         applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
         if image.format == "JPEG" and image.mode in ("L", "RGB") and wanted == 1:
             decoded = _decode_jpeg(path)
@@ -71,28 +84,29 @@ def read_image(path: str | Path, annotated_size: tuple[int, int] | None = None, 
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def _decode_jpeg(path: str | Path) -> Tensor | None:
+def _decode_jpeg(path: Path | bytes) -> Tensor | None:
     """A JPEG's pixels, [3, h, w] in channels-last memory; None where torchvision cannot, for Pillow to try and to explain."""
     if decode_jpeg is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: Tensor = decode_jpeg(torch.from_numpy(np.fromfile(path, dtype=np.uint8)), mode=ImageReadMode.RGB)
+            content = bytearray(path) if isinstance(path, bytes) else np.fromfile(path, dtype=np.uint8)
+            found: Tensor = decode_jpeg(torch.from_numpy(np.frombuffer(content, np.uint8)), mode=ImageReadMode.RGB)
     except (RuntimeError, OSError):
         return None
     return found
 
 
 @contextmanager
-def _decoding(path: str | Path) -> Iterator[None]:
+def _decoding(path: Path | bytes) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # decoders meet damaged bytes with almost any exception
         raise ImageError(
-            f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
+            f"{_named(path)} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
         ) from error
 
@@ -104,21 +118,26 @@ def image_size(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
-def _opened(path: Path, max_pixels: int) -> Image.Image:
+def _named(path: Path | bytes) -> str:
+    return "it" if isinstance(path, bytes) else str(path)
+
+
+def _opened(path: Path | bytes, max_pixels: int) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(path)
+            image = Image.open(io.BytesIO(path), formats=FORMATS) if isinstance(path, bytes) else Image.open(path)
     except FileNotFoundError as error:
         raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))  # all that Pillow says of the size
         raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
     except Exception as error:  # as above
+        reason = f"none of {', '.join(FORMATS)}" if isinstance(path, bytes) else error
         raise ImageError(
-            f"{path} is no readable picture ({error}); restore the file, take it out of the annotations, or set "
+            f"{_named(path)} is no readable picture ({reason}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
         ) from error
     size = f"{image.width} x {image.height}"
@@ -126,7 +145,7 @@ def _opened(path: Path, max_pixels: int) -> Image.Image:
         image.close()
         what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
         raise ImageError(
-            f"{path} is no readable picture (it is {what}); restore the file, take it out of the annotations, or set "
+            f"{_named(path)} is no readable picture (it is {what}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
         )
     if image.width * image.height > max_pixels:
@@ -135,9 +154,9 @@ def _opened(path: Path, max_pixels: int) -> Image.Image:
     return image
 
 
-def _too_large(path: Path, size: str, max_pixels: int) -> ImageError:
+def _too_large(path: Path | bytes, size: str, max_pixels: int) -> ImageError:
     return ImageError(
-        f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
+        f"{_named(path)} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
         "or set data.bad_images=skip."
     )
 
@@ -157,7 +176,9 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
     return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
-def _orientation_of_boxes(path: Path, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
+def _orientation_of_boxes(
+    path: Path | bytes, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]
+) -> int:
     """The orientation to apply so that pixels agree with boxes drawn on a picture of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
     if annotated == shown:
@@ -165,7 +186,7 @@ def _orientation_of_boxes(path: Path, stored: tuple[int, int], orientation: int,
     if annotated == stored:
         return 1
     raise ImageError(
-        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes "
+        f"{_named(path)} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes "
         "belong to another version of it; annotate this file, or set data.bad_images=skip."
     )
 
