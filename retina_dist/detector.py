@@ -144,8 +144,9 @@ class Detector:
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     """Batches on one canvas, none with boxes, as one."""
-    tensors = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
-    return Batch(**{name: torch.cat(values) for name, values in tensors.items() if isinstance(values[0], Tensor)})
+    columns = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
+    tensors: dict[str, Any] = {n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)}
+    return Batch(**tensors)
 
 
 def _round_up(length: int) -> int:

@@ -2,9 +2,9 @@
 
     python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
 
-Layer 4. `.onnx` and `.pt2` hold the whole detector: one picture, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in its
-pixels, scores [N], labels [N], NMS included. Categories, input size and versions stand in the file. `.pt` is a state_dict for
-torchvision's own class, and nothing else.
+Layer 4. `.onnx` and `.pt2` hold the whole detector: one picture, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
+its pixels, scores [N], labels [N], NMS included. Categories, input size and versions stand in the file. `.pt` is a state_dict
+for torchvision's own class, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from retina_dist.data.synthetic import draw_scene
 from retina_dist.detector import Detector
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import load_torch_file, write_atomically
-from retina_dist.model.exportable import INPUT, OUTPUTS, export_graph
+from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
 from retina_dist.model.retinanet import as_torchvision
 from retina_dist.predict import find_pictures
 from retina_dist.settings import ExportConfig
@@ -49,6 +49,11 @@ def export(config: ExportConfig) -> dict[str, float]:
     if config.size is not None and (len(config.size) != 2 or min(config.size) < 1):
         raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
     detector = Detector.from_checkpoint(config.checkpoint)
+    if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
+        raise ConfigError(
+            f"a .pt2 for pictures of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "
+            f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
+        )
     pictures = [_prepared(detector, pixels, config.size) for pixels in _pictures(config, detector)]
     write, load = WRITERS[output.suffix]
     found: dict[str, float] = {}
@@ -61,14 +66,17 @@ def export(config: ExportConfig) -> dict[str, float]:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, make)
     print(
-        f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on {len(pictures)} "
-        f"pictures: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
+        f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on "
+        f"{len(pictures)} pictures: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
     )
     return found
 
 
 def compare(detector: Detector, run: Runner, pictures: Sequence[Batch], config: ExportConfig) -> dict[str, float]:
-    """The largest differences between the detector and `run`, and the number of detections. Raises UserError past the tolerances."""
+    """The largest differences between the detector and `run`, and the number of detections.
+
+    Raises UserError for a difference past its tolerance, and where there was nothing to compare.
+    """
     worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
     for picture in pictures:
         height, width = picture.image_sizes[0].tolist()
@@ -89,14 +97,14 @@ def compare(detector: Detector, run: Runner, pictures: Sequence[Batch], config: 
         most = getattr(config, f"{name[:-1] if name == 'scores' else 'box'}_tolerance")
         if not worst[name] <= most:
             raise UserError(
-                f"{config.output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; report "
-                "it, or raise the tolerance if that is good enough."
+                f"{config.output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; "
+                "report it, or raise the tolerance if that is good enough."
             )
     return worst
 
 
 def _differences(one: Detections, other: Detections, least: float) -> dict[str, float]:
-    """Of each detection of `one` scored above `least` to the nearest of its label in `other`: largest difference of boxes and scores."""
+    """The largest, of each detection of `one` scored above `least` to the nearest of its label in `other`."""
     worst = {"boxes": 0.0, "scores": 0.0}
     for box, score, label in zip(one["boxes"], one["scores"], one["labels"], strict=True):
         if score <= least:

@@ -130,12 +130,14 @@ def _opened(path: Path | bytes, max_pixels: int) -> Image.Image:
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(path), formats=FORMATS) if isinstance(path, bytes) else Image.open(path)
     except FileNotFoundError as error:
-        raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
+        raise ImageError(
+            f"{_named(path)} does not exist; check the images folder, or set data.missing_images=skip."
+        ) from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))  # all that Pillow says of the size
         raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
     except Exception as error:  # as above
-        reason = f"none of {', '.join(FORMATS)}" if isinstance(path, bytes) else error
+        reason = f"none of {', '.join(FORMATS)}" if isinstance(path, bytes) else str(error)
         raise ImageError(
             f"{_named(path)} is no readable picture ({reason}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."

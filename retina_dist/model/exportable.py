@@ -5,6 +5,8 @@ Layer 1. The graph holds everything from uint8 pixels to the boxes that NMS leav
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -16,16 +18,22 @@ from retina_dist.model.retinanet import RetinaNet
 from retina_dist.model.targets import decode
 
 INPUT, OUTPUTS = "images", ("boxes", "scores", "labels")
-DIVISOR = 32  # the pyramid's coarsest full stride: canvases are multiples of it
+DIVISOR = 32  # the ResNet's stride: canvases are multiples of it
+LEAST = (
+    4 * DIVISOR + 1
+)  # px; below, the coarsest level is one cell high or wide, which torch.export takes for a special case
 
 
 class ExportableRetinaNet(nn.Module):
     """One picture [1, 3, h, w] uint8 RGB -> boxes [N, 4] float32 xyxy in its pixels, scores [N] float32, labels [N] int64.
 
     The same as `RetinaNet` on the picture in the corner of the smallest canvas of multiples of 32, best score first, with two
-    exceptions: candidates of equal score may come in another order, and with more than 1000 candidates (`postprocess.MOST_MOVED_CPU`)
-    overlaps within float32's rounding of the NMS threshold may be decided otherwise.
+    exceptions: candidates of equal score may come in another order, and with more than 1000 candidates
+    (`postprocess.MOST_MOVED_CPU`) overlaps within float32's rounding of the NMS threshold may be decided otherwise.
     """
+
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, model: RetinaNet) -> None:
         super().__init__()
@@ -73,9 +81,9 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     return nms(torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold)[:-2]
 
 
-def export_graph(model: RetinaNet, size: tuple[int, int] | None = None) -> ExportedProgram:
-    """The graph for pictures of any size, or of one (height, width)."""
-    height, width = size or (2 * DIVISOR + 1, 3 * DIVISOR + 1)
+def export_graph(model: RetinaNet, size: Sequence[int] | None = None) -> ExportedProgram:
+    """The graph for pictures of one size (height, width), or of any; run by torch, that takes sides from `LEAST` px on only."""
+    height, width = size or (300, 400)  # any that give more than one cell on the coarsest level
     example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
     dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():

@@ -119,7 +119,7 @@ def _moved_apart(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
 
 
 def moved_by_label(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
-    """Boxes [B, N, 4] so far from each other that those of different labels [B, N] no longer overlap; of those `found`, in float32."""
+    """Boxes [B, N, 4] so far apart that of those `found` [B, N] none overlaps another of a different label [B, N]."""
     largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
     return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def answer(pictures: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_images(content_type: str, body: bytes) -> list[bytes]:
-    """The pictures of a request's body, at least one. Raises Refused: 415 for another type, 400 for a body that is not of its type."""
+    """The pictures of a request's body, at least one. Raises Refused: 415 for another type, 400 for a broken body."""
     kind = content_type.split(";")[0].strip().lower()
     if kind.startswith("image/") or kind == "application/octet-stream":
         images = [body] if body else []
