@@ -43,7 +43,7 @@ SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
 
 # What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
 

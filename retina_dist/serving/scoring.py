@@ -128,24 +128,29 @@ def _of_json(body: bytes) -> list[bytes]:
 def _of_multipart(content_type: str, body: bytes) -> list[bytes]:
     """The content of every file of the form, in order, whatever its name; other fields are passed over."""
     try:
-        import python_multipart
         from python_multipart.exceptions import FormParserError
+        from python_multipart.multipart import FormParser, parse_options_header
     except ImportError as error:
         raise Refused(
             415, 'multipart/form-data needs python-multipart here: pip install "retina-dist[serve]".'
         ) from error
     images: list[bytes] = []
+    ended: list[bool] = []
 
     def keep(file: Any) -> None:
         file.file_object.seek(0)
         images.append(file.file_object.read())
 
-    headers = {"Content-Type": content_type.encode("latin-1")}
-    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     try:
-        parser = python_multipart.create_form_parser(headers, None, keep, config=in_memory)
+        in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+        parser = FormParser(
+            "multipart/form-data", None, keep, lambda: ended.append(True), boundary=boundary, config=in_memory
+        )
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         raise Refused(400, f"the body is no multipart/form-data ({error}).") from error
+    if not ended:
+        raise Refused(400, "the body is no multipart/form-data (its last boundary is missing).")
     return images
