@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from retina_dist.data.categories import Categories
+from retina_dist.data.images import decode_image
 from retina_dist.detector import Detector
 from retina_dist.model.retinanet import build_retinanet
 
@@ -64,7 +65,23 @@ def as_multipart(*images: bytes) -> tuple[str, bytes]:
     return "multipart/form-data; boundary=XX", note + parts + b"--XX--\r\n"
 
 
-# What every server must do: content type, body, status, words of the answer. Also in tests/unit/test_azure_score.py.
+def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], float]]:
+    """(category id, corners, score) of what `predict` finds, those without a category left out."""
+    (found,) = detector.predict([decode_image(data)])
+    rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
+    return [(detector.categories.ids[k], box, score) for k, box, score in rows if detector.categories.ids[k] >= 0]
+
+
+def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
+    """The same of an answer's picture; corners are exact, since differences of float32 are exact in Python's floats."""
+    rows = []
+    for found in entry["detections"]:
+        x, y, w, h = found["bbox"]
+        rows.append((found["category_id"], [x, y, x + w, y + h], found["score"]))
+    return rows
+
+
+# What every server must refuse: content type, body, status, words of the answer.
 REFUSALS = [
     ("image/png", b"", 400, "no picture in the request"),
     ("image/png", b"GIF", 400, "picture 0: it is no readable picture (none of JPEG"),

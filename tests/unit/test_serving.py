@@ -15,7 +15,7 @@ from retina_dist.data.images import decode_image
 from retina_dist.detector import Detector
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import Refused, Scorer, read_images
-from tests.unit.serving import MAX_PIXELS, REFUSALS, as_json, as_multipart, picture, small_detector
+from tests.unit.serving import MAX_PIXELS, as_json, as_multipart, expected, found_in, picture, small_detector
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
@@ -41,22 +41,6 @@ def client(scorer: Scorer) -> Iterator[TestClient]:
         yield client
 
 
-def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], float]]:
-    """(category id, corners, score) of what `predict` finds, those without a category left out."""
-    (found,) = detector.predict([decode_image(data)])
-    rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
-    return [(detector.categories.ids[k], box, score) for k, box, score in rows if detector.categories.ids[k] >= 0]
-
-
-def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
-    """The same of an answer's picture; corners are exact, since differences of float32 are exact in Python's floats."""
-    rows = []
-    for found in entry["detections"]:
-        x, y, w, h = found["bbox"]
-        rows.append((found["category_id"], [x, y, x + w, y + h], found["score"]))
-    return rows
-
-
 # Scoring
 
 
@@ -67,14 +51,6 @@ def test_the_content_types() -> None:
     assert read_images("application/octet-stream", one) == [one]
     assert read_images("application/json; charset=utf-8", as_json(one, two)) == [one, two]
     assert read_images(*as_multipart(two, one)) == [two, one]
-
-
-@pytest.mark.parametrize(("content_type", "body", "status", "words"), REFUSALS)
-def test_what_is_refused(scorer: Scorer, content_type: str, body: bytes, status: int, words: str) -> None:
-    with pytest.raises(Refused) as caught:
-        scorer.score(content_type, body)
-    assert caught.value.status == status
-    assert words in str(caught.value)
 
 
 def test_a_bomb_is_not_decoded(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,32 +134,6 @@ def test_an_error_is_that_of_its_batch_only() -> None:
 
 
 # The endpoint
-
-
-def test_answers_are_those_of_predict(client: TestClient, detector: Detector) -> None:
-    wide, turned = picture(1, (120, 50)), picture(2, (80, 60), "JPEG", orientation=6)
-    response = client.post("/score", content=as_json(wide, turned), headers={"Content-Type": "application/json"})
-    assert response.status_code == 200
-    first, second = response.json()["pictures"]
-    assert [(p["width"], p["height"]) for p in (first, second)] == [(120, 50), (60, 80)]  # as it is displayed
-    assert len(found_in(first)) > 5
-    assert found_in(first) == expected(detector, wide)
-    assert found_in(second) == expected(detector, turned)
-    assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {(3, "cat"), (8, "dog")}
-    Answer.model_validate(response.json())  # what /openapi.json promises
-    alone = client.post("/score", content=wide, headers={"Content-Type": "image/png"})
-    files = [("images", ("a.png", wide, "image/png")), ("images", ("b.jpg", turned, "image/jpeg"))]
-    assert alone.json()["pictures"] == [first]
-    assert client.post("/score", files=files).json() == response.json()
-
-
-@pytest.mark.parametrize(("content_type", "body", "status", "words"), REFUSALS)
-def test_refusals_have_a_status_and_a_reason(
-    client: TestClient, content_type: str, body: bytes, status: int, words: str
-) -> None:
-    response = client.post("/score", content=body, headers={"Content-Type": content_type})
-    assert response.status_code == status
-    assert words in response.json()["detail"]
 
 
 def test_without_a_content_type(client: TestClient) -> None:
@@ -308,6 +258,8 @@ def test_an_error_of_ours_is_500_and_the_server_goes_on(scorer: Scorer, monkeypa
 
 
 def test_openapi_describes_it(client: TestClient) -> None:
+    answer = client.post("/score", content=picture(), headers={"Content-Type": "image/png"}).json()
+    assert Answer.model_validate(answer).model_dump(mode="json") == answer
     score = client.get("/openapi.json").json()["paths"]["/score"]["post"]
     assert set(score["requestBody"]["content"]) >= {"image/*", "multipart/form-data", "application/json"}
     assert set(score["responses"]) >= {"200", "400", "401", "413", "415", "429"}
