@@ -1,6 +1,7 @@
 """The scoring script of an Azure ML managed online endpoint (deployment.yml): the answers of `python -m retina_dist.serve`.
 
-Azure's server, https://github.com/microsoft/azureml-inference-server-http, calls `init` once and `run` for each request, one by one.
+Azure's server, https://github.com/microsoft/azureml-inference-server-http, calls `init` once and `run` for each
+request, one by one.
 It has no batches and no limit of its own; keys are Azure's business. The checkpoint is best.pt of the model's folder, or
 $RETINA_DIST_CHECKPOINT there.
 """
