@@ -6,6 +6,7 @@ Layer 3. Pre-processing is that of the validation during training, from what the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,16 +101,11 @@ class Detector:
         Images are taken one by one, each on its own canvas, so that no image's result depends on another.
         Raises ImageError for a file that cannot be read.
         """
-        return [self._predict(image) for image in images]
+        return [self.detect([self.prepare(image)])[0] for image in images]
 
-    @torch.inference_mode()
-    def _predict(self, image: str | Path | Tensor) -> Detections:
+    def prepare(self, image: str | Path | Tensor) -> Batch:
+        """The picture on its canvas, as the validation had it; on the CPU, in any thread."""
         pixels = image if isinstance(image, Tensor) else read_image(Path(image))
-        with self.autocast():
-            found = self.model(self._batch(pixels).to(self.device))[0]
-        return Detections(boxes=found["boxes"].cpu(), scores=found["scores"].cpu(), labels=found["labels"].cpu())
-
-    def _batch(self, pixels: Tensor) -> Batch:
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)
         canvas = (_round_up(resized[0]), _round_up(resized[1]))
@@ -122,6 +118,35 @@ class Detector:
             key=(),
         )
         return collate([Sample(image, boxes, labels, 0, (height, width))], canvas)
+
+    def detect(self, prepared: Sequence[Batch]) -> list[Detections]:
+        """Detections of what `prepare` made, those of one canvas in one pass.
+
+        Of pictures that share a pass the last digits may differ from those of `predict`, since kernels depend on the batch.
+        """
+        together: dict[tuple[int, ...], list[int]] = {}
+        for i, batch in enumerate(prepared):
+            together.setdefault(tuple(batch.images.shape), []).append(i)
+        found: dict[int, Detections] = {}
+        for places in together.values():
+            found |= zip(places, self._detect(_joined([prepared[i] for i in places])), strict=True)
+        return [found[i] for i in range(len(prepared))]
+
+    @torch.inference_mode()
+    def _detect(self, batch: Batch) -> list[Detections]:
+        with self.autocast():
+            detections = self.model(batch.to(self.device))
+        return [
+            Detections(boxes=found["boxes"].cpu(), scores=found["scores"].cpu(), labels=found["labels"].cpu())
+            for found in detections
+        ]
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Batches on one canvas, none with boxes, as one."""
+    columns = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
+    tensors: dict[str, Any] = {n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)}
+    return Batch(**tensors)
 
 
 def _round_up(length: int) -> int:

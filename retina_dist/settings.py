@@ -416,6 +416,44 @@ class PredictConfig:
 
 
 @dataclass
+class ServeConfig:
+    """`python -m retina_dist.serve`."""
+
+    checkpoint: str = MISSING
+    host: str = "127.0.0.1"  # 0.0.0.0: all of this machine's addresses
+    port: int = 8080  # 0: any that is free
+    api_key: str | None = (
+        None  # what /score wants as `Authorization: Bearer KEY`; $RETINA_DIST_API_KEY, which ps does not show
+    )
+    score_threshold: float = 0.0  # beside the checkpoint's own
+    max_body_mb: float = 20.0  # 1e6 bytes of a request
+    max_pixels: int = 50_000_000  # a picture whose header claims more is refused
+    max_queue: int = 64  # pictures taken and not yet answered; more are refused with 429
+    max_batch: int | None = None  # pictures of one canvas in one pass; null: 8 on a GPU, 1 on a CPU
+    wait_ms: float = 5.0  # how long a picture waits for others at most
+    prepare_threads: int = 2  # that decode and resize
+    max_connections: int = 256  # more are answered with 503
+    shutdown_s: int = 30  # after SIGTERM, for the requests under way
+    device: str = "auto"
+    precision: str = "fp32"
+    debug: bool = False
+
+
+@dataclass
+class ExportConfig:
+    """`python -m retina_dist.export`."""
+
+    checkpoint: str = MISSING
+    output: str = MISSING  # FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict for torchvision's own class)
+    size: list[int] | None = None  # height and width in px of the only input taken; null: any
+    pictures: str | None = None  # a file, folder or glob to compare on; null: drawn shapes
+    num_pictures: int = 3  # compared
+    box_tolerance: float = 0.1  # px; a larger difference to the PyTorch detector is an error, and nothing is written
+    score_tolerance: float = 1e-3
+    debug: bool = False
+
+
+@dataclass
 class ReplayConfig:
     """`python -m retina_dist.replay`."""
 
@@ -513,6 +551,17 @@ AT_LEAST = {
     "num_boxes": 0,
     "num_detections": 0,
     "num_classes": 1,
+    "port": 0,
+    "max_queue": 1,
+    "max_batch": 1,
+    "max_body_mb": 0,
+    "wait_ms": 0,
+    "prepare_threads": 1,
+    "max_connections": 1,
+    "shutdown_s": 0,
+    "num_pictures": 1,
+    "box_tolerance": 0,
+    "score_tolerance": 0,
 }
 
 FRACTIONS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,9 @@ SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
 
+# What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
 
 
@@ -51,8 +54,10 @@ def read_image(
     annotated_size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     content: bytes | None = None,
+    formats: Sequence[str] | None = None,
 ) -> Tensor:
     """The pixels of a picture, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
+    `formats` are those of Pillow's to try; None: all.
 
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
     the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
@@ -61,7 +66,7 @@ def read_image(
     """
     if content is None and isinstance(path, (Object, Slice)):
         content = read(path)
-    with _opened(path, max_pixels, content) as image:
+    with _opened(path, max_pixels, content, formats) as image:
         if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
             with _decoding(path):
                 image.load()
@@ -78,6 +83,11 @@ def read_image(
     if applied != wanted:
         pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """As `read_image`, of the content of a file in one of `FORMATS`, which errors call "it". Raises ImageError."""
+    return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
 def _decode_jpeg(path: Source, content: bytes | None) -> Tensor | None:
@@ -116,21 +126,24 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
-def _opened(path: Source, max_pixels: int, content: bytes | None) -> Image.Image:
+def _opened(
+    path: Source, max_pixels: int, content: bytes | None, formats: Sequence[str] | None = None
+) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(Path(str(path)) if content is None else io.BytesIO(content))
+            image = Image.open(Path(str(path)) if content is None else io.BytesIO(content), formats=formats)
     except FileNotFoundError as error:
         raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))  # all that Pillow says of the size
         raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
     except Exception as error:  # as above
+        reason = f"none of {', '.join(formats)}" if formats else str(error)
         raise ImageError(
-            f"{path} is no readable picture ({error}); restore the file, take it out of the annotations, or set "
+            f"{path} is no readable picture ({reason}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
         ) from error
     size = f"{image.width} x {image.height}"

@@ -43,7 +43,9 @@ def postprocess(
     Of each image and level the best `topk_candidates` pairs of anchor and class above `score_threshold`; of those what NMS
     leaves of each class, at most the best `detections_per_image`. Boxes in pixels of `original_sizes`, float32 throughout.
     """
-    scores, anchors, labels = _candidates(logits, [len(level) for level in levels], score_threshold, topk_candidates)
+    scores, anchors, labels = best_candidates(
+        logits, [len(level) for level in levels], score_threshold, topk_candidates
+    )
     found = scores > score_threshold  # [B, N], N at most levels * topk_candidates
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
@@ -71,7 +73,7 @@ def postprocess(
     return [Detections(boxes=b[:most], scores=s[:most], labels=k[:most]) for b, s, k in parts]
 
 
-def _candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, anchors and labels [B, N] of the best k of each level, level by level, best first; scores below may be 0."""
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     num_classes, start = logits.shape[-1], 0
@@ -98,9 +100,12 @@ def _scores(logits: Tensor, threshold: float) -> Tensor:
 def _best(scores: Tensor, k: int) -> Tensor:
     """Columns of the k largest in each row of float32 scores >= 0, largest first; of equal ones the lower column first.
 
-    The bits of floats that are not negative are in the order of their values.
+    The bits of floats that are not negative are in the order of their values. ONNX has no such bits, but its own TopK takes the
+    lower column first (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
     columns = scores.shape[1]
+    if torch.compiler.is_exporting():
+        return scores.topk(min(k, columns), dim=1).indices
     lower_first = torch.arange(columns - 1, -1, -1, device=scores.device)
     keys = (scores.view(torch.int32).to(torch.int64) << 32) | lower_first
     return keys.topk(min(k, columns), dim=1).indices
@@ -109,10 +114,14 @@ def _best(scores: Tensor, k: int) -> Tensor:
 def _moved_apart(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
     """Boxes [B, N, 4] as torchvision compares them: moved by label in images with few candidates, in float32."""
     most = MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU
-    largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
-    moved = boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
     few = found.sum(dim=1) <= most
-    return torch.where(few[:, None, None], moved, boxes)
+    return torch.where(few[:, None, None], moved_by_label(boxes, labels, found), boxes)
+
+
+def moved_by_label(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
+    """Boxes [B, N, 4] so far apart that of those `found` [B, N] none overlaps another of a different label [B, N]."""
+    largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
+    return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
 
 
 def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:

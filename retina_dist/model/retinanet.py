@@ -53,7 +53,7 @@ class LastLevels(LastLevelP6P7):
 
 
 def _strided(convolution: nn.Module, x: Tensor) -> Tensor:
-    if x.device.type != "cpu" or x.shape[-1] > 1 or not torch.is_autocast_enabled("cpu"):
+    if not torch.is_autocast_enabled("cpu") or x.device.type != "cpu" or x.shape[-1] > 1:
         return convolution(x)  # type: ignore[no-any-return]
     with torch.autocast("cpu", enabled=False):
         return convolution(x.float())  # type: ignore[no-any-return]

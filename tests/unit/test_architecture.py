@@ -25,6 +25,7 @@ ALLOWED = {
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
     "evaluation": {"strategies", "data.categories"},
+    "serving": {"data.images", "detector"},
 }
 WITH_HYDRA = {"config", "settings", "runs"}
 

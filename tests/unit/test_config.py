@@ -70,6 +70,8 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_eval",
         "parity",
         "predict",
+        "serve",
+        "export",
         "replay",
         "convert",
     }
@@ -85,10 +87,12 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert config.data.val_min_size is None
 
 
-@pytest.mark.parametrize("name", ["doctor", "evaluate", "predict", "convert"])
+@pytest.mark.parametrize("name", ["doctor", "evaluate", "predict", "serve", "export", "convert"])
 def test_other_entry_points_compose(name: str) -> None:
     needed = {
         "predict": ["checkpoint=a", "input=b"],
+        "serve": ["checkpoint=a"],
+        "export": ["checkpoint=a", "output=b"],
         "convert": ["format=csv", "annotations=a", "output=b"],
     }
     load_config(name, needed.get(name, []))

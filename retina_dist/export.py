@@ -1,0 +1,266 @@
+"""The detector for other runtimes, compared with the original before the file is there.
+
+    python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
+
+Layer 4. `.onnx` and `.pt2` hold the whole detector: one picture, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
+its pixels, scores [N], labels [N], NMS included. Categories, input size and versions stand in the file. `.pt` is a state_dict
+for torchvision's own class, and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from retina_dist import __version__
+from retina_dist.config import entry_point
+from retina_dist.data.images import read_image
+from retina_dist.data.synthetic import draw_scene
+from retina_dist.detector import Detector
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import load_torch_file, write_atomically
+from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
+from retina_dist.model.retinanet import as_torchvision
+from retina_dist.predict import find_pictures
+from retina_dist.settings import ExportConfig
+from retina_dist.types import Batch, Detections
+
+Runner = Callable[[Tensor], Detections]  # of a picture [1, 3, h, w] uint8
+
+
+def export(config: ExportConfig) -> dict[str, float]:
+    """Write `output` if it finds what the checkpoint's detector finds, and return the largest differences (`boxes`, `scores`)."""
+    output = Path(config.output)
+    if output.suffix not in WRITERS:
+        raise ConfigError(f"output={output} has no known ending; use one of {', '.join(WRITERS)}.")
+    if config.size is not None and (len(config.size) != 2 or min(config.size) < 1):
+        raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
+    detector = Detector.from_checkpoint(config.checkpoint)
+    if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
+        raise ConfigError(
+            f"a .pt2 for pictures of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "
+            f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
+        )
+    pictures = [_prepared(detector, pixels, config.size) for pixels in _pictures(config, detector)]
+    write, load = WRITERS[output.suffix]
+    found: dict[str, float] = {}
+
+    def make(temporary: Path) -> None:
+        with _quiet():
+            write(detector, temporary, config)
+            found.update(compare(detector, load(detector, temporary), pictures, config))
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, make)
+    print(
+        f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on "
+        f"{len(pictures)} pictures: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
+    )
+    return found
+
+
+def compare(detector: Detector, run: Runner, pictures: Sequence[Batch], config: ExportConfig) -> dict[str, float]:
+    """The largest differences between the detector and `run`, and the number of detections.
+
+    Raises UserError for a difference past its tolerance, and where there was nothing to compare.
+    """
+    worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
+    for picture in pictures:
+        height, width = picture.image_sizes[0].tolist()
+        (expected,) = detector.detect([picture])
+        found = run(picture.images[..., :height, :width].contiguous())
+        worst["detections"] += len(expected["scores"])
+        for one, other in ((expected, found), (found, expected)):
+            least = detector.model.score_thresh
+            if len(other["scores"]) == detector.model.detections_per_img:  # what was cut off there is no difference
+                least = max(least, float(other["scores"].min()))
+            for name, value in _differences(one, other, least + config.score_tolerance).items():
+                worst[name] = max(worst[name], value)
+    if not worst["detections"]:
+        raise UserError(
+            "the detector finds nothing in the pictures, so nothing was compared; give pictures=FOLDER of what it knows."
+        )
+    for name, unit in (("boxes", " px"), ("scores", "")):
+        most = getattr(config, f"{name[:-1] if name == 'scores' else 'box'}_tolerance")
+        if not worst[name] <= most:
+            raise UserError(
+                f"{config.output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; "
+                "report it, or raise the tolerance if that is good enough."
+            )
+    return worst
+
+
+def _differences(one: Detections, other: Detections, least: float) -> dict[str, float]:
+    """The largest, of each detection of `one` scored above `least` to the nearest of its label in `other`."""
+    worst = {"boxes": 0.0, "scores": 0.0}
+    for box, score, label in zip(one["boxes"], one["scores"], one["labels"], strict=True):
+        if score <= least:
+            continue
+        same = other["labels"] == label
+        if not same.any():
+            return {"boxes": float("inf"), "scores": float("inf")}
+        apart = (other["boxes"][same] - box).abs().amax(dim=1)
+        scores = (other["scores"][same] - score).abs()
+        nearest = int((apart + scores).argmin())
+        worst["boxes"] = max(worst["boxes"], float(apart[nearest]))
+        worst["scores"] = max(worst["scores"], float(scores[nearest]))
+    return worst
+
+
+def _pictures(config: ExportConfig, detector: Detector) -> list[Tensor]:
+    if config.pictures:
+        return [read_image(file) for file in find_pictures(config.pictures)[: config.num_pictures]]
+    rng = np.random.default_rng(0)
+    scenes = [draw_scene(rng, max(32, detector.min_size))[0] for _ in range(config.num_pictures)]
+    return [torch.from_numpy(np.array(scene)).permute(2, 0, 1) for scene in scenes]
+
+
+def _prepared(detector: Detector, pixels: Tensor, size: list[int] | None) -> Batch:
+    """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized picture."""
+    if size is not None:
+        pixels = F.resize_image(pixels, list(size), antialias=True)
+        fixed = Detector(
+            detector.model, detector.categories, min_size=min(size), max_size=max(size), device=detector.device
+        )
+        detector = fixed
+    picture = detector.prepare(pixels)
+    return replace(picture, original_sizes=picture.image_sizes)
+
+
+def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
+    """What the file says of itself, each value as JSON."""
+    categories, model = detector.categories, detector.model
+    names = {str(label): {"id": i, "name": categories.names[label]} for label, i in enumerate(categories.ids) if i >= 0}
+    values = {
+        "categories": names,  # by label
+        "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say"
+        + (f", {config.size}" if config.size else ""),
+        "min_size": detector.min_size,  # px, the shorter side, or less where the longer would pass max_size
+        "max_size": detector.max_size,
+        "score_threshold": model.score_thresh,
+        "nms_threshold": model.nms_thresh,
+        "detections_per_image": model.detections_per_img,
+        "checkpoint": config.checkpoint,
+        "versions": {"retina_dist": __version__}
+        | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")},
+    }
+    return {name: json.dumps(value) for name, value in values.items()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _write_onnx(detector: Detector, path: Path, config: ExportConfig) -> None:
+    _needed("onnx", "onnxscript", "onnxruntime")
+    graph = export_graph(detector.model, config.size)
+    program = torch.onnx.export(
+        graph, dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS), verbose=False, external_data=False
+    )
+    assert program is not None
+    program.model.metadata_props.update(metadata(detector, config))
+    path.write_bytes(program.model_proto.SerializeToString())
+
+
+def _load_onnx(detector: Detector, path: Path) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda picture: _detections(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: picture.numpy()})))
+
+
+def _write_pt2(detector: Detector, path: Path, config: ExportConfig) -> None:
+    file = io.BytesIO()
+    torch.export.save(export_graph(detector.model, config.size), file, extra_files=metadata(detector, config))
+    path.write_bytes(file.getvalue())
+
+
+def _load_pt2(detector: Detector, path: Path) -> Runner:
+    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+
+    def run(picture: Tensor) -> Detections:
+        with torch.no_grad():
+            return _detections(module(picture))
+
+    return run
+
+
+def _write_state_dict(detector: Detector, path: Path, config: ExportConfig) -> None:
+    torch.save(detector.model.state_dict(), path)
+
+
+def _load_state_dict(detector: Detector, path: Path) -> Runner:
+    state = load_torch_file(path)
+
+    @torch.inference_mode()
+    def run(picture: Tensor) -> Detections:
+        theirs = as_torchvision(detector.model, picture.shape[-2:])
+        theirs.load_state_dict(state)
+        (found,) = theirs([picture[0].to(torch.float32) / 255])
+        return _detections(found[name] for name in OUTPUTS)
+
+    return run
+
+
+WRITERS: dict[str, tuple[Callable[[Detector, Path, ExportConfig], None], Callable[[Detector, Path], Runner]]] = {
+    ".onnx": (_write_onnx, _load_onnx),
+    ".pt2": (_write_pt2, _load_pt2),
+    ".pt": (_write_state_dict, _load_state_dict),
+}
+
+
+def _detections(values: Any) -> Detections:
+    boxes, scores, labels = values
+    return Detections(boxes=boxes, scores=scores, labels=labels)
+
+
+def _needed(*packages: str) -> None:
+    for package in packages:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ConfigError(
+                f'an .onnx file needs {package}, which is not installed; pip install "retina-dist[export]".'
+            ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' notes to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@entry_point("export")
+def main(config: ExportConfig) -> None:
+    """Export."""
+    export(config)
+
+
+if __name__ == "__main__":
+    main()

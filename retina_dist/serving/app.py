@@ -1,0 +1,242 @@
+"""The REST endpoint: FastAPI over a scorer and a batcher.
+
+Layer 4. `POST /score` for pictures; `/healthz`, `/readyz` and `/metrics`, which need no key, for whoever runs the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+
+from retina_dist import __version__
+from retina_dist.serving.batcher import Batcher
+from retina_dist.serving.scoring import Prepared, Refused, Scorer, answer, read_images
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server takes at most, and how it gathers."""
+
+    max_body: int = 20_000_000  # bytes of a request
+    max_queue: int = 64  # pictures taken and not yet answered
+    max_batch: int = 1  # pictures of a pass
+    wait_s: float = 0.005  # for others to join a picture
+    prepare_threads: int = 2  # that decode and resize
+
+
+class Detection(BaseModel):
+    """One object; `bbox` is x, y, width, height in pixels of the picture as it is displayed (EXIF orientation applied)."""
+
+    category_id: int
+    category_name: str
+    bbox: tuple[float, float, float, float]
+    score: float
+
+
+class Picture(BaseModel):
+    """What was found in one picture, best first."""
+
+    width: int
+    height: int
+    detections: list[Detection]
+
+
+class Answer(BaseModel):
+    """One entry for each picture of the request, in its order."""
+
+    pictures: list[Picture]
+
+
+class Problem(BaseModel):
+    """Why there is no answer."""
+
+    detail: str
+
+
+_PICTURE = {"schema": {"type": "string", "format": "binary"}}
+_BODY = {
+    "required": True,
+    "content": {
+        "image/*": _PICTURE,
+        "application/octet-stream": _PICTURE,
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            }
+        },
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["images"],
+                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "byte"}}},
+            }
+        },
+    },
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "A picture or the body cannot be read"},
+    401: {"model": Problem, "description": "The API key is missing or wrong"},
+    413: {"model": Problem, "description": "The body is too large, or has more pictures than the queue holds"},
+    415: {"model": Problem, "description": "The content type is none of those above"},
+    429: {"model": Problem, "description": "The queue is full; try again"},
+}
+
+
+@dataclass
+class Metrics:
+    """What /metrics says, of one app."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        registry = self.registry
+        self.requests = Counter(
+            "retina_dist_requests", "Requests to /score by status code", ["code"], registry=registry
+        )
+        self.latency = Histogram("retina_dist_request_seconds", "From a request to its answer", registry=registry)
+        self.batch = Histogram(
+            "retina_dist_batch_pictures", "Pictures of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
+        )
+        self.detect = Histogram("retina_dist_detect_seconds", "A batch in the network", registry=registry)
+        self.queue = Gauge("retina_dist_queue_pictures", "Pictures taken and not yet answered", registry=registry)
+
+
+class Queue:
+    """Counts the pictures that were taken and not yet answered; of the event loop's thread."""
+
+    def __init__(self, most: int, gauge: Gauge) -> None:
+        self.most, self.gauge, self.taken = most, gauge, 0
+
+    def take(self, count: int) -> None:
+        """Raises Refused when there is no room: 413 if there never is."""
+        if count > self.most:
+            raise Refused(
+                413, f"the request has {count} pictures, more than max_queue={self.most}; send fewer at once."
+            )
+        if self.taken + count > self.most:
+            raise Refused(429, f"{self.taken} pictures are waiting and max_queue={self.most}; try again in a second.")
+        self._add(count)
+
+    def give_back(self, count: int) -> None:
+        """They are answered."""
+        self._add(-count)
+
+    def _add(self, count: int) -> None:
+        self.taken += count
+        self.gauge.set(self.taken)
+
+
+def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = None) -> FastAPI:  # noqa: B008 - frozen
+    """The server; with an `api_key`, /score wants it as `Authorization: Bearer KEY`."""
+    metrics = Metrics()
+    queue = Queue(limits.max_queue, metrics.queue)
+    bearer = HTTPBearer(auto_error=False, description="The server's API key, if it was started with one")
+
+    def run(pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
+        metrics.batch.observe(len(pictures))
+        with metrics.detect.time():
+            return scorer.detect(pictures)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.batcher = Batcher(run, max_batch=limits.max_batch, wait_s=limits.wait_s)
+        app.state.pool = ThreadPoolExecutor(limits.prepare_threads, "prepare")
+        yield
+        await run_in_threadpool(app.state.batcher.close)
+        app.state.pool.shutdown()
+
+    app = FastAPI(title="retina_dist", version=__version__, lifespan=lifespan)
+
+    @app.exception_handler(Refused)
+    async def refuse(request: Request, error: Refused) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
+        return JSONResponse({"detail": str(error)}, error.status, headers)
+
+    @app.middleware("http")
+    async def measure(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.url.path != "/score":
+            return await call(request)
+        start, code = time.perf_counter(), 500
+        try:
+            response = await call(request)
+            code = response.status_code
+            return response
+        finally:
+            metrics.requests.labels(code).inc()
+            metrics.latency.observe(time.perf_counter() - start)
+
+    def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
+        given = credentials.credentials if credentials else ""
+        if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
+            raise Refused(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
+
+    @app.post(
+        "/score",
+        response_model=Answer,
+        responses=_PROBLEMS,
+        openapi_extra={"requestBody": _BODY},
+        dependencies=[Depends(check_key)],
+    )
+    async def score(request: Request) -> JSONResponse:
+        """The objects in each picture of the body."""
+        loop = asyncio.get_running_loop()
+        body = await read_body(request, limits.max_body)
+        pool, batcher = request.app.state.pool, request.app.state.batcher
+        images = await loop.run_in_executor(pool, read_images, request.headers.get("content-type", ""), body)
+        queue.take(len(images))
+        try:
+            pictures = await loop.run_in_executor(pool, scorer.prepare, images)
+            found = [asyncio.wrap_future(batcher.submit(picture)) for picture in pictures]
+            return JSONResponse(answer(await asyncio.gather(*found)))
+        finally:
+            queue.give_back(len(images))
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        """The process answers."""
+        return "ok"
+
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def readyz(request: Request) -> Response:
+        """Pictures are taken: 200, else 503."""
+        ready = request.app.state.batcher.alive
+        return PlainTextResponse("ready" if ready else "not ready", 200 if ready else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics() -> Response:
+        """Prometheus's text format."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """At most `most` bytes. Raises Refused (413) before reading where the length is announced, else as soon as it is passed."""
+    too_large = Refused(413, f"the body is larger than {most} bytes; send fewer or smaller pictures.")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise too_large
+    except ClientDisconnect as error:
+        raise Refused(400, "the connection was closed before the end of the body.") from error
+    return bytes(body)
