@@ -2,7 +2,7 @@
 """Check the files of this folder before Azure does, without an account.
 
   python scripts/azure/check.py                 all of them: YAML, Dockerfile, .amlignore, the README's commands
-  python scripts/azure/check.py FILE...         these
+  python scripts/azure/check.py FILE...         these; --set KEY=VALUE... changes them as it does for az
   python scripts/azure/check.py --self-test     all of them, and wrong ones made of them: each must be found, with its reason
 
 Azure's own SDK reads each file (pip install "azure-ai-ml>=1.35,<1.36"), and rules find what it lets through; --rules lists them.
@@ -16,23 +16,28 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import checker  # noqa: E402
-from checker import faults, files  # noqa: E402
-from checker.documents import Unusable  # noqa: E402
+try:
+    import checker
+    import yaml
+    from checker import faults, files
+except ModuleNotFoundError as error:
+    sys.exit(f'error: {error.name} is not installed for {sys.executable}; in the checkout: pip install -e ".[dev]"')
 
 
 def table(rows: Iterable[tuple[str, str, str]], heads: tuple[str, str, str]) -> str:
     """Three columns, the last one wrapped."""
     lines = [heads, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
-    indent = " " * (sum(widths) + 4)
+    first, second = (max(len(line[i]) for line in lines) for i in (0, 1))
+    words = textwrap.TextWrapper(
+        150, initial_indent=" " * (first + second + 4), subsequent_indent=" " * (first + second + 4)
+    )
     return "\n".join(
-        f"{first:<{widths[0]}}  {second:<{widths[1]}}  " + textwrap.fill(last, 150, subsequent_indent=indent, initial_indent=indent).strip()
-        for first, second, last in lines
+        f"{line[0]:<{first}}  {line[1]:<{second}}  {words.fill(line[2]).strip()}".rstrip() for line in lines
     )
 
 
@@ -41,16 +46,18 @@ def all_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]) + files.other_files(folder)
 
 
-def check(paths: list[Path]) -> bool:
+def check(paths: list[Path], changes: dict[str, Any]) -> bool:
     """Print the table; whether all is right."""
     rows, right = [], True
     for path in paths:
-        kind, found = checker.check_file(path)
+        kind, found = checker.check_file(path, changes)
         right &= not found
         words = [f"{finding.rule}: {finding.text}" for finding in found]
         if not found:
             words = ["ok" + (f" ({files.describe_snapshot(path.parent)})" if kind == ".amlignore" else "")]
-        rows += [(str(path.relative_to(HERE) if path.is_relative_to(HERE) else path.name), kind, text) for text in words]
+        rows += [
+            (str(path.relative_to(HERE) if path.is_relative_to(HERE) else path.name), kind, text) for text in words
+        ]
     print(table(rows, ("file", "kind", "")))
     return right
 
@@ -71,6 +78,9 @@ def main() -> None:
     """Parse the arguments and exit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="all of this folder, if none is named")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="as for az"
+    )
     parser.add_argument("--self-test", action="store_true", help="check wrong files too; each must be found")
     parser.add_argument("--rules", action="store_true", help="list the rules and do nothing")
     chosen = parser.parse_args()
@@ -80,11 +90,14 @@ def main() -> None:
     for path in chosen.files:
         if not path.is_file():
             sys.exit(f"error: there is no {path}.")
+    changes = {key: yaml.safe_load(value) for key, _, value in (change.partition("=") for change in chosen.changes)}
+    if changes and not chosen.files:
+        sys.exit("error: --set changes a file; name it.")
     try:
-        right = check([path.resolve() for path in chosen.files] or all_files(HERE))
+        right = check([path.resolve() for path in chosen.files] or all_files(HERE), changes)
         if chosen.self_test:
             right &= self_test()
-    except Unusable as error:
+    except checker.Unusable as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     sys.exit(not right)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import assets, files, jobs  # their rules are in RULES once they are imported
 from .documents import Unusable, read, refused
@@ -21,19 +22,27 @@ class Finding:
     text: str
 
 
-def check_file(path: Path) -> tuple[str, list[Finding]]:
-    """A file's kind and what is wrong with it. Raises Unusable without the SDK."""
-    others = {"Dockerfile": files.check_dockerfile, ".amlignore": files.check_amlignore, "README.md": files.check_readme}
+def check_file(path: Path, changes: Mapping[str, Any] | None = None) -> tuple[str, list[Finding]]:
+    """A file's kind and what is wrong with it, once `changes` of values by dotted key are made. Raises Unusable without the SDK."""
+    others = {
+        "Dockerfile": files.check_dockerfile,
+        ".amlignore": files.check_amlignore,
+        "README.md": files.check_readme,
+    }
     if path.name in others:
         return path.name, _once(others[path.name](path))
     try:
-        document = read(path)
+        document = read(path, changes)
     except ValueError as error:
         return "?", [Finding("file", str(error))]
-    found = [("azure-ai-ml", text) for text in refused(path, document.kind)]
+    found = [("azure-ai-ml", text) for text in refused(document)]
     for kinds, rule in RULES:
         if document.kind in kinds:
-            found += [(rule.__name__, text) for text in rule(document)]
+            try:
+                found += [(rule.__name__, text) for text in rule(document)]
+            except (TypeError, ValueError, AttributeError):
+                if not found:  # of a file whose form the SDK refuses, a rule may be at a loss
+                    raise
     return document.kind, _once(found)
 
 

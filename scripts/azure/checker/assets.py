@@ -26,7 +26,9 @@ def the_size_exists(document: Document) -> Iterator[str]:
         import difflib
 
         near = difflib.get_close_matches(size, known(), 1)
-        yield f"{size} is not in checker/sizes.py" + (f"; did you mean {near[0]}?" if near else "; add it with its GPUs.")
+        yield f"{size} is not in checker/sizes.py" + (
+            f"; did you mean {near[0]}?" if near else "; add it with its GPUs."
+        )
     elif own and not size:
         yield "no size is given; add one, such as Standard_NC96ads_A100_v4."
 
@@ -74,7 +76,13 @@ def assets_are_pinned(document: Document) -> Iterator[str]:
 def the_dockerfile_is_there(document: Document) -> Iterator[str]:
     """An environment that is to be built has its Dockerfile."""
     inline = document.trial("environment")
-    build = document.get("build") if document.kind == "environment" else inline.get("build") if isinstance(inline, dict) else None
+    build = (
+        document.get("build")
+        if document.kind == "environment"
+        else inline.get("build")
+        if isinstance(inline, dict)
+        else None
+    )
     if isinstance(build, dict):
         dockerfile = document.path_of(build.get("path")) / str(build.get("dockerfile_path") or "Dockerfile")
         if not dockerfile.is_file():

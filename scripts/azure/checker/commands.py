@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,22 +41,34 @@ class Call:
         return _load(self.name, self.overrides)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str, overrides: tuple[str, ...]) -> Any:
     return load_config(name, list(overrides))
 
 
+def simple_commands(text: str) -> list[list[str]]:
+    """The words of each command of a line of shell, without operators. Raises ValueError for an open quotation."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&()<>")
+    lexer.whitespace_split = True
+    lines: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set(";|&()<>"):
+            lines.append([])
+        else:
+            lines[-1].append(word)
+    return [line for line in lines if line]
+
+
 def calls(text: str) -> Iterator[Call]:
-    """This package's commands in a shell command."""
-    for part in re.split(r"&&|\|\||[;|\n]", text):
-        words = shlex.split(part, comments=True)
+    """This package's commands in a line of shell. Raises ValueError for an open quotation."""
+    for words in simple_commands(text):
         for i, word in enumerate(words[:-1]):
             if word == "-m" and words[i + 1].startswith("retina_dist"):
                 module, rest = words[i + 1], words[i + 2 :]
                 if module == "retina_dist.benchmark" and rest:
                     module, rest = f"{module}.{rest[0]}", rest[1:]
-                multirun = any(w in ("-m", "--multirun") for w in rest)
-                yield Call(module, tuple(w for w in rest if not w.startswith("-") and not multirun))
+                sweep = "-m" in rest or "--multirun" in rest  # of many values, which do not compose as one
+                yield Call(module, () if sweep else tuple(w for w in rest if not w.startswith("-")))
 
 
 def problems(call: Call) -> Iterator[str]:
@@ -86,7 +99,9 @@ def variants(document: Document) -> list[dict[str, str]]:
     for name in document.names("inputs"):
         value = document.get("inputs", name)
         fixed[f"inputs.{name}"] = f"/inputs/{name}" if isinstance(value, dict) else str(value)
-    space = {f"search_space.{name}": values_of(document.get("search_space", name)) for name in document.names("search_space")}
+    space = {
+        f"search_space.{name}": values_of(document.get("search_space", name)) for name in document.names("search_space")
+    }
     return [fixed | dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*space.values())]
 
 
@@ -105,38 +120,50 @@ def values_of(parameter: Any) -> list[str]:
 
 def calls_of(document: Document) -> list[Call]:
     """A job's calls with every value that Azure may put in."""
-    found: dict[Call, None] = {}
-    for values in variants(document):
-        text = PLACEHOLDER.sub(lambda m: values.get(f"{m[1]}.{m[2]}", "0"), document.command)
-        found |= dict.fromkeys(calls(text))
-    return list(found)
+    texts = [_filled(document.command, values) for values in variants(document)]
+    return list(dict.fromkeys(call for text in texts for call in calls(text)))
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda found: values.get(f"{found[1]}.{found[2]}", "0"), text)
 
 
 def settings_of(document: Document, name: str = "train") -> list[Any]:
     """The settings of a job's calls of that name, as far as they can be composed."""
     found = []
-    for call in calls_of(document):
-        if call.name == name:
-            try:
+    with contextlib.suppress(ValueError):  # an open quotation; the rule that composes says so
+        for call in [call for call in calls_of(document) if call.name == name]:
+            with contextlib.suppress(ConfigError):
                 found.append(call.load())
-            except ConfigError:  # said by `problems`
-                continue
     return found
 
 
-def keys_of_space(document: Document) -> dict[str, str]:
-    """Parameters of a sweep, and the settings that they stand for in its command."""
+def space_by_setting(document: Document) -> dict[str, list[str]]:
+    """The values that a sweep gives to each setting of its command."""
+    pairs = re.findall(r"(\S+)=\$\{\{\s*search_space\.([\w.-]+)\s*\}\}", document.command)
     return {
-        found[2]: found[1].lstrip("+")
-        for found in re.finditer(r"(\S+)=\$\{\{\s*search_space\.([\w.-]+)\s*\}\}", document.command)
+        setting.lstrip("+"): [_short(value) for value in values_of(document.get("search_space", name))]
+        for setting, name in pairs
+        if name in document.names("search_space")
     }
 
 
-def hydra_sweeps(document: Document) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    """Experiments of a job's command that are Hydra sweeps, with the numbers of each setting."""
+def hydra_sweeps(document: Document) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Experiments of a job's command that are Hydra sweeps, with the values of each setting."""
     for experiment in sorted(set(re.findall(r"\bexperiment=(\w+)", document.command))):
         path = Path(config_dir()) / "experiment" / f"{experiment}.yaml"
         content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
         params = ((content.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
         if params:
-            yield experiment, {key: sorted(float(v) for v in str(values).split(",")) for key, values in params.items()}
+            yield (
+                experiment,
+                {key: [_short(value) for value in str(values).split(",")] for key, values in params.items()},
+            )
+
+
+def _short(value: str) -> str:
+    """A number in one spelling, any other text as it is."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -108,13 +108,25 @@ def _read(path: Path, beside: list[Document]) -> Document:
         raise ValueError("is no YAML mapping of keys to values.")
     kind = re.search(r"/(\w+)\.schema\.json$", str(content.get("$schema")))
     if kind is None or kind[1] not in LOADERS:
-        raise ValueError(f"$schema: {content.get('$schema')} names none of {', '.join(LOADERS)}; add the line of its kind.")
+        raise ValueError(
+            f"$schema: {content.get('$schema')} names none of {', '.join(LOADERS)}; add the line of its kind."
+        )
     return Document(path, kind[1], content, beside)
 
 
-def read(path: Path) -> Document:
-    """One file, with the others of its folder beside it. Raises ValueError with what is wrong with it."""
-    return _read(path, read_folder(path.parent))
+def read(path: Path, changes: Mapping[str, Any] | None = None) -> Document:
+    """One file, with the others of its folder beside it, and `changes` of values by dotted key as by `az ml ... --set`.
+
+    Raises ValueError with what is wrong with it.
+    """
+    document = _read(path, read_folder(path.parent))
+    for key, value in (changes or {}).items():
+        *above, last = key.split(".")
+        place = document.content
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return document
 
 
 @lru_cache
@@ -127,17 +139,17 @@ def _sdk() -> Any:
     return ml
 
 
-def refused(path: Path, kind: str) -> Iterator[str]:
+def refused(document: Document) -> Iterator[str]:
     """What the SDK refuses: unknown keys, wrong types and values, missing folders, or what has no REST form."""
-    load = getattr(_sdk(), LOADERS[kind])
+    load = getattr(_sdk(), LOADERS[document.kind])
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            entity = load(path)
+            entity = load(io.StringIO(yaml.safe_dump(document.content)), relative_origin=str(document.path))
             # Private, and the only place where some errors show; the release is pinned for it.
             if hasattr(entity, "_to_job"):
                 entity = entity._to_job()
-            if kind in JOBS:
+            if document.kind in JOBS:
                 entity._to_rest_object()
     except Exception as error:  # marshmallow's, azure.ai.ml's, and whatever else a wrong file leads to
         yield from _in_short(str(error))

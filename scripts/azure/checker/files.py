@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,11 +30,13 @@ def snapshot_problems(folder: Path) -> Iterator[str]:
     files = snapshot(folder)
     total = sum(file.stat().st_size for file, _ in files)
     if len(files) > MOST_FILES or total > MOST_BYTES:
-        sizes = sorted(((file.stat().st_size, name) for file, name in files), reverse=True)[:3]
-        largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes)
+        weights: Counter[str] = Counter()  # of the entries of the folder, in what there is too much of
+        for file, name in files:
+            weights[Path(name).parts[0]] += file.stat().st_size if total > MOST_BYTES else 1
+        most = ", ".join(name for name, _ in weights.most_common(3))
         yield (
             f"the code is {len(files)} files of {total / 1e6:.0f} MB, and Azure takes {MOST_FILES} of {MOST_BYTES / 1e6:.0f} MB; "
-            f"name what is not needed in {folder.name}/.amlignore. Largest: {largest}."
+            f"name in .amlignore what is not needed. Most is in {most}."
         )
     names = {name.removeprefix("./").lstrip("/") for _, name in files}
     for needed in ("retina_dist/train.py", "conf/train.yaml"):
@@ -88,32 +90,37 @@ def check_readme(path: Path) -> Iterator[tuple[str, str]]:
         if done.returncode:
             yield "blocks_are_shell", f"{block.splitlines()[0]}: {' '.join(done.stderr.split())}"
             continue
-        for line in text.splitlines():
-            bare = re.sub(r"'[^']*'", "''", line.partition(" #")[0])
-            for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", bare):
-                if name not in known:
-                    yield "variables_are_set", f"${name} is used and no block above sets it: {line.strip()[:80]}"
-            known |= set(re.findall(r"(?:^|[\s;(])(?:export )?([A-Za-z_]\w*)=", bare)) | set(re.findall(r"\bread -r (\w+)", bare))
+        yield from (("variables_are_set", problem) for problem in _unset(text, known))
         yield from (("commands_are_ours", problem) for problem in _command_problems(text, root))
+
+
+def _unset(text: str, known: set[str]) -> Iterator[str]:
+    """Variables that no line so far has set; those that a line sets become `known`."""
+    for line in text.splitlines():
+        bare = re.sub(r"'[^']*'", "''", line.partition(" #")[0])
+        known |= set(re.findall(r"(?:^|[\s;(])([A-Za-z_]\w*)=", bare)) | set(re.findall(r"\bfor (\w+) in\b", bare))
+        for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", bare):
+            if name not in known:
+                yield f"${name} is used and no block above sets it: {line.strip()[:80]}"
 
 
 def _command_problems(text: str, root: Path) -> Iterator[str]:
     """Files that are not there, and commands of this package that would not start."""
-    plain = re.sub(r"\$\{?\w+\}?", "1", re.sub(r"\$\([^()]*\)", "1", text))
-    for line in plain.splitlines():
+    for line in re.sub(r"\$\{?\w+\}?", "1", text).splitlines():
         for call in commands.calls(line):
             yield from commands.problems(call)
-        words = shlex.split(line, comments=True)
-        for i, word in enumerate(words):
-            named = word == "-f" and words[0] == "az" and words[i + 1]
-            if named and not (root / named).is_file():
-                yield f"there is no {named}: {line.strip()[:80]}"
-            if word.startswith("scripts/") and not (root / word).exists():
-                yield f"there is no {word}: {line.strip()[:80]}"
+        for words in commands.simple_commands(line):
+            named = [word for word in words if word.startswith("scripts/")]
+            named += [
+                words[i + 1] for i, word in enumerate(words[:-1]) if words[0] == "az" and word in ("-f", "--file")
+            ]
+            for name in dict.fromkeys(named):
+                if not (root / name).exists():
+                    yield f"there is no {name}: {line.strip()[:80]}"
 
 
 def describe_snapshot(folder: Path) -> str:
-    """"190 files, 2.1 MB"."""
+    """ "190 files, 2.1 MB"."""
     files = snapshot(folder)
     return f"{len(files)} files, {sum(file.stat().st_size for file, _ in files) / 1e6:.1f} MB"
 

@@ -104,7 +104,9 @@ def the_compute_has_the_machines(job: Document) -> Iterator[str]:
 def time_limits_are_the_services(job: Document) -> Iterator[str]:
     """No job is given more than Azure lets run: 21 days, 7 on machines that can be taken away."""
     compute = job.compute()
-    low = job.get("queue_settings", "job_tier") == "spot" or (compute is not None and compute.get("tier") == "low_priority")
+    low = job.get("queue_settings", "job_tier") == "spot" or (
+        compute is not None and compute.get("tier") == "low_priority"
+    )
     longest = LONGEST_LOW_PRIORITY if low else LONGEST
     for key in ("timeout", "trial_timeout"):
         seconds = job.get("limits", key)
@@ -126,8 +128,11 @@ def shared_memory_has_a_unit(job: Document) -> Iterator[str]:
 @rule(*JOBS)
 def settings_are_known(job: Document) -> Iterator[str]:
     """Each command of this package composes: its module is there, its settings exist and have possible values."""
-    for call in commands.calls_of(job):
-        yield from commands.problems(call)
+    try:
+        for call in commands.calls_of(job):
+            yield from commands.problems(call)
+    except ValueError as error:
+        yield f"command: {error}; nothing of it can be read."
 
 
 @rule(*JOBS)
@@ -135,7 +140,10 @@ def batches_divide(job: Document) -> Iterator[str]:
     """The plan of a training holds on the job's processes: the batch is shared equally."""
     from retina_dist.train import build_plan
 
-    nodes, processes = job.trial("resources", "instance_count") or 1, job.trial("distribution", "process_count_per_instance")
+    nodes, processes = (
+        job.trial("resources", "instance_count") or 1,
+        job.trial("distribution", "process_count_per_instance"),
+    )
     world = nodes * (processes or 1)
     for config in commands.settings_of(job):
         try:
@@ -156,8 +164,21 @@ def the_launcher_fits_the_strategy(job: Document) -> Iterator[str]:
 
 
 @rule(*JOBS)
+def the_network_is_the_machines(job: Document) -> Iterator[str]:
+    """Settings of NCCL for InfiniBand go with the sizes that have it, those for Ethernet with the others."""
+    size = job.size() or ""
+    infiniband = re.fullmatch(r"Standard_ND\d+[a-z]*r[a-z]*_.*", size, re.IGNORECASE) is not None
+    for config in commands.settings_of(job):
+        name = config.nccl.name
+        if name == "ethernet" and infiniband:
+            yield f"nccl={name} on {size}, whose InfiniBand would lie idle; give nccl=none, nd_a100 or nd_h100."
+        elif name.startswith("nd_") and size and not infiniband:
+            yield f"nccl={name} on {size}, which has no InfiniBand; give nccl=ethernet."
+
+
+@rule(*JOBS)
 def a_second_start_goes_on(job: Document) -> Iterator[str]:
-    """The same command serves first start, restart and resubmission: resume=auto, checkpoints in a mounted output every few minutes."""
+    """A command also serves to go on: resume=auto, and checkpoints in a mounted output every few minutes."""
     for config in commands.settings_of(job):
         output = re.fullmatch(r"/outputs/([\w.-]+).*", config.trainer.checkpoint_dir or "")
         if config.resume != "auto":
@@ -181,10 +202,10 @@ def checkpoints_have_a_place_of_their_own(job: Document) -> Iterator[str]:
             yield f"outputs.{name}.path: {path}: all trials would write there; drop path, and each has a folder of its own."
         if job.kind == "commandJob" and not path:
             yield f"outputs.{name} has no path, so a job sent again would not find what is there; give azureml://datastores/…"
-        for other in job.beside:
-            if other.path.resolve() != job.path.resolve() and other.kind in JOBS and path:
-                if path in [other.get("outputs", n, "path") for n in other.names("outputs")]:
-                    yield f"outputs.{name}.path: {path} is that of {other.path.name} too; one would go on where the other was."
+        others = (other for other in job.beside if other.kind in JOBS and other.path.resolve() != job.path.resolve())
+        for other in others:
+            if path and path in [other.get("outputs", there, "path") for there in other.names("outputs")]:
+                yield f"outputs.{name}.path: {path} is that of {other.path.name} too; one would go on where the other was."
 
 
 @rule("sweepJob")
@@ -214,14 +235,12 @@ def ranges_rise(job: Document) -> Iterator[str]:
 @rule("sweepJob")
 def the_space_is_hydras(job: Document) -> Iterator[str]:
     """A sweep whose trials run an experiment with a Hydra sweep of its own has the same space."""
+    ours = commands.space_by_setting(job)
     for experiment, theirs in commands.hydra_sweeps(job):
-        keys = commands.keys_of_space(job)
-        ours = {key: sorted(map(float, commands.values_of(job.get("search_space", name)))) for name, key in keys.items()}
         for key in sorted(set(ours) | set(theirs)):
-            if ours.get(key) != theirs.get(key):
-                said = ", ".join(f"{v:g}" for v in theirs.get(key, [])) or "nothing"
-                here = ", ".join(f"{v:g}" for v in ours.get(key, [])) or "nothing"
-                yield f"search_space for {key} has {here}, conf/experiment/{experiment}.yaml {said}; make them the same."
+            if set(ours.get(key, [])) != set(theirs.get(key, [])):
+                here, there = (", ".join(space.get(key, [])) or "nothing" for space in (ours, theirs))
+                yield f"search_space for {key} has {here}, conf/experiment/{experiment}.yaml {there}; make them the same."
 
 
 @rule("sweepJob")
