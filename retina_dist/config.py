@@ -6,6 +6,7 @@ Layer 4. A key that is not in `settings`, or a value of another type, is refused
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import sys
@@ -43,8 +44,8 @@ from retina_dist.settings import (
     PredictConfig,
     ReplayConfig,
     ScalingConfig,
-    ShardsConfig,
     ServeConfig,
+    ShardsConfig,
     StepConfig,
     TrainConfig,
     leaves,
@@ -79,6 +80,7 @@ _SCHEMAS = {
 }
 
 
+@functools.cache
 def register_schemas() -> None:
     """Make the schemas known to Hydra as `train_schema` and so on; the files of conf/ begin with them."""
     store = ConfigStore.instance()

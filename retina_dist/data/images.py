@@ -126,9 +126,7 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
-def _opened(
-    path: Source, max_pixels: int, content: bytes | None, formats: Sequence[str] | None = None
-) -> Image.Image:
+def _opened(path: Source, max_pixels: int, content: bytes | None, formats: Sequence[str] | None = None) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:

