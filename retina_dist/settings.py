@@ -191,6 +191,15 @@ class LoggingConfig:
     tensorboard: bool = True
     plots: bool = True
     rank_files: bool = False  # each rank's words and metrics in logs/rank_N.log
+    mlflow: str = "auto"  # auto (where a server is named and mlflow can be imported) | true | false
+    mlflow_uri: str | None = None  # the tracking server; null: MLFLOW_TRACKING_URI
+    mlflow_checkpoint: bool = False  # upload best.pt at the end
+    mlflow_parent: str | None = None  # id of the run that this one is a child of; a sweep gives it to its jobs
+    experiment: str | None = None  # of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist
+    run_name: str | None = None  # in MLflow; null: that of the run folder
+
+    def __post_init__(self) -> None:
+        self.mlflow = self.mlflow.lower()  # mlflow=true arrives as "True"
 
 
 @dataclass
@@ -424,6 +433,7 @@ CHOICES = {
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),
+    "logging.mlflow": ("auto", "true", "false"),
     "compression": ("none", "bf16", "fp16"),
     "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
