@@ -100,8 +100,6 @@ class MlflowRun(TrackedRun):
         documents: Callable[[], Mapping[str, Any]] = dict,
         files: Sequence[Path] = (),
         say: Callable[[str], None] = print,
-        linger_s: float = LINGER_S,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
@@ -110,7 +108,7 @@ class MlflowRun(TrackedRun):
         self.where = without_password(identity.uri)
         self._params, self._tags = dict(params), dict(tags)
         self._documents, self._files = documents, tuple(files)
-        self._say, self._linger_s, self._patience_s = say, linger_s, patience_s
+        self._say = say
         self._words: deque[str] = deque()  # said by the thread that calls, which may have a progress bar to mind
         self._token = uuid.uuid4().hex
         self._client: Any = None
@@ -166,7 +164,7 @@ class MlflowRun(TrackedRun):
             self._give(partial(self._upload, path=path, to="checkpoints"))
         self._give(partial(self._terminate, status=status))
         limit_s = KILLED_S if status == "KILLED" else LIMIT_S * (5 if self._files else 1)
-        complete = self._courier.close(self._patience_s, limit_s)
+        complete = self._courier.close(PATIENCE_S, limit_s)
         with self._lock:
             lost = self._lost + len(self._waiting)
             self._waiting.clear()
@@ -257,7 +255,7 @@ class MlflowRun(TrackedRun):
 
     def _send(self) -> None:
         """Send the metrics that wait. Those of a request that fails stay, those of one that is refused are lost."""
-        self._ending.wait(self._linger_s)
+        self._ending.wait(LINGER_S)
         while True:
             with self._lock:
                 batch = list(islice(self._waiting, METRICS_A_REQUEST))
