@@ -51,6 +51,7 @@ UNREMARKABLE = (
     "strategy.device",
     "strategy.timeout_s",
     "logging.rank_files",
+    "logging.mlflow_parent",
 )
 
 

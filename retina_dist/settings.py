@@ -206,6 +206,15 @@ class LoggingConfig:
     tensorboard: bool = True
     plots: bool = True
     rank_files: bool = False  # each rank's words and metrics in logs/rank_N.log
+    mlflow: str = "auto"  # auto (where a server is named and mlflow can be imported) | true | false
+    mlflow_uri: str | None = None  # the tracking server; null: MLFLOW_TRACKING_URI
+    mlflow_checkpoint: bool = False  # upload best.pt at the end
+    mlflow_parent: str | None = None  # id of the run that this one is a child of; a sweep gives it to its jobs
+    experiment: str | None = None  # of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist
+    run_name: str | None = None  # in MLflow; null: that of the run folder
+
+    def __post_init__(self) -> None:
+        self.mlflow = self.mlflow.lower()  # mlflow=true arrives as "True"
 
 
 @dataclass
@@ -495,6 +504,7 @@ CHOICES = {
     "strategy.reduction": ("average", "adasum"),
     "nccl.ib_pci_relaxed_ordering": (None, 0, 1, 2),
     "nccl.debug": (None, "VERSION", "WARN", "INFO", "TRACE"),
+    "logging.mlflow": ("auto", "true", "false"),
     "compression": ("none", "bf16", "fp16"),
     "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),

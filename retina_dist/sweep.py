@@ -32,6 +32,7 @@ from retina_dist.reporting.sinks import read_metrics
 from retina_dist.runs import CHECKPOINTS, next_folder
 from retina_dist.settings import TrainConfig
 from retina_dist.strategies.launch import Launch, detect_launch
+from retina_dist.tracking import as_child, tracked_sweep
 
 RESULT, TABLE, PICTURE = "result.json", "sweep.csv", "sweep.png"
 LOSS, SPEED = "train/loss", "time/images_per_s"
@@ -127,14 +128,17 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[TrainConfig], Any]) -> int:
     """
     launch = detect_launch()
     sweep = Sweep(jobs, launch)
-    try:
-        for number, job in enumerate(jobs):
-            sweep.say(f"\njob {number + 1} of {len(jobs)}: {settings_of(job.swept)}")
-            sweep.run(number, job, train)
-    finally:
-        sweep.report()
+    with sweep.tracked as tracked:
+        try:
+            for number, job in enumerate(jobs):
+                sweep.say(f"\njob {number + 1} of {len(jobs)}: {settings_of(job.swept)}")
+                sweep.run(number, job, train)
+        finally:
+            sweep.report()
+        trained = any(row.error is None for row in sweep.rows)
+        tracked.end("FINISHED" if trained else "FAILED")
     # The other processes leave the verdict to rank 0: a launcher ends them all as soon as one says that it failed.
-    return 0 if launch.rank or any(row.error is None for row in sweep.rows) else 2
+    return 0 if launch.rank or trained else 2
 
 
 class Sweep:
@@ -155,6 +159,7 @@ class Sweep:
         self.keys = list(jobs[0].swept)
         self.rows: list[Row] = []
         self._write()
+        self.tracked, self.parent = tracked_sweep(config if self.writes else None, self.folder, self.keys, self.say)
 
     def say(self, text: str) -> None:
         """Words for the user, from one process."""
@@ -188,12 +193,12 @@ class Sweep:
         except ConfigError as error:  # all processes read the same settings
             return self._failed(error)
         if config.launcher:
-            failure = start(command(config.launcher, job, folder))
+            failure = start(command(config.launcher, job, folder, self.parent))
             if failure:
                 print(f"the job failed: {read_result(folder).get('error') or failure}", file=sys.stderr, flush=True)
             return failure
         try:
-            train(replace(config, output_dir=str(folder)))
+            train(as_child(replace(config, output_dir=str(folder)), self.parent))
         except Preempted:
             raise
         except UserError as error:
@@ -337,8 +342,11 @@ def short_names(keys: Iterable[str]) -> list[str]:
 # jobs in processes of their own
 
 
-def command(launcher: str, job: SweepJob, folder: Path) -> list[str]:
-    """What starts the job's processes. Raises ConfigError when `launcher` is no command line."""
+def command(launcher: str, job: SweepJob, folder: Path, parent: str | None = None) -> list[str]:
+    """What starts the job's processes, its MLflow run a child of `parent`.
+
+    Raises ConfigError when `launcher` is no command line.
+    """
     try:
         words = shlex.split(launcher)
     except ValueError as error:
@@ -350,7 +358,8 @@ def command(launcher: str, job: SweepJob, folder: Path) -> list[str]:
         module.insert(0, sys.executable)
     kept = [o for o in job.overrides if o.lstrip("+").split("=", 1)[0] not in ("launcher", "output_dir")]
     # A file may hold a launcher or a sweep too, and the job is neither.
-    return [*words, *module, *kept, "launcher=null", "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
+    own = [f"logging.mlflow_parent={parent}", "logging.run_name=null"] if parent else []
+    return [*words, *module, *kept, *own, "launcher=null", "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
 
 
 def quoted(text: str) -> str:

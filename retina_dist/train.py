@@ -20,6 +20,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from retina_dist.files import write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.reporting.mlflow_run import status_of
 from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.voice import Voice, tell
@@ -56,6 +58,7 @@ from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, why_alone
 from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
+from retina_dist.tracking import tracked_run, tracking_server
 
 COMPILED_SHAPES = 128  # canvases times numbers of boxes that torch.compile may meet in one run
 
@@ -69,7 +72,14 @@ def train(config: TrainConfig) -> dict[str, float]:
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     with build_strategy(config) as strategy:
         folders: list[Path] = []  # a further attempt of an elastic job goes on where the first one wrote
-        return strategy.attempts(lambda kept: _train(config, strategy, kept, folders))
+        return strategy.attempts(lambda kept: _attempt(config, strategy, kept, folders))
+
+
+def _attempt(
+    config: TrainConfig, strategy: DistributedStrategy, kept: dict[str, Any] | None, folders: list[Path]
+) -> dict[str, float]:
+    with ExitStack() as at_end:  # what must know how the training ended
+        return _train(config, strategy, kept, folders, at_end)
 
 
 def build_strategy(config: TrainConfig) -> DistributedStrategy:
@@ -83,7 +93,11 @@ def build_strategy(config: TrainConfig) -> DistributedStrategy:
 
 
 def _train(
-    config: TrainConfig, strategy: DistributedStrategy, kept: dict[str, Any] | None, folders: list[Path]
+    config: TrainConfig,
+    strategy: DistributedStrategy,
+    kept: dict[str, Any] | None,
+    folders: list[Path],
+    at_end: ExitStack,
 ) -> dict[str, float]:
     voice = Voice(strategy.rank, strategy.world_size)
     say, warn = voice.say, voice.warn
@@ -98,6 +112,7 @@ def _train(
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if config.dry_run:
         return {}
+    server = strategy.on_main(lambda: tracking_server(config.logging, say))
     run = _open_run(config, strategy, say, kept, folders)
 
     seed_everything(config.seed)
@@ -109,7 +124,10 @@ def _train(
     strategy.on_main(lambda: _begin(config, run, task, data))
     say(f"writing to {run.folder}")
 
-    sink = _build_sink(config, plan, run, strategy, voice)
+    facts = {"world_size": strategy.world_size, "backend": strategy.backend}
+    here = server if strategy.is_main else None
+    tracked = at_end.enter_context(tracked_run(here, config, run, {**facts, **versions()}, say))
+    sink = _build_sink(config, plan, run, strategy, voice, tracked)
     every = config.trainer.checkpoint_every
     watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
@@ -130,8 +148,7 @@ def _train(
             every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
         ),
         checkpoint_minutes=config.trainer.checkpoint_minutes,
-        metadata=task.metadata()
-        | {"versions": versions(), "backend": strategy.backend, "world_size": strategy.world_size},
+        metadata=task.metadata() | {"versions": versions(), **facts},
         precision=config.trainer.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
         clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
@@ -146,7 +163,6 @@ def _train(
         report=say,
         warn=warn,
     )
-    facts = {"world_size": strategy.world_size, "backend": strategy.backend}
     started = time.perf_counter()
     try:
         with watch:
@@ -163,6 +179,7 @@ def _train(
                 _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             tell(f"warning: {other}", sys.stderr)
+        tracked.end(status_of(error))
         if getattr(error, "everywhere", False):
             strategy.barrier()  # launchers end the others as soon as one has gone
         raise
@@ -371,7 +388,9 @@ def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataMod
         task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
 
 
-def _build_sink(config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice) -> Sink:
+def _build_sink(
+    config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice, tracked: Sink
+) -> Sink:
     sinks: list[Sink] = []
     if strategy.is_main:
         progress = Progress(
@@ -381,7 +400,7 @@ def _build_sink(config: TrainConfig, plan: Plan, run: Run, strategy: Distributed
             images_per_step=plan.batch_size,
         )
         voice.out = progress.write
-        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step)]
+        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), tracked]
         if config.logging.tensorboard:
             sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
     if config.logging.rank_files:

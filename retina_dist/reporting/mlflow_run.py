@@ -1,0 +1,373 @@
+"""An MLflow run as a sink: metrics, settings, tags and files for a tracking server, without ever waiting for it.
+
+Layer 1. Needs `mlflow-skinny`; everything here that talks to the server does so on the thread of a `Courier`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from typing_extensions import Self
+
+from retina_dist.errors import Preempted, UserError
+from retina_dist.files import Place, write_bytes
+from retina_dist.reporting.courier import Courier
+from retina_dist.reporting.sinks import NullSink
+
+ID_FILE = "mlflow.json"
+DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
+# What one request may hold: https://mlflow.org/docs/latest/rest-api.html#request-limits
+METRICS_A_REQUEST, PARAMS_A_REQUEST = 1000, 100
+LONGEST = 500  # characters of a param or tag: https://mlflow.org/docs/latest/rest-api.html#log-param, which older servers keep to
+MAX_WAITING = 200_000  # metric values that wait for a server, some 30 MB
+LINGER_S = 1.0  # metrics of this time go in one request
+PATIENCE_S = 30.0  # with the next request that is left at the end
+LIMIT_S = 120.0  # for all that is left at the end, five times as long with a checkpoint
+KILLED_S = 10.0  # the same where a scheduler wants the machine back
+# For MLflow's own client, unless the environment says otherwise. It would try for four minutes; the courier tries again too.
+CLIENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run it is: `joined`, which exists; or with `go_on` the one that `id_file` names; or else a new one.
+
+    A new one is called `name`, in `experiment` (None: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or "retina_dist") or,
+    with a run `parent`, in that one's. `id_file` is where it is then written down.
+    """
+
+    uri: str
+    name: str
+    experiment: str | None = None
+    parent: str | None = None
+    joined: str | None = None
+    id_file: Place | None = None
+    go_on: bool = False
+
+
+class TrackedRun(NullSink):
+    """A sink that learns how the run ended, on leaving it if not before; this one keeps nothing."""
+
+    def end(self, status: str) -> None:
+        """The run is over: FINISHED, FAILED or KILLED, in MLflow's words."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(status_of(error))
+
+
+class MlflowRun(TrackedRun):
+    """A run that takes metrics by `log`, and files and its status when it ends: FINISHED, KILLED or FAILED on leaving it.
+
+    No method raises for what the server does, and none waits for it but `wait` and `end`, which have their limits. What could
+    not be sent is sent again, as long as no more than 200,000 values wait. The first failure is told by `say`, as is what is
+    missing in the end. The status of a run that was joined is left to whoever made it.
+
+    At the end the pictures, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
+    `files` into the artifact folder "checkpoints".
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        folder: Path,
+        *,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        documents: Callable[[], Mapping[str, Any]] = dict,
+        files: Sequence[Path] = (),
+        say: Callable[[str], None] = print,
+    ) -> None:
+        for key, value in CLIENT.items():
+            os.environ.setdefault(key, value)
+        self.mlflow = importlib.import_module("mlflow")
+        self.identity, self.folder = identity, folder
+        self.where = without_password(identity.uri)
+        self._params, self._tags = dict(params), dict(tags)
+        self._documents, self._files = documents, tuple(files)
+        self._say = say
+        self._words: deque[str] = deque()  # said by the thread that calls, which may have a progress bar to mind
+        self._token = uuid.uuid4().hex
+        self._client: Any = None
+        self._id: str | None = None
+        self._owned = False
+        self._settled = threading.Event()  # the run is known, or the server did not answer at first
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[str, float, int, int]] = deque()
+        self._sending = False
+        self._ending = threading.Event()
+        self._ended = False
+        self._lost = 0  # values
+        self._failure: str | None = None
+        self._courier = Courier(self._note_failure)
+        self._courier.give(self._begin)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Have metrics sent; the time is now. A step that is logged again, after a resume, has both values in MLflow."""
+        now = time.time_ns() // 1_000_000
+        with self._lock:
+            if len(self._waiting) + len(metrics) > MAX_WAITING:
+                self._lost += len(metrics)
+            else:
+                self._waiting.extend((name, float(value), now, step) for name, value in metrics.items())
+            if not self._sending:
+                self._sending = True
+                self._courier.give(self._send)
+        self._speak()
+
+    def close(self) -> None:
+        """No more metrics come; those that wait are sent by `end`."""
+
+    def wait(self, timeout_s: float) -> str | None:
+        """The run's id, or None if the server has not answered in time."""
+        self._settled.wait(timeout_s)
+        self._speak()
+        return self._id
+
+    def end(self, status: str) -> None:
+        """Send what is left, the files and the status; the first call counts.
+
+        It waits as long as requests succeed, for KILLED no more than ten seconds, since more kills may come.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        self._ending.set()
+        for path in sorted(self.folder.glob("*")):
+            if path.suffix in DOCUMENTS and path.name != ID_FILE:
+                self._give(partial(self._upload, path=path))
+        self._give(self._log_documents)
+        for path in self._files:
+            self._give(partial(self._upload, path=path, to="checkpoints"))
+        self._give(partial(self._terminate, status=status))
+        limit_s = KILLED_S if status == "KILLED" else LIMIT_S * (5 if self._files else 1)
+        complete = self._courier.close(PATIENCE_S, limit_s)
+        with self._lock:
+            lost = self._lost + len(self._waiting)
+            self._waiting.clear()
+        if lost or not complete:
+            what = f"{lost} values" if lost else "files or the end of the run"
+            self._words.append(
+                f"warning: {what} did not reach MLflow at {self.where}; {self.folder / 'metrics.csv'} and the files beside it have "
+                "everything."
+            )
+        self._speak()
+
+    # on the courier's thread
+
+    def _begin(self) -> None:
+        self._client = self.mlflow.MlflowClient(tracking_uri=self.identity.uri)
+        run, how, self._owned = self._found() or (self._created(), "new", True)
+        self._id = run.info.run_id
+        self._settled.set()
+        self._words.append(f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}")
+        if self.identity.id_file:
+            facts = {"tracking_uri": self.where, "run_id": self._id, "created": self._owned}
+            try:
+                write_bytes(self.identity.id_file, (json.dumps(facts) + "\n").encode())
+            except UserError as error:
+                self._words.append(f"warning: a resume of this run will be another one in MLflow: {error}")
+        if self._owned and run.info.status != "RUNNING":
+            self._client.update_run(self._id, status="RUNNING")
+        # A param of MLflow's is written once. What differs after a resume becomes a tag.
+        before = run.data.params
+        new = {key: shortened(value) for key, value in self._params.items()}
+        changed = {f"changed.{k}": f"{before[k]} -> {v}" for k, v in new.items() if before.get(k, v) != v}
+        entities = self.mlflow.entities
+        params = [entities.Param(key, value) for key, value in new.items() if key not in before]
+        tags = [entities.RunTag(key, shortened(value)) for key, value in {**self._tags, **changed}.items()]
+        for kind, items in (("params", params), ("tags", tags)):
+            for i in range(0, len(items), PARAMS_A_REQUEST):
+                self._give(partial(self._log_batch, items={kind: items[i : i + PARAMS_A_REQUEST]}))
+
+    def _found(self) -> tuple[Any, str, bool] | None:
+        """The run to join or to go on with, how it was come by, and whether a run of ours made it."""
+        identity = self.identity
+        if identity.joined:
+            return self._client.get_run(identity.joined), "joined", False
+        if not identity.go_on or identity.id_file is None:
+            return None
+        try:
+            facts = json.loads(identity.id_file.read_bytes())
+            if facts["tracking_uri"] != self.where:
+                return None
+            run = self._client.get_run(facts["run_id"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        except self.mlflow.MlflowException as error:
+            if error.get_http_status_code() == 404:
+                return None
+            raise
+        return (run, "going on with", bool(facts["created"])) if run.info.lifecycle_stage == "active" else None
+
+    def _created(self) -> Any:
+        # What mlflow.start_run adds too: user, source and git commit.
+        from mlflow.tracking.context.registry import resolve_tags
+
+        experiment = self._experiment()
+        token = {"retina_dist.start": self._token}
+        if self._failure:  # the answer to an earlier try may have been lost
+            filter_string = f"tags.`retina_dist.start` = '{self._token}'"
+            if found := self._client.search_runs([experiment], filter_string):
+                return found[0]
+        parent = {"mlflow.parentRunId": self.identity.parent} if self.identity.parent else {}
+        tags = {**resolve_tags(token), **parent}
+        return self._client.create_run(experiment, run_name=self.identity.name, tags=tags)
+
+    def _experiment(self) -> str:
+        if self.identity.parent:
+            return self._client.get_run(self.identity.parent).info.experiment_id
+        name = self.identity.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not name and os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return os.environ["MLFLOW_EXPERIMENT_ID"]
+        name = name or "retina_dist"
+        if found := self._client.get_experiment_by_name(name):
+            return found.experiment_id
+        try:
+            return self._client.create_experiment(name)
+        except self.mlflow.MlflowException:
+            if found := self._client.get_experiment_by_name(name):  # another process was faster
+                return found.experiment_id
+            raise
+
+    def _send(self) -> None:
+        """Send the metrics that wait. Those of a request that fails stay, those of one that is refused are lost."""
+        self._ending.wait(LINGER_S)
+        while True:
+            with self._lock:
+                batch = list(islice(self._waiting, METRICS_A_REQUEST))
+                if not batch:
+                    self._sending = False
+                    return
+            lost = self._log_metrics(batch)
+            with self._lock:
+                for _ in batch[: len(self._waiting)]:  # `end` may have given up
+                    self._waiting.popleft()
+                self._lost += lost
+
+    def _log_metrics(self, batch: list[tuple[str, float, int, int]]) -> int:
+        """How many values the server refused."""
+        if self._id is None:
+            return len(batch)
+        finite = [values for values in batch if math.isfinite(values[1])]
+        for taken in (batch, finite):  # MLflow's own server takes NaN and infinity, others may not
+            try:
+                self._client.log_batch(self._id, metrics=[self.mlflow.entities.Metric(*values) for values in taken])
+                return len(batch) - len(taken)
+            except Exception as error:
+                if self._note_failure(error):
+                    raise
+        return len(batch)
+
+    def _log_batch(self, run: str, items: dict[str, list[Any]]) -> None:
+        self._client.log_batch(run, **items)
+
+    def _upload(self, run: str, path: Path, to: str | None = None) -> None:
+        if path.is_file():
+            self._client.log_artifact(run, str(path), to)
+
+    def _log_documents(self, run: str) -> None:
+        for name, content in self._documents().items():
+            self._client.log_text(run, json.dumps(content, indent=1) + "\n", name)
+
+    def _terminate(self, run: str, status: str) -> None:
+        if self._owned:
+            self._client.set_terminated(run, status)
+
+    def _give(self, job: Callable[[str], object]) -> None:
+        """A job for the run; without one there is nothing to do."""
+
+        def work() -> None:
+            if self._id is not None:
+                job(self._id)
+
+        self._courier.give(work)
+
+    def _note_failure(self, error: Exception) -> bool:
+        """Whether what failed is worth another try."""
+        passing = self._is_passing(error)
+        if self._failure is None:
+            self._failure = root_of(error)
+            self._words.append(
+                f"warning: MLflow at {self.where}: {self._failure}; the run goes on, and metrics.csv has everything."
+            )
+        self._settled.set()
+        return passing
+
+    def _is_passing(self, error: Exception) -> bool:
+        """Whether the server is away or busy, rather than of another mind."""
+        if isinstance(error, self.mlflow.MlflowException):
+            status = error.get_http_status_code()
+            return status >= 500 or status == 429
+        return isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
+
+    def _speak(self) -> None:
+        while self._words:
+            self._say(self._words.popleft())
+
+
+def status_of(error: BaseException | None) -> str:
+    """MLflow's word for how something ended."""
+    if error is None:
+        return "FINISHED"
+    return "KILLED" if isinstance(error, (Preempted, KeyboardInterrupt)) else "FAILED"
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every setting by its dotted key, as one would give it on the command line.
+
+    >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})
+    {'data.sizes': '[64, 96]', 'data.root': 'null', 'seed': '1'}
+    """
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def shortened(text: str) -> str:
+    """At most as long as every server takes."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def without_password(uri: str) -> str:
+    """A URI that may be shown.
+
+    >>> without_password("https://me:secret@example.org/mlflow")
+    'https://example.org/mlflow'
+    """
+    split = urlsplit(uri)
+    return urlunsplit(split._replace(netloc=split.netloc.rpartition("@")[2])) if "@" in split.netloc else uri
+
+
+def root_of(error: BaseException) -> str:
+    """The first line of what an error came of, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"

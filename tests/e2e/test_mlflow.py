@@ -1,0 +1,452 @@
+"""Runs as a real MLflow server has them, and servers that hang, refuse, or die in the middle."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import select
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from retina_dist.config import _check_overrides, load_config, register_schemas
+from retina_dist.errors import Preempted
+from retina_dist.reporting import mlflow_run
+from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
+from retina_dist.reporting.sinks import CsvSink, MultiSink, TensorBoardSink, read_metrics
+from retina_dist.settings import TrainConfig
+from retina_dist.sweep import run_sweep
+from retina_dist.train import train
+from tests.e2e.conftest import ROOT, SMALL
+
+NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"an MLflow server needs {', '.join(MISSING)}")
+
+QUICK = (*SMALL, "trainer.length=2steps", "schedule.warmup=0steps", "trainer.validate_every=2steps", "logging=quiet")
+OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
+
+@pytest.fixture(scope="session")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`mlflow server` with SQLite in a folder of its own."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    stores = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/runs.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, *stores],
+            cwd=folder,
+            env={**os.environ, **OFFLINE},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until = time.monotonic() + 180
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < until, (folder / "server.log").read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 9)
+        server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**OFFLINE, **mlflow_run.CLIENT}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def client(uri: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """What reads the server; the environment names it, and an experiment of the test's own."""
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def runs(client: Any) -> list[Any]:
+    """Those of the test's experiment, oldest first."""
+    experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]) if experiment else []
+
+
+def history(client: Any, run: Any) -> dict[str, list[tuple[int, str]]]:
+    """Each metric's (step, value with all digits), the one logged last where a step has several."""
+    found = {}
+    for name in run.data.metrics:
+        points = sorted(client.get_metric_history(run.info.run_id, name), key=lambda p: p.timestamp)
+        found[name] = sorted({p.step: repr(p.value) for p in points}.items())
+    return found
+
+
+def logged(folder: Path) -> dict[str, list[tuple[int, str]]]:
+    series = read_metrics(folder / "metrics.csv")
+    return {name: list(zip(steps, map(repr, values))) for name, (steps, values) in series.items()}
+
+
+def artifacts(client: Any, run: Any, folder: str | None = None) -> set[str]:
+    return {file.path for file in client.list_artifacts(run.info.run_id, folder)}
+
+
+def trained(*overrides: str) -> TrainConfig:
+    config = load_config("train", [*overrides, f"data.root={os.getcwd()}/data", "output_dir=run"])
+    train(config)
+    return config
+
+
+# a training
+
+
+def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    longer = (*SMALL, "trainer.length=6steps", "trainer.validate_every=3steps", "trainer.keep_last=2")
+    config = trained(*longer, "logging.mlflow=true")
+    (run,) = runs(client)
+    assert run.data.params == flattened(asdict(config))
+    assert history(client, run) == logged(tmp_path / "run")
+    assert any("nan" in str(points) for points in logged(tmp_path / "run").values())  # no large boxes
+    resumed = trained(*longer, "resume=run/checkpoints/step_00000003.pt", "optimizer.lr=5e-4")
+    again, before = runs(client), run
+    assert [r.info.run_id for r in again] == [run.info.run_id]
+    (run,) = again
+    assert history(client, run) == logged(tmp_path / "run") != history(client, before)
+    steps = [p.step for p in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert sorted(steps) == [1, 2, 3, 4, 4, 5, 5, 6, 6]  # both are kept
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    tags = run.data.tags
+    assert (run.data.params["optimizer.lr"], tags["changed.optimizer.lr"]) == ("0.001", "0.001 -> 0.0005")
+    assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
+    assert tags["torch"].startswith("2.")
+    assert artifacts(client, run) == {
+        *("config.yaml", "result.json", "ledger.json", "metrics.csv", "checkpoints.json"),
+        *("curves.png", "pr_curve.png", "per_class_ap.png", "first_batch.jpg", "predictions.jpg"),
+    }
+    for name in ("metrics.csv", "curves.png"):
+        file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
+        assert Path(file).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    checkpoints = json.loads(
+        Path(client.download_artifacts(run.info.run_id, "checkpoints.json", str(tmp_path))).read_text()
+    )
+    assert checkpoints["folder"] == str(tmp_path / "run" / "checkpoints")
+    assert checkpoints["kept"] == json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"] == resumed.optimizer.lr
+    said = "".join(capfd.readouterr())
+    assert (said.count("MLflow: new run run ("), said.count("MLflow: going on with run run (")) == (1, 1)
+    assert "warning: " not in said
+
+
+def test_a_run_that_exists_is_joined_and_left_open(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job of Azure ML, which made the run and ends it."""
+    given = client.create_run(client.create_experiment("the job's"), run_name="keen_lemon_1").info.run_id
+    client.log_param(given, "seed", "7")
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    trained(*QUICK)
+    run = client.get_run(given)
+    assert runs(client) == []
+    assert history(client, run) == logged(tmp_path / "run")
+    assert (run.info.status, run.info.run_name, run.info.end_time) == ("RUNNING", "keen_lemon_1", None)
+    assert (run.data.params["seed"], run.data.tags["changed.seed"]) == ("7", "7 -> 0")
+    assert artifacts(client, run) == {"config.yaml", "result.json", "ledger.json", "metrics.csv", "checkpoints.json"}
+
+
+# sweeps
+
+
+def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:
+    register_schemas()
+    sgd = ("optimizer=sgd", "trainer.clip=null", "trainer.max_nonfinite_steps=0")
+    jobs = _check_overrides(
+        "train", ["-m", *QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try"]
+    )
+    assert run_sweep(jobs, train) == 0
+    parent, diverged, good = runs(client)
+    assert (parent.info.status, parent.info.run_name, parent.data.tags["swept"]) == ("FINISHED", "try", "optimizer.lr")
+    assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
+    for child, status, name in ((diverged, "FAILED", "0_lr=1e30"), (good, "FINISHED", "1_lr=0.001")):
+        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert (child.info.status, child.info.run_name) == (status, name)
+    assert history(client, good) == logged(tmp_path / "sweep" / "1_lr=0.001")
+    assert "result.json" in artifacts(client, diverged)
+
+
+def test_jobs_in_processes_of_their_own_are_children_too(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes each, and the run that exists is the parent: one child appears."""
+    given = client.create_run(client.create_experiment("the sweep job's")).info.run_id
+    launcher = f"launcher={sys.executable} -m torch.distributed.run --nproc-per-node 2"
+    command = [sys.executable, "-m", "retina_dist.train", "-m", *QUICK, launcher, "seed=1,", "output_dir=sweep"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_RUN_ID": given}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    parent = client.get_run(given)
+    assert (parent.info.status, runs(client)) == ("RUNNING", [])
+    assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
+    (child,) = [r for r in client.search_runs([parent.info.experiment_id]) if r.info.run_id != given]
+    assert (child.data.tags["mlflow.parentRunId"], child.data.tags["world_size"]) == (given, "2")
+    assert (child.info.status, child.info.run_name) == ("FINISHED", "0_seed=1")
+    assert history(client, child) == logged(tmp_path / "sweep" / "0_seed=1")
+
+
+# a run by itself
+
+
+def make(uri: str, folder: Path, said: list[str] | None = None, **options: Any) -> MlflowRun:
+    identity = {key: options.pop(key) for key in ("joined", "parent", "experiment", "go_on") if key in options}
+    folder.mkdir(exist_ok=True)
+    settings: dict[str, Any] = {
+        "params": {},
+        "tags": {},
+        "say": [].append if said is None else said.append,
+        "linger_s": 0.0,
+    }
+    return MlflowRun(
+        Identity(uri, folder.name, id_file=folder / "mlflow.json", **identity), folder, **{**settings, **options}
+    )
+
+
+@pytest.mark.parametrize(("error", "status"), [(Preempted(), "KILLED"), (RuntimeError(), "FAILED")])
+def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, error: Exception, status: str) -> None:
+    with pytest.raises(type(error)), make(uri, tmp_path / "a"):
+        raise error
+    (run,) = runs(client)
+    assert (run.info.status, run.info.end_time is None) == (status, False)
+    with make(uri, tmp_path / "a", go_on=True) as again:
+        assert again.wait(60) == run.info.run_id
+        assert [r.info.status for r in runs(client)] == ["RUNNING"]
+    assert [r.info.status for r in runs(client)] == ["FINISHED"]
+
+
+def test_what_goes_beyond_a_request(uri: str, client: Any, tmp_path: Path) -> None:
+    params = {f"p{i}": "x" * 600 for i in range(230)}
+    values = [math.nan, math.inf, -math.inf, *(i / 3 for i in range(2500))]
+    (tmp_path / "best.pt").write_bytes(b"weights")
+    with make(uri, tmp_path / "a", params=params, files=[tmp_path / "best.pt", tmp_path / "none.pt"]) as run:
+        for step, value in enumerate(values):
+            run.log({"a/b": value}, step)
+    (run,) = runs(client)
+    assert {(k, len(v)) for k, v in run.data.params.items()} == {(name, mlflow_run.LONGEST) for name in params}
+    largest = sys.float_info.max  # what MLflow makes of infinity
+    expected = [repr(v) for v in (math.nan, largest, -largest, *values[3:])]
+    assert history(client, run)["a/b"] == list(enumerate(expected))
+    assert artifacts(client, run, "checkpoints") == {"checkpoints/best.pt"}
+
+
+def test_a_run_that_cannot_be_gone_on_with(uri: str, client: Any, tmp_path: Path) -> None:
+    with make(uri, tmp_path / "a"):
+        pass
+    client.delete_run(runs(client)[0].info.run_id)
+    with make(uri, tmp_path / "a", go_on=True):
+        pass
+    assert len(runs(client)) == 1
+    (tmp_path / "a" / "mlflow.json").write_text("{")
+    with make(uri, tmp_path / "a", go_on=True):
+        pass
+    assert len(runs(client)) == 2
+
+
+def test_a_run_to_join_that_is_not_there(uri: str, client: Any, tmp_path: Path) -> None:
+    """No other one is made."""
+    said: list[str] = []
+    with make(uri, tmp_path / "a", said, joined="0" * 32) as run:
+        run.log({"a": 1.0}, 1)
+    assert runs(client) == []
+    assert "Run with id=00000000000000000000000000000000 not found" in said[0]
+    assert said[1].startswith(f"warning: 1 values did not reach MLflow at {uri}")
+
+
+def test_a_lost_answer_makes_no_second_run(
+    uri: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    create, calls = mlflow.MlflowClient.create_run, []
+
+    def lose_the_first(self: Any, *args: Any, **options: Any) -> Any:
+        calls.append(create(self, *args, **options))
+        if len(calls) == 1:
+            raise ConnectionResetError("the answer is lost")
+        return calls[-1]
+
+    monkeypatch.setattr(mlflow.MlflowClient, "create_run", lose_the_first)
+    with make(uri, tmp_path / "a") as run:
+        run.log({"a": 1.0}, 1)
+    assert (len(calls), [r.data.metrics for r in runs(client)]) == (1, [{"a": 1.0}])
+
+
+def test_all_sinks_have_the_same_names_and_steps(uri: str, client: Any, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = make(uri, tmp_path / "a")
+    sink = MultiSink([CsvSink(tmp_path / "a" / "metrics.csv"), TensorBoardSink(tmp_path / "a" / "tensorboard"), run])
+    sink.log({"train/loss": 0.5, "coco/AP": 0.25}, 3)
+    sink.log({"train/loss": 0.25}, 4)
+    sink.close()
+    run.end("FINISHED")
+    events = accumulator.EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
+    shown = {
+        name: [(e.step, repr(e.value)) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }  # values that float32 has too
+    assert shown == logged(tmp_path / "a") == history(client, runs(client)[0])
+
+
+# servers that are slow or gone
+
+
+class Door:
+    """A port in front of a server, which can be shut and opened again, or let in without an answer."""
+
+    def __init__(self, uri: str) -> None:
+        self.behind = ("127.0.0.1", int(uri.rpartition(":")[2]))
+        self.port = 0
+        self.hanging = False
+        self.open()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        self.closed = closed = threading.Event()
+        door = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                if door.hanging:
+                    closed.wait(120)
+                    return
+                with socket.create_connection(door.behind) as there:
+                    pairs = {self.request: there, there: self.request}
+                    while not closed.is_set():
+                        for side in select.select(list(pairs), [], [], 0.05)[0]:
+                            data = side.recv(65536)
+                            if not data:
+                                return
+                            pairs[side].sendall(data)
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = daemon_threads = True
+
+        self.server = Server(("127.0.0.1", self.port), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def shut(self) -> None:
+        self.closed.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def door(uri: str) -> Iterator[Door]:
+    door = Door(uri)
+    yield door
+    if not door.closed.is_set():
+        door.shut()
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_server_that_dies_and_comes_back_gets_all(client: Any, door: Door, tmp_path: Path) -> None:
+    said: list[str] = []
+    run = make(door.uri, tmp_path / "a", said)
+    run.log({"a": 1.0}, 1)
+    until(lambda: runs(client) and runs(client)[0].data.metrics)
+    door.shut()
+    for step in range(2, 50):
+        run.log({"a": float(step)}, step)
+    until(lambda: run._failure)
+    run.log({"a": 50.0}, 50)  # the thread that logs is the one that speaks
+    (line,) = [line for line in said if "warning" in line]
+    assert line.startswith(f"warning: MLflow at {door.uri}: Connection")
+    assert line.endswith("the run goes on, and metrics.csv has everything.")
+    door.open()
+    run.end("FINISHED")
+    (found,) = runs(client)
+    assert found.info.status == "FINISHED"
+    assert history(client, found)["a"] == [(step, f"{step}.0") for step in range(1, 51)]
+    assert sum("warning" in line for line in said) == 1
+
+
+def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path) -> None:
+    said: list[str] = []
+    run = make(door.uri, tmp_path / "a", said)
+    assert run.wait(60)
+    door.shut()
+    run.log({"a": 1.0, "b": 2.0}, 1)
+    started = time.monotonic()
+    run.end("FAILED")
+    assert time.monotonic() - started < 20
+    assert [runs(client)[0].info.status, runs(client)[0].data.metrics] == ["RUNNING", {}]
+    assert said[-1].startswith(
+        f"warning: 2 values did not reach MLflow at {door.uri}; {tmp_path}/a/metrics.csv and the"
+    )
+
+
+def test_no_more_waits_for_a_server_than_fits(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_run, "MAX_WAITING", 10)
+    door.shut()
+    said: list[str] = []
+    run = make(door.uri, tmp_path / "a", said)
+    for step in range(100):
+        run.log({"a": 1.0}, step)
+    assert len(run._waiting) == 10
+    run.end("FINISHED")
+    assert said[-1].startswith("warning: 100 values did not reach MLflow")
+
+
+@pytest.mark.parametrize("how", ["hangs", "refuses"])
+def test_a_training_is_the_same_without_its_server(
+    how: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 1.0)
+    door.hanging = how == "hangs"
+    if how == "refuses":
+        door.shut()
+    trained(*QUICK, f"logging.mlflow_uri={door.uri}", "logging.mlflow=true")
+    assert len(logged(tmp_path / "run")["train/loss"]) == 2
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "ok"
+    warnings = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith("warning")]
+    assert [f"MLflow at {door.uri}" in line for line in warnings] == [True] * (1 if how == "hangs" else 2), warnings
