@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -171,9 +171,10 @@ def daemon(cluster: Cluster, name: str, command: Sequence[str]) -> None:
         )
 
 
-def until(condition: object, cluster: Cluster, seconds: float = START_S) -> None:
+def until(condition: Callable[[], bool], cluster: Cluster, seconds: float = START_S) -> None:
+    """Wait for it; raises AssertionError with the daemons' words when that takes too long."""
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, "\n".join(
             f"{log.name}:\n{log.read_text(errors='replace')}" for log in cluster.folder.glob("*.log")
         )
@@ -182,9 +183,10 @@ def until(condition: object, cluster: Cluster, seconds: float = START_S) -> None
 
 def stop(cluster: Cluster) -> None:
     """Cancel what runs, wait for it to be gone, then end the daemons in the opposite order."""
-    with suppress(CannotRun):
-        cluster.ask("scancel", "--user=root", "--signal=KILL", "--full")
+    with suppress(CannotRun, AssertionError):
+        cluster.ask("scancel", "--full", "--signal=KILL", "--user=root")
         cluster.ask("scancel", "--user=root")
+        until(lambda: not cluster.ask("squeue", "--noheader"), cluster, seconds=20)
     for process in reversed(cluster.daemons):
         process.terminate()
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 from dataclasses import fields
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.data import module
 from retina_dist.data.dataset import DetectionDataset
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.samplers import BatchSpec
@@ -269,3 +272,13 @@ def test_each_flip_reaches_the_pixels(annotations, flip):
     expected = plain.images[0, :, :height, :width].flip(-1 if flip == "hflip" else -2)
     difference = flipped.images[0, :, :height, :width].int() - expected.int()
     assert difference.abs().max() <= 2  # resized before or after
+
+
+def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm signals whole steps; without its server the data workers count as dead."""
+    deaf: list[set[int]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    module._start_fork_server()
+    assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
