@@ -107,9 +107,8 @@ def work(job: dict) -> None:
     try:
         ray.train.report(train(load_config("train", job["settings"])))
     except PeerLost:
-        time.sleep(
-            5.0
-        )  # Ray, which asks every two seconds, ends all at the first error: let it be the one that says why
+        # Ray asks every two seconds and ends all at the first error; let that be the one that says why.
+        time.sleep(5.0)
         raise
 
 
