@@ -14,6 +14,7 @@ Exit codes are those of retina_dist.train.
 import argparse
 import os
 import socket
+import time
 from pathlib import Path
 
 from retina_dist.config import load_config, reported_errors
@@ -103,8 +104,12 @@ def work(job: dict) -> None:
         raise ConfigError(
             f"{socket.gethostname()} has no folder {job['folder']} ({error}); start where every node has one, such as /tmp."
         ) from error
-    metrics = train(load_config("train", job["settings"]))
-    ray.train.report(metrics)
+    try:
+        ray.train.report(train(load_config("train", job["settings"])))
+    except PeerLost:
+        # Ray asks every two seconds and ends all at the first error; let that be the one that says why.
+        time.sleep(5.0)
+        raise
 
 
 def _own_group():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -49,7 +48,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 
 def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, str], tmp_path: Path) -> None:
-    settings = [*SMALL, "trainer.length=18steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
+    settings = [*SMALL, "trainer.length=12steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
     under_torchrun = command("torchrun", 2, "retina_dist.train", [*settings, "output_dir=torchrun"])
     subprocess.run(
         under_torchrun, cwd=tmp_path, env=environment(1) | {"PYTHONPATH": str(ROOT)}, check=True, timeout=300
@@ -74,11 +73,11 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
     finally:
         job.kill()
 
-    starts = re.findall(r"rank 1 of 2,.* process (\d+)", (tmp_path / "ray" / "logs" / "rank_1.log").read_text())
-    assert len(starts) == 2, "Ray started it again"
-    assert json.loads((tmp_path / "ray" / "result.json").read_text())["resume_step"] >= 2
+    log = (tmp_path / "ray" / "logs" / "rank_1.log").read_text()
+    assert log.count("rank 1 of 2") == 2, "Ray started it again"
+    assert log.count(" step 1 ") == 1, "and it went on where it had been"
     ours, theirs = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("ray", "torchrun"))
-    assert ours["step"] == theirs["step"] == 18
+    assert ours["step"] == theirs["step"] == 12
     assert ours["model"].keys() == theirs["model"].keys()
     assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in theirs["model"])
 
