@@ -36,8 +36,8 @@ class Courier:
     def close(self, patience_s: float, limit_s: float) -> bool:
         """Wait for the jobs that are left, `patience_s` seconds for the next and `limit_s` for all; whether none was given up.
 
-        A job that has failed is tried once more, and one that then fails again ends the waiting. A job that takes longer is
-        left to itself.
+        What has failed before is tried once more; a job that would have to be done again now ends the waiting. One that takes
+        longer is left to itself.
         """
         until = time.monotonic() + limit_s
         with self._changed:

@@ -183,7 +183,6 @@ class MlflowRun(TrackedRun):
         run, how, self._owned = self._found() or (self._created(), "new", True)
         self._id = run.info.run_id
         self._settled.set()
-        self._words.append(f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}")
         if self.identity.id_file:
             facts = {"tracking_uri": self.where, "run_id": self._id, "created": self._owned}
             try:
@@ -192,16 +191,29 @@ class MlflowRun(TrackedRun):
                 self._words.append(f"warning: a resume of this run will be another one in MLflow: {error}")
         if self._owned and run.info.status != "RUNNING":
             self._client.update_run(self._id, status="RUNNING")
-        # A param of MLflow's is written once. What differs after a resume becomes a tag.
-        before = run.data.params
-        new = {key: shortened(value) for key, value in self._params.items()}
-        changed = {f"changed.{k}": f"{before[k]} -> {v}" for k, v in new.items() if before.get(k, v) != v}
+        self._describe(run.data.params)
+        self._words.append(f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}")
+
+    def _describe(self, before: Mapping[str, str]) -> None:
+        """Params and tags. A param of MLflow's is written once; what differs after a resume becomes a tag."""
+        now = {key: shortened(value) for key, value in self._params.items()}
+        changed = {f"changed.{k}": f"{before[k]} -> {v}" for k, v in now.items() if before.get(k, v) != v}
         entities = self.mlflow.entities
-        params = [entities.Param(key, value) for key, value in new.items() if key not in before]
+        params = [entities.Param(key, value) for key, value in now.items() if key not in before]
         tags = [entities.RunTag(key, shortened(value)) for key, value in {**self._tags, **changed}.items()]
         for kind, items in (("params", params), ("tags", tags)):
             for i in range(0, len(items), PARAMS_A_REQUEST):
-                self._give(partial(self._log_batch, items={kind: items[i : i + PARAMS_A_REQUEST]}))
+                self._is_taken(**{kind: items[i : i + PARAMS_A_REQUEST]})
+
+    def _is_taken(self, **items: Any) -> bool:
+        """Whether the server took a batch, rather than refuse it; raises where another try may help."""
+        try:
+            self._client.log_batch(self._id, **items)
+        except Exception as error:
+            if self._note_failure(error):
+                raise
+            return False
+        return True
 
     def _found(self) -> tuple[Any, str, bool] | None:
         """The run to join or to go on with, how it was come by, and whether a run of ours made it."""
@@ -273,17 +285,10 @@ class MlflowRun(TrackedRun):
         if self._id is None:
             return len(batch)
         finite = [values for values in batch if math.isfinite(values[1])]
-        for taken in (batch, finite):  # MLflow's own server takes NaN and infinity, others may not
-            try:
-                self._client.log_batch(self._id, metrics=[self.mlflow.entities.Metric(*values) for values in taken])
-                return len(batch) - len(taken)
-            except Exception as error:
-                if self._note_failure(error):
-                    raise
+        for some in (batch, finite):  # MLflow's own server takes NaN and infinity, others may not
+            if self._is_taken(metrics=[self.mlflow.entities.Metric(*values) for values in some]):
+                return len(batch) - len(some)
         return len(batch)
-
-    def _log_batch(self, run: str, items: dict[str, list[Any]]) -> None:
-        self._client.log_batch(run, **items)
 
     def _upload(self, run: str, path: Path, to: str | None = None) -> None:
         if path.is_file():

@@ -85,6 +85,7 @@ def _answers(url: str) -> bool:
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.05)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     for name, value in {**OFFLINE, **mlflow_run.CLIENT}.items():
@@ -139,13 +140,12 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     config = trained(*longer, "logging.mlflow=true")
     (run,) = runs(client)
     assert run.data.params == flattened(asdict(config))
-    assert history(client, run) == logged(tmp_path / "run")
-    assert any("nan" in str(points) for points in logged(tmp_path / "run").values())  # no large boxes
+    first = logged(tmp_path / "run")
+    assert history(client, run) == first
     resumed = trained(*longer, "resume=run/checkpoints/step_00000003.pt", "optimizer.lr=5e-4")
-    again, before = runs(client), run
-    assert [r.info.run_id for r in again] == [run.info.run_id]
-    (run,) = again
-    assert history(client, run) == logged(tmp_path / "run") != history(client, before)
+    assert [r.info.run_id for r in runs(client)] == [run.info.run_id]
+    (run,) = runs(client)
+    assert history(client, run) == logged(tmp_path / "run") != first
     steps = [p.step for p in client.get_metric_history(run.info.run_id, "train/loss")]
     assert sorted(steps) == [1, 2, 3, 4, 4, 5, 5, 6, 6]  # both are kept
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
@@ -200,7 +200,7 @@ def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Pa
     parent, diverged, good = runs(client)
     assert (parent.info.status, parent.info.run_name, parent.data.tags["swept"]) == ("FINISHED", "try", "optimizer.lr")
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
-    for child, status, name in ((diverged, "FAILED", "0_lr=1e30"), (good, "FINISHED", "1_lr=0.001")):
+    for child, status, name in ((diverged, "FAILED", "0_lr=1e+30"), (good, "FINISHED", "1_lr=0.001")):
         assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert (child.info.status, child.info.run_name) == (status, name)
     assert history(client, good) == logged(tmp_path / "sweep" / "1_lr=0.001")
@@ -212,8 +212,8 @@ def test_jobs_in_processes_of_their_own_are_children_too(
 ) -> None:
     """Two processes each, and the run that exists is the parent: one child appears."""
     given = client.create_run(client.create_experiment("the sweep job's")).info.run_id
-    launcher = f"launcher={sys.executable} -m torch.distributed.run --nproc-per-node 2"
-    command = [sys.executable, "-m", "retina_dist.train", "-m", *QUICK, launcher, "seed=1,", "output_dir=sweep"]
+    launcher = f"launcher={sys.executable} -m torch.distributed.run --no-python --nproc-per-node 2"
+    command = [sys.executable, "-m", "retina_dist.train", "-m", *QUICK, launcher, "seed=1", "output_dir=sweep"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_RUN_ID": given}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -222,8 +222,8 @@ def test_jobs_in_processes_of_their_own_are_children_too(
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
     (child,) = [r for r in client.search_runs([parent.info.experiment_id]) if r.info.run_id != given]
     assert (child.data.tags["mlflow.parentRunId"], child.data.tags["world_size"]) == (given, "2")
-    assert (child.info.status, child.info.run_name) == ("FINISHED", "0_seed=1")
-    assert history(client, child) == logged(tmp_path / "sweep" / "0_seed=1")
+    assert (child.info.status, child.info.run_name) == ("FINISHED", "0")
+    assert history(client, child) == logged(tmp_path / "sweep" / "0")
 
 
 # a run by itself
@@ -232,15 +232,8 @@ def test_jobs_in_processes_of_their_own_are_children_too(
 def make(uri: str, folder: Path, said: list[str] | None = None, **options: Any) -> MlflowRun:
     identity = {key: options.pop(key) for key in ("joined", "parent", "experiment", "go_on") if key in options}
     folder.mkdir(exist_ok=True)
-    settings: dict[str, Any] = {
-        "params": {},
-        "tags": {},
-        "say": [].append if said is None else said.append,
-        "linger_s": 0.0,
-    }
-    return MlflowRun(
-        Identity(uri, folder.name, id_file=folder / "mlflow.json", **identity), folder, **{**settings, **options}
-    )
+    options = {"params": {}, "tags": {}, "say": [].append if said is None else said.append, **options}
+    return MlflowRun(Identity(uri, folder.name, id_file=folder / "mlflow.json", **identity), folder, **options)
 
 
 @pytest.mark.parametrize(("error", "status"), [(Preempted(), "KILLED"), (RuntimeError(), "FAILED")])
@@ -251,7 +244,7 @@ def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, 
     assert (run.info.status, run.info.end_time is None) == (status, False)
     with make(uri, tmp_path / "a", go_on=True) as again:
         assert again.wait(60) == run.info.run_id
-        assert [r.info.status for r in runs(client)] == ["RUNNING"]
+        until(lambda: runs(client)[0].info.status == "RUNNING")
     assert [r.info.status for r in runs(client)] == ["FINISHED"]
 
 
@@ -309,6 +302,7 @@ def test_a_lost_answer_makes_no_second_run(
     monkeypatch.setattr(mlflow.MlflowClient, "create_run", lose_the_first)
     with make(uri, tmp_path / "a") as run:
         run.log({"a": 1.0}, 1)
+        until(lambda: run._failure)
     assert (len(calls), [r.data.metrics for r in runs(client)]) == (1, [{"a": 1.0}])
 
 
