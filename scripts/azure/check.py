@@ -26,7 +26,8 @@ try:
     import yaml
     from checker import faults, files
 except ModuleNotFoundError as error:
-    sys.exit(f'error: {error.name} is not installed for {sys.executable}; in the checkout: pip install -e ".[dev]"')
+    print(f'error: {sys.executable} has no {error.name}; in the checkout: pip install -e ".[dev]"', file=sys.stderr)
+    sys.exit(2)
 
 
 def table(rows: Iterable[tuple[str, str, str]], heads: tuple[str, str, str]) -> str:
@@ -89,10 +90,10 @@ def main() -> None:
         return
     for path in chosen.files:
         if not path.is_file():
-            sys.exit(f"error: there is no {path}.")
+            parser.error(f"there is no {path}")
     changes = {key: yaml.safe_load(value) for key, _, value in (change.partition("=") for change in chosen.changes)}
     if changes and not chosen.files:
-        sys.exit("error: --set changes a file; name it.")
+        parser.error("--set changes a file; name it")
     try:
         right = check([path.resolve() for path in chosen.files] or all_files(HERE), changes)
         if chosen.self_test:

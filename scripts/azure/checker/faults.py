@@ -154,6 +154,7 @@ FAULTS = [
     Fault("outputs_have_a_datastore", HOROVOD, "azureml://datastores/coco/", "azureml://datastores/koko/"),
     Fault("outputs_have_a_datastore", HOROVOD, "azureml://datastores/coco/paths/", "/mnt/"),
     Fault("the_dockerfile_is_there", "environment.yml", "dockerfile_path: Dockerfile", "dockerfile_path: Dockerfile.gpu"),
+    Fault("the_dockerfile_is_there", DDP, PINNED, "environment: {build: {path: ., dockerfile_path: Dockerfile}}"),
     Fault("the_path_can_be_read", "data.yml", "azureml://datastores/coco/", "s3://coco/"),
     Fault("the_path_can_be_read", "data.yml", "azureml://datastores/coco/", "azureml://datastores/koko/"),
     Fault("the_path_can_be_read", "data.yml", "azureml://datastores/coco/paths/", "./"),

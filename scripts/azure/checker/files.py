@@ -7,7 +7,9 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from . import commands
 from .documents import JOBS, Document, read_folder
@@ -17,11 +19,12 @@ from .registry import rule
 MOST_FILES, MOST_BYTES = 2000, 300 * 10**6
 
 
+@cache  # of a checkout with a virtual environment it takes a while
 def snapshot(folder: Path) -> list[tuple[Path, str]]:
     """(file, name in the upload) of what the SDK takes of a folder, with its own reading of .amlignore."""
     from azure.ai.ml._utils import _asset_utils as assets
 
-    taken = assets.get_upload_files_from_folder(folder, ignore_file=assets.get_ignore_file(folder))
+    taken: Any = assets.get_upload_files_from_folder(folder, ignore_file=assets.get_ignore_file(folder))
     return [(Path(file), name) for file, name in taken]
 
 
@@ -83,7 +86,7 @@ def blocks(text: str) -> list[str]:
 def check_readme(path: Path) -> Iterator[tuple[str, str]]:
     """(rule, what is wrong) with the commands of the shell blocks, which are pasted from top to bottom."""
     known = {"HOME", "PWD", "PATH", "USER"}
-    root = path.parents[2]
+    root = next((folder for folder in path.parents if (folder / ".amlignore").exists()), path.parent)
     for block in blocks(path.read_text(encoding="utf-8")):
         text = re.sub(r"\\\n\s*", " ", block)
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)

@@ -200,7 +200,7 @@ def checkpoints_have_a_place_of_their_own(job: Document) -> Iterator[str]:
         path = job.get("outputs", name, "path")
         if job.kind == "sweepJob" and path:
             yield f"outputs.{name}.path: {path}: all trials would write there; drop path, and each has a folder of its own."
-        if job.kind == "commandJob" and not path:
+        if job.kind == "commandJob" and not path and commands.settings_of(job):
             yield f"outputs.{name} has no path, so a job sent again would not find what is there; give azureml://datastores/…"
         others = (other for other in job.beside if other.kind in JOBS and other.path.resolve() != job.path.resolve())
         for other in others:
