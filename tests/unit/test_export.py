@@ -19,14 +19,10 @@ from retina_dist.settings import ExportConfig
 from retina_dist.types import Detections
 from tests.unit.serving import small_detector
 
-LEAST = 0.5  # leaves under 1000 candidates, above which NMS may decide overlaps at the threshold otherwise
-
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    small = small_detector()
-    small.model.score_thresh = LEAST
-    return small
+    return small_detector()
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +46,7 @@ def test_onnx_is_run_and_says_what_it_is(tmp_path: Path) -> None:
     assert [o.name for o in session.get_outputs()] == ["boxes", "scores", "labels"]
     about = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
     assert about["categories"] == {"0": {"id": 3, "name": "cat"}, "2": {"id": 8, "name": "dog"}}
-    assert (about["min_size"], about["max_size"], about["score_threshold"]) == (64, 96, LEAST)
+    assert (about["min_size"], about["max_size"], about["score_threshold"]) == (64, 96, 0.05)
     assert about["versions"]["torch"] == version("torch")
 
 
