@@ -112,8 +112,8 @@ def _differences(one: Detections, other: Detections, least: float) -> dict[str, 
         same = other["labels"] == label
         if not same.any():
             return {"boxes": float("inf"), "scores": float("inf")}
-        apart = (other["boxes"][same] - box).abs().amax(dim=1)
-        scores = (other["scores"][same] - score).abs()
+        apart = (other["boxes"][same] - box).abs().amax(dim=1).nan_to_num(nan=float("inf"))
+        scores = (other["scores"][same] - score).abs().nan_to_num(nan=float("inf"))
         nearest = int((apart + scores).argmin())
         worst["boxes"] = max(worst["boxes"], float(apart[nearest]))
         worst["scores"] = max(worst["scores"], float(scores[nearest]))

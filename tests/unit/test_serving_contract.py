@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +14,7 @@ import pytest
 from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.serving.scoring import Scorer
+from retina_dist.settings import ServeConfig
 from tests.unit.serving import MAX_PIXELS, REFUSALS, as_json, as_multipart, content, expected, found_in, picture
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "azure" / "score.py"
@@ -58,15 +59,11 @@ def azure(checkpoint: Path) -> Iterator[Post]:
         "AZUREML_MODEL_DIR": str(checkpoint.parent),
         "AML_APP_ROOT": str(SCRIPT.parents[2]),
     }
-    with patch.dict(os.environ, environment):
+    small = partial(ServeConfig, max_pixels=MAX_PIXELS, max_body_mb=MAX_BODY / 1e6)
+    with patch.dict(os.environ, environment), patch("retina_dist.settings.ServeConfig", small):
         from azureml_inference_server_http.server.create_app import create
 
         client = create().test_client()
-        (script,) = [
-            module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == str(SCRIPT)
-        ]
-        script.scorer.max_pixels = MAX_PIXELS
-        script.LIMITS.max_body_mb = MAX_BODY / 1e6
 
         def post(content_type: str, body: bytes) -> tuple[int, Any]:
             response = client.post("/score", data=body, headers={"Content-Type": content_type})
