@@ -9,8 +9,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.settings import ModelBenchmarkConfig
 from retina_dist.tasks.detection import read_split
 
-# Of train2017, all and with objects: https://cocodataset.org/#download,
-# https://github.com/facebookresearch/detectron2/blob/main/MODEL_ZOO.md (its logs tell of the 1021 without)
+# Of train2017 (https://cocodataset.org/#download: 118K), and without the 1021 that have no object
+# (https://github.com/cocodataset/cocoapi/issues/76)
 COCO_IMAGES, COCO_IMAGES_WITH_OBJECTS = 118_287, 117_266
 
 
