@@ -172,7 +172,7 @@ def test_checkpoints_name_parameters_as_the_plain_model_does(job: Job, alone: di
     assert not any("module" in key for key in alone["plain"]["keys"])
 
 
-@pytest.mark.parametrize(("kind", "processes"), [("ddp", 2), ("horovod", 3), ("mpi", 2), ("ddp", 8)])
+@pytest.mark.parametrize(("kind", "processes"), [("horovod", 3), ("mpi", 2), ("ddp", 6)])
 def test_metrics_do_not_depend_on_ranks(kind: str, processes: int) -> None:
     alone = run_alone()
     ranks = run_ranks(kind, processes, "evaluation").ranks
@@ -183,7 +183,7 @@ def test_metrics_do_not_depend_on_ranks(kind: str, processes: int) -> None:
             assert found[count]["metrics"] == pytest.approx(alone[count]["metrics"], abs=1e-12)
             stats = {k: v for k, v in found[count]["metrics"].items() if k.startswith("coco/")}
             assert stats == {k: v for k, v in alone[count]["metrics"].items() if k.startswith("coco/")}, "to the bit"
-    if processes == 8:
+    if processes == 6:
         assert any(not rank["5"]["images"] for rank in ranks), "a rank without an image takes part"
     assert 0 < alone["23"]["metrics"]["coco/AP"] < 1
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,31 @@ def run_module(module: str, *arguments: str, cwd: Path, check: bool = True) -> s
     if check:
         assert result.returncode == 0, result.stdout + result.stderr
     return result
+
+
+def run_inside(module: str, *arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """The same within this process, which has torch already: for what does not need a process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, folder, code = sys.argv, os.getcwd(), 0
+    os.chdir(cwd)
+    sys.argv = [module, *arguments]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            importlib.import_module(module).main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+        os.chdir(folder)
+    result = subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
+    if check:
+        assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="session")
+def inside() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return run_inside
 
 
 @pytest.fixture(scope="session")

@@ -90,34 +90,34 @@ def test_predict_names_what_it_cannot_read(trained: Path, cli: Callable, tmp_pat
     assert result.returncode == 2
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, cli: Callable) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, inside: Callable) -> None:
     before = sorted(trained.rglob("*"))
-    result = cli("retina_dist.train", *SMALL, "dry_run=true", "output_dir=dry", cwd=trained)
+    result = inside("retina_dist.train", *SMALL, "dry_run=true", "output_dir=dry", cwd=trained)
     assert "4 images a step = 1 process x 1 accumulated x 4" in result.stdout
     assert sorted(trained.rglob("*")) == before
 
 
-def test_fast_dev_run_goes_through_everything(tmp_path: Path, cli: Callable) -> None:
+def test_fast_dev_run_goes_through_everything(tmp_path: Path, inside: Callable) -> None:
     more = ("model.num_classes=9", "model.score_threshold=0.0")  # labels that no category has are predicted too
-    cli("retina_dist.train", *SMALL, *more, "trainer=debug", "output_dir=run", cwd=tmp_path)
+    inside("retina_dist.train", *SMALL, *more, "trainer=debug", "output_dir=run", cwd=tmp_path)
     assert (tmp_path / "run" / "predictions.jpg").exists()
     assert len(list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))) == 3
 
 
-def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path: Path, cli: Callable) -> None:
+def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path: Path, inside: Callable) -> None:
     quick = (*SMALL, "logging=quiet", "trainer.validate_every=0steps")
-    cli("retina_dist.train", *quick, "trainer.length=1epoch", cwd=tmp_path)
-    cli("retina_dist.train", *quick, "trainer.length=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
-    result = cli("retina_dist.train", *quick, "trainer.length=1epoch", "resume=auto", cwd=tmp_path)
+    inside("retina_dist.train", *quick, "trainer.length=1epoch", cwd=tmp_path)
+    inside("retina_dist.train", *quick, "trainer.length=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
+    result = inside("retina_dist.train", *quick, "trainer.length=1epoch", "resume=auto", cwd=tmp_path)
     assert "going on from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["shapes", "shapes-2"]
     steps = [row["step"] for row in csv.DictReader((tmp_path / "runs/shapes-2/metrics.csv").open())]
     assert sorted(set(steps), key=int) == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, cli: Callable) -> None:
+def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, inside: Callable) -> None:
     for name in ("a", "b"):
-        cli("retina_dist.train", *SMALL, "trainer.length=1epoch", f"output_dir={name}", "logging=quiet", cwd=tmp_path)
+        inside("retina_dist.train", *SMALL, "trainer.length=1epoch", f"output_dir={name}", "logging=quiet", cwd=tmp_path)
     a, b = (list(csv.DictReader((tmp_path / n / "metrics.csv").open())) for n in ("a", "b"))
     for one, other in zip(a, b, strict=True):
         one.pop("time/images_per_s")
@@ -140,10 +140,10 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, cli: Callable) -> 
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(
-    trained: Path, cli: Callable, arguments: list, message: str
+    trained: Path, inside: Callable, arguments: list, message: str
 ) -> None:
     small = [s for s in SMALL if not s.startswith("data.shapes") or "data.shapes=null" not in arguments]
-    result = cli("retina_dist.train", *small, "output_dir=wrong", *arguments, cwd=trained, check=False)
+    result = inside("retina_dist.train", *small, "output_dir=wrong", *arguments, cwd=trained, check=False)
     assert result.returncode == 2
     (line,) = [line for line in result.stderr.splitlines() if line.strip()]
     assert line.startswith("error: ")
@@ -151,12 +151,12 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(
     assert not (trained / "wrong").exists()
 
 
-def test_fine_tuning_takes_what_fits(trained: Path, cli: Callable, tmp_path: Path) -> None:
+def test_fine_tuning_takes_what_fits(trained: Path, inside: Callable, tmp_path: Path) -> None:
     weights = f"model.weights={trained}/{RUN}/checkpoints/best.pt"
     small = [s for s in SMALL if not s.startswith("data.shapes")]
-    cli("retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path)
+    inside("retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path)
     assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [{"id": 0, "name": "thing"}]
-    result = cli("retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path)
+    result = inside("retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path)
     assert (
         "left out  head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
         in result.stdout
