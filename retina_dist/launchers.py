@@ -125,7 +125,7 @@ def started(launcher: str) -> tuple[str | None, str]:
 def main() -> None:
     """Under a launcher one line of each process, else the table."""
     if detect_launch().launcher != "python":
-        print(described(), flush=True)
+        sys.stdout.write(described() + "\n")  # in one piece: others write to the same place
         return
     print(f"{'python':<28}started for real    {described()}")
     for launcher in ("torchrun", "horovodrun", "mpirun", "srun"):

@@ -47,12 +47,13 @@ def wait_for(condition: Callable[[], bool], cluster: Cluster, job: str, log: Pat
 
 
 def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_path: Path) -> None:
-    say = f'{sys.executable} -c "from retina_dist.launchers import described; print(described())"'
-    script = "\n".join([say, f"srun {say}", f"srun --mpi=pmi2 {say}"])
+    alone = f'{sys.executable} -c "from retina_dist.launchers import described; print(described())"'
+    each = f"{sys.executable} -m retina_dist.launchers"
+    script = "\n".join([alone, f"srun {each}", f"srun --mpi=pmi2 {each}"])
     options = ("--wait", "--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
     job = int(cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)}))
-    alone, *steps = (tmp_path / "said.txt").read_text().splitlines()
-    assert alone == "rank 0 of 1, local rank 0 of 1 on node 0, strategy single: python with 1 process"
+    first, *steps = (tmp_path / "said.txt").read_text().splitlines()
+    assert first == "rank 0 of 1, local rank 0 of 1 on node 0, strategy single: python with 1 process"
     assert sorted(steps) == sorted(
         f"rank {rank} of 2, local rank 0 of 1 on node {rank}, meeting at {NODES[0]}:{slurm_port(job, step)}, strategy ddp: "
         "srun with 2 processes"
@@ -75,8 +76,10 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     wait_for(lambda: cluster.state(job)["JobState"] == "PENDING", cluster, job, log)
     stopped = checkpoint(run)["step"]
     assert 3 <= stopped < 24
-    cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
-    alone = undisturbed(tmp_path_factory.getbasetemp() / "undisturbed")  # while the job is at it
+    alone = undisturbed(
+        tmp_path_factory.getbasetemp() / "undisturbed"
+    )  # while the nodes are free: Slurm waits two minutes
+    cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, log)
     said = log.read_text()
     assert said.count("DDP over Gloo") == 2
