@@ -286,6 +286,8 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
                 raise ValueError(f"an entry is of {shard['file']}")
             if any([type(value) for value in row] != [int, str, int, int, int] for row in shard["images"]):
                 raise ValueError(f"a row of {shard['file']} is of other types")
+            if any(row[2] + row[3] > shard["bytes"] for row in shard["images"]):
+                raise ValueError(f"a picture reaches out of {shard['file']}")
         return {"complete": bool(index["complete"]), "input": str(index["input"]), "shards": list(index["shards"])}
     except DataError:
         raise

@@ -109,9 +109,8 @@ def version_of(source: Source) -> tuple[object, ...] | None:
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:
     """Bytes of each, by one listing of each folder behind a URL. Raises ImageError for one that is not there."""
-    listed = {
-        s.folder: Url(s.folder).all_files() for s in {s.folder: s for s in sources if isinstance(s, Object)}.values()
-    }
+    folders = {source.folder for source in sources if isinstance(source, Object)}
+    listed = {folder: Url(folder).all_files() for folder in folders}
     return [_size(source, listed) for source in sources]
 
 
@@ -119,9 +118,9 @@ def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
     if isinstance(source, Slice):
         return source.length
     try:
-        return (
-            int(listed[source.folder][source.name]["size"]) if isinstance(source, Object) else os.stat(source).st_size
-        )
+        if isinstance(source, Object):
+            return int(listed[source.folder][source.name]["size"])
+        return os.stat(source).st_size
     except (KeyError, OSError) as error:
         raise ImageError(f"{source} cannot be found ({error}); check the images folder.") from error
 

@@ -165,7 +165,7 @@ JOB = (
     "data.num_buckets=1",
     "data.batch_size=2",
     "data.photometric=0.5",
-    "trainer.length=8steps",
+    "trainer.length=12steps",
     "trainer.validate_every=1000steps",
     "trainer.checkpoint_every=4steps",
     "optimizer=sgd",
@@ -219,16 +219,16 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
         wait_for(lambda: steps_done(run) >= 5 and "manifest.json" in saved.names(), job, tmp_path)
     finally:
         end(job, run)
-    assert steps_done(run) < 8
+    assert steps_done(run) < 12
     for arguments in (line, command(launcher, 2, "retina_dist.train", [*JOB, *here])):
         job = start(arguments, tmp_path)
         try:
             assert job.wait(END_S) == 0, (tmp_path / "log.txt").read_text()
         finally:
             end(job, run)
-    assert f"going on from az://{container}/run/step_00000004.pt" in (tmp_path / "log.txt").read_text()
+    assert f"going on from az://{container}/run/step_" in (tmp_path / "log.txt").read_text()
     ours, theirs = load_checkpoint(f"az://{container}/run/last.pt"), load_checkpoint(alone / "checkpoints" / "last.pt")
-    assert ours["step"] == theirs["step"] == 8
+    assert ours["step"] == theirs["step"] == 12
     for key in ("model", "optimizer", "sampler", "best"):
         assert equal(ours[key], theirs[key]), key
 

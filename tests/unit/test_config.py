@@ -62,6 +62,7 @@ def test_no_file_is_out_of_reach() -> None:
     assert {path.stem for path in CONF.glob("*.yaml")} == {
         "train",
         "doctor",
+        "shards",
         "evaluate",
         "benchmark_step",
         "benchmark_data",
@@ -87,13 +88,14 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert config.data.val_min_size is None
 
 
-@pytest.mark.parametrize("name", ["doctor", "evaluate", "predict", "serve", "export", "convert"])
+@pytest.mark.parametrize("name", ["doctor", "shards", "evaluate", "predict", "serve", "export", "convert"])
 def test_other_entry_points_compose(name: str) -> None:
     needed = {
         "predict": ["checkpoint=a", "input=b"],
         "serve": ["checkpoint=a"],
         "export": ["checkpoint=a", "output=b"],
         "convert": ["format=csv", "annotations=a", "output=b"],
+        "shards": ["output=b"],
     }
     load_config(name, needed.get(name, []))
 
@@ -125,7 +127,10 @@ def test_files_begin_with_what_they_are() -> None:
         ("++data.batchsize=1", "data.batchsize is not a setting; did you mean data.batch_size?"),
         ("optimizer={lr: 1, lrr: 2}", "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
         # no such file
-        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are bccd, coco, csv, parity, shapes, voc."),
+        (
+            "data=cocoo",
+            "data=cocoo does not exist; did you mean coco? There are bccd, coco, csv, parity, shapes, shards, voc.",
+        ),
         ("model=yolo", "model=yolo does not exist; there are retinanet_r18, "),
         ("experiment=bcdd", "experiment=bcdd does not exist; did you mean bccd? There are bccd, "),
         ("model=null", "groups such as data and model take a name"),

@@ -350,6 +350,7 @@ def test_a_header_with_too_many_pixels_is_not_decoded(written: Path) -> None:
         ('"shards":[', '"shards":[[],', "no index of shards"),
         ('"bytes":', '"bytes":-', "no index of shards"),
         ("[1000,", "[null,", "no index of shards"),
+        (",512,", ",999999999,", "reaches out of train-00000.tar"),
         ('"format":1', '"format":2', "has format 2, not 1"),
         ('{"format"', '"format"', "no index of shards"),
     ],
