@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.config import _check_overrides, load_config, register_schemas
+from retina_dist.config import SweepJob, _check_overrides, load_config, register_schemas
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
 from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
@@ -190,13 +190,15 @@ def test_a_run_that_exists_is_joined_and_left_open(
 # sweeps
 
 
-def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:
+def jobs_of(*arguments: str) -> list[SweepJob]:
     register_schemas()
+    return _check_overrides("train", ["-m", *arguments])
+
+
+def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:
     sgd = ("optimizer=sgd", "trainer.clip=null", "trainer.max_nonfinite_steps=0")
-    jobs = _check_overrides(
-        "train", ["-m", *QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try"]
-    )
-    assert run_sweep(jobs, train) == 0
+    sweep = jobs_of(*QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try")
+    assert run_sweep(sweep, train) == 0
     parent, diverged, good = runs(client)
     assert (parent.info.status, parent.info.run_name, parent.data.tags["swept"]) == ("FINISHED", "try", "optimizer.lr")
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
@@ -212,11 +214,10 @@ def test_jobs_in_processes_of_their_own_are_children_too(
 ) -> None:
     """Two processes each, and the run that exists is the parent: one child appears."""
     given = client.create_run(client.create_experiment("the sweep job's")).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     launcher = f"launcher={sys.executable} -m torch.distributed.run --no-python --nproc-per-node 2"
-    command = [sys.executable, "-m", "retina_dist.train", "-m", *QUICK, launcher, "seed=1", "output_dir=sweep"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_RUN_ID": given}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert run_sweep(jobs_of(*QUICK, launcher, "seed=1", "output_dir=sweep"), train) == 0
     parent = client.get_run(given)
     assert (parent.info.status, runs(client)) == ("RUNNING", [])
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
