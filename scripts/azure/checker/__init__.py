@@ -29,8 +29,9 @@ def check_file(path: Path, changes: Mapping[str, Any] | None = None) -> tuple[st
         ".amlignore": files.check_amlignore,
         "README.md": files.check_readme,
     }
-    if path.name in others:
-        return path.name, _once(others[path.name](path))
+    for ending, check in others.items():
+        if path.name.endswith(ending):
+            return ending, _once(check(path))
     try:
         document = read(path, changes)
     except ValueError as error:

@@ -75,18 +75,9 @@ def assets_are_pinned(document: Document) -> Iterator[str]:
 @rule("environment", "managedOnlineDeployment", *JOBS)
 def the_dockerfile_is_there(document: Document) -> Iterator[str]:
     """An environment that is to be built has its Dockerfile."""
-    inline = document.trial("environment")
-    build = (
-        document.get("build")
-        if document.kind == "environment"
-        else inline.get("build")
-        if isinstance(inline, dict)
-        else None
-    )
-    if isinstance(build, dict):
-        dockerfile = document.path_of(build.get("path")) / str(build.get("dockerfile_path") or "Dockerfile")
-        if not dockerfile.is_file():
-            yield f"build: there is no {build.get('path')}/{build.get('dockerfile_path') or 'Dockerfile'}."
+    build = document.build()
+    if build and not build[1].is_file():
+        yield f"build: {build[0].name}/ has no {build[1].relative_to(build[0])}."
 
 
 @rule("data", "model")

@@ -30,6 +30,7 @@ LOADERS = {
     "managedOnlineDeployment": "load_online_deployment",
 }
 JOBS = ("commandJob", "sweepJob")
+CONDA = "conda"  # the packages of an environment, which Azure's SDK takes as they are
 MISSING = 'azure-ai-ml is not installed; pip install "azure-ai-ml>=1.35,<1.36" (or this package\'s extra dev).'
 
 
@@ -84,6 +85,15 @@ class Document:
         compute = self.compute()
         return self.trial("resources", "instance_type") or (compute.size() if compute else None)
 
+    def build(self) -> tuple[Path, Path] | None:
+        """Context and Dockerfile of the image that an environment, or one within a job or a deployment, is built of."""
+        inline = self.trial("environment")
+        build = self.get("build") or (inline.get("build") if isinstance(inline, dict) else None)
+        if not isinstance(build, dict):
+            return None
+        context = self.path_of(build.get("path"))
+        return context, context / str(build.get("dockerfile_path") or "Dockerfile")
+
     def path_of(self, value: Any) -> Path:
         """A path that the file names, relative to it."""
         return (self.path.parent / str(value)).resolve()
@@ -106,6 +116,8 @@ def _read(path: Path, beside: list[Document]) -> Document:
         raise ValueError(f"cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ValueError("is no YAML mapping of keys to values.")
+    if "$schema" not in content and "dependencies" in content:
+        return Document(path, CONDA, content, beside)
     kind = re.search(r"/(\w+)\.schema\.json$", str(content.get("$schema")))
     if kind is None or kind[1] not in LOADERS:
         raise ValueError(
@@ -141,6 +153,8 @@ def _sdk() -> Any:
 
 def refused(document: Document) -> Iterator[str]:
     """What the SDK refuses: unknown keys, wrong types and values, missing folders, or what has no REST form."""
+    if document.kind == CONDA:
+        return
     load = getattr(_sdk(), LOADERS[document.kind])
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):

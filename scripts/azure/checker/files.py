@@ -69,13 +69,20 @@ def check_dockerfile(path: Path) -> Iterator[tuple[str, str]]:
         tag = whole.rpartition(":")[2] if ":" in whole else ""
         if tag in ("", "latest"):
             yield "the_base_is_pinned", f"FROM {whole} may be another image tomorrow; give a tag with a date."
+    context = _context_of(path)
     for source in re.findall(r"^COPY (?!--from)(\S+) \S+", text, re.MULTILINE):
-        if not (path.parent / source).exists():
-            yield "what_is_copied_is_there", f"COPY {source}: {path.parent.name}/ has no {source}."
+        if not (context / source).exists():
+            yield "what_is_copied_is_there", f"COPY {source}: {context.name}/ has no {source}."
     if hadolint := shutil.which("hadolint"):
         done = subprocess.run([hadolint, "--no-color", str(path)], capture_output=True, text=True)
         for line in done.stdout.strip().splitlines():
             yield "hadolint", line.removeprefix(f"{path}:")
+
+
+def _context_of(dockerfile: Path) -> Path:
+    """The folder that a file beside the Dockerfile, or one folder above, builds it in; else its own."""
+    builds = [d.build() for folder in dockerfile.parents[:2] for d in read_folder(folder)]
+    return next((build[0] for build in builds if build and build[1] == dockerfile), dockerfile.parent)
 
 
 def blocks(text: str) -> list[str]:
@@ -129,7 +136,12 @@ def describe_snapshot(folder: Path) -> str:
 
 
 def other_files(folder: Path) -> list[Path]:
-    """The Dockerfile, the .amlignore and the README that belong to a folder of jobs."""
+    """The Dockerfiles, the .amlignore and the README that belong to a folder of jobs."""
     roots = {d.path_of(d.trial("code")) for d in read_folder(folder) if d.kind in JOBS and d.trial("code")}
-    found = [*folder.glob("*/Dockerfile"), folder / "README.md", *(root / ".amlignore" for root in sorted(roots))]
+    found = [
+        *folder.glob("*Dockerfile"),
+        *folder.glob("*/*Dockerfile"),
+        folder / "README.md",
+        *(root / ".amlignore" for root in sorted(roots)),
+    ]
     return [path for path in found if path.is_file()]
