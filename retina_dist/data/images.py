@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def read_image(
     annotated_size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     content: bytes | None = None,
-    formats: Sequence[str] | None = None,
+    formats: tuple[str, ...] | None = None,
 ) -> Tensor:
     """The pixels of a picture, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
     `formats` are those of Pillow's to try; None: all.
@@ -126,7 +126,9 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
-def _opened(path: Source, max_pixels: int, content: bytes | None, formats: Sequence[str] | None = None) -> Image.Image:
+def _opened(
+    path: Source, max_pixels: int, content: bytes | None, formats: tuple[str, ...] | None = None
+) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     try:
