@@ -6,9 +6,10 @@ FROM python:3.12-slim
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /opt/retina_dist
 COPY . .
+# hadolint ignore=DL3013
 RUN pip install "torchvision>=0.26,<0.30" && pip install ".[serve]"
 WORKDIR /
-USER nobody
+USER 65534
 EXPOSE 5001
 # exec: SIGTERM goes to the server, which then answers what it has taken. Azure checks the keys.
 CMD ["/bin/sh", "-c", "exec python -m retina_dist.serve checkpoint=${AZUREML_MODEL_DIR}/best.pt host=0.0.0.0 port=5001"]
