@@ -393,7 +393,7 @@ def test_a_file_url_is_the_fast_local_path(coco: Path) -> None:
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adlfs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "az", raising=False)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "az", raising=False)
     with pytest.raises(DataError, match=r"retina-dist\[azure\]"):
         read(Object("az://c/images", "a.jpg"))
 
