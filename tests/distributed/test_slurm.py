@@ -50,12 +50,13 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
     alone = f'{sys.executable} -c "from retina_dist.launchers import described; print(described())"'
     each = f"{sys.executable} -m retina_dist.launchers"
     script = "\n".join([alone, f"srun {each}", f"srun --mpi=pmi2 {each}"])
-    options = ("--wait", "--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
-    job = int(cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)}))
+    options = ("--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
+    job = cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})
+    wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, tmp_path / "said.txt")
     first, *steps = (tmp_path / "said.txt").read_text().splitlines()
     assert first == "rank 0 of 1, local rank 0 of 1 on node 0, strategy single: python with 1 process"
     assert sorted(steps) == sorted(
-        f"rank {rank} of 2, local rank 0 of 1 on node {rank}, meeting at {NODES[0]}:{slurm_port(job, step)}, strategy ddp: "
+        f"rank {rank} of 2, local rank 0 of 1 on node {rank}, meeting at {NODES[0]}:{slurm_port(int(job), step)}, strategy ddp: "
         "srun with 2 processes"
         for step in (0, 1)
         for rank in (0, 1)

@@ -120,7 +120,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("dat=coco", "dat is not a setting; did you mean data?"),
         (
             "name=a",
-            "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name?",
+            "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name or nccl.name?",
         ),
         ("zzzzzz=3", "zzzzzz is not a setting; see the keys with python -m retina_dist.train --cfg job."),
         ("+lr=1", "lr is not a setting; did you mean optimizer.lr?"),
