@@ -55,13 +55,13 @@ def export(config: ExportConfig) -> dict[str, float]:
             f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
         )
     pictures = [_prepared(detector, pixels, config.size) for pixels in _pictures(config, detector)]
-    write, load = WRITERS[output.suffix]
+    write, reopen = WRITERS[output.suffix]
     found: dict[str, float] = {}
 
     def make(temporary: Path) -> None:
         with _quiet():
             write(detector, temporary, config)
-            found.update(compare(detector, load(detector, temporary), pictures, config))
+            found.update(compare(detector, reopen(detector, temporary), pictures, config))
 
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, make)

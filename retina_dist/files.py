@@ -110,7 +110,9 @@ class Url:
 
         They are fetched together where the file system can do that. What is beyond the end of a file is not there.
         """
-        found: dict[int, bytes | FileNotFoundError] = {}
+        found: dict[int, bytes | FileNotFoundError] = {
+            i: b"" for i, (_, start, end) in enumerate(parts) if end is not None and end <= (start or 0)
+        }
 
         def fetch(system: Any, folder: str) -> None:
             left = [i for i in range(len(parts)) if i not in found]
@@ -129,7 +131,7 @@ class Url:
             if failed:  # what has come already is not asked for again
                 raise failed
 
-        if parts:
+        if len(found) < len(parts):
             self._call("read", fetch)
         return [found[i] for i in range(len(parts))]
 

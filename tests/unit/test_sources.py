@@ -377,6 +377,15 @@ def strip(found: list) -> list:
     return [[replace(batch, warnings=()) for batch in step] for step in found]
 
 
+def test_parts_of_a_file_and_beyond_its_end(coco: Path) -> None:
+    folder = Url(f"remote://{coco}/train2017")
+    whole = (coco / "train2017" / "0.jpg").read_bytes()
+    parts = [("0.jpg", 5, 9), ("0.jpg", None, None), ("0.jpg", 7, 7), ("0.jpg", len(whole) - 2, len(whole) + 9)]
+    assert folder.read_parts(parts) == [whole[5:9], whole, b"", whole[-2:]]
+    assert Remote.asked == {"read": 3}
+    assert folder.read_parts([]) == []
+
+
 def test_versions_are_those_of_the_listing(coco: Path) -> None:
     there = objects_in(Url(f"remote://{coco}/train2017"))
     assert len(there) == 10
