@@ -15,11 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-<<<<<<< .merge_file_nxABCa
-GROUND = {"errors", "types", "seeding", "files", "words", "__init__"}
-=======
-GROUND = {"errors", "types", "seeding", "files", "__init__", "__version__"}
->>>>>>> .merge_file_REQMzF
+GROUND = {"errors", "types", "seeding", "files", "words", "__init__", "__version__"}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
     "data": set(),
