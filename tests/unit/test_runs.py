@@ -190,8 +190,8 @@ def test_checkpoints_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_missing_driver_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"az://box/run\S* needs a package that is not installed; pip install adlfs\."):
-        open_run(settings("trainer.checkpoint_dir=az://box/run"), quiet)
+    with pytest.raises(UserError, match=r"oss://box/run\S* needs a package that is not installed; pip install ossfs\."):
+        open_run(settings("trainer.checkpoint_dir=oss://box/run"), quiet)
     with pytest.raises(UserError, match="nonsense://box.* cannot be opened"):
         open_run(settings("resume=nonsense://box", "output_dir=x"), quiet)
 
