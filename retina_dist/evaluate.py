@@ -64,6 +64,9 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         result = _of_results(config)
     else:
         apply_nccl(asdict(config.nccl))
+        note = describe_nccl(asdict(config.nccl))
+        if note and detect_launch().rank == 0:
+            print(note)
         with make_strategy(device=config.device) as strategy:
             result = _of_checkpoint(config, folder, strategy)
     if folder:
@@ -159,8 +162,6 @@ def main(config: EvaluateConfig) -> None:
     """Print the table, once."""
     result = evaluate(config)
     if detect_launch().rank == 0:
-        if note := describe_nccl(asdict(config.nccl)):
-            print(note)
         print(format_table(result))
 
 

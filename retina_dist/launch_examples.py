@@ -103,6 +103,15 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "MASTER_PORT": "6105",
         "AZUREML_RUN_ID": "gentle_apple_1",
     },
+    "Azure ML, pytorch, node 0": {
+        "RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "10.0.0.4",
+        "MASTER_PORT": "6105",
+        "AZUREML_RUN_ID": "gentle_apple_1",
+    },
     "Ray Train": {
         "RANK": "1",
         "WORLD_SIZE": "2",

@@ -101,7 +101,7 @@ def environment(threads: int) -> dict[str, str]:
 def described(variables: Mapping[str, str] = os.environ) -> str:
     """How a process with these variables understands its launcher, in one line. Raises ConfigError."""
     launch = detect_launch(variables)
-    host = f"local rank {launch.local_rank} of {launch.local_world_size} on node {launch.node_rank}"
+    host = f"local rank {launch.local_rank} of {launch.local_world_size or 'some'} on node {launch.node_rank}"
     place = launch.master_address and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
     return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
 

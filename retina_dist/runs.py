@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from retina_dist.engine.checkpoint import load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, names_in, place, write_atomically
+from retina_dist.reporting.mlflow_run import without_password
 from retina_dist.settings import TrainConfig
 
 CHECKPOINTS = "checkpoints"
@@ -139,9 +140,11 @@ def _refuse_checkpoints(folder: Place | None) -> None:
 
 
 def write_config(config: TrainConfig, folder: Path) -> None:
-    """Every setting of the run as config.yaml."""
+    """Every setting of the run as config.yaml, but for the password of a tracking server: MLflow gets the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    uri = config.logging.mlflow_uri
+    shown = replace(config, logging=replace(config.logging, mlflow_uri=uri and without_password(uri)))
+    text = OmegaConf.to_yaml(OmegaConf.create(asdict(shown)))
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 

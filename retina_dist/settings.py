@@ -630,6 +630,10 @@ def _validate_data(data: DataConfig) -> None:
         raise ConfigError(f"data.name={data.name} is no name for a folder below runs/.")
     if not data.min_sizes or min(data.min_sizes) < 1:
         raise ConfigError(f"data.min_sizes={data.min_sizes} needs at least one size in pixels, such as [800].")
+    if data.format == "shards" and (data.train_images or data.val_images):
+        raise ConfigError(
+            f"data={data.name} has its pictures in data.root; leave out data.*_images, or write those into shards."
+        )
     factors = data.scale_jitter
     if factors is not None and not (len(factors) == 2 and 0 < factors[0] <= factors[1]):
         raise ConfigError(f"data.scale_jitter={factors} is not a pair of rising factors, such as [0.8,1.25].")

@@ -112,7 +112,7 @@ def _summary(split: str, writer: ShardWriter, written: int, config: ShardsConfig
     images, size = sum(map(len, writer.planned)), sum(writer.lengths) / 2**20
     state = f"{written} of {len(writer.planned)} shards written" if written else "all shards were there; nothing to do"
     return f"{split}: {images} images in {len(writer.planned)} shards, {size:.1f} MiB; {state}" + (
-        ", all read back" if config.verify else ""
+        ", all read back and compared" if config.verify else ""
     )
 
 

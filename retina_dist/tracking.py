@@ -48,11 +48,17 @@ def tracking_server(settings: LoggingConfig, say: Callable[[str], None]) -> str 
 
 
 def tracked_run(
-    uri: str | None, config: TrainConfig, run: Run, tags: Mapping[str, Any], say: Callable[[str], None]
+    uri: str | None,
+    config: TrainConfig,
+    run: Run,
+    tags: Mapping[str, Any],
+    say: Callable[[str], None],
+    go_on: bool = False,
 ) -> TrackedRun:
     """The training's MLflow run, at most one; none without a `uri`.
 
-    In this order: a child of `logging.mlflow_parent`; the run MLFLOW_RUN_ID; on a resume, the run before; a new one.
+    In this order: the run MLFLOW_RUN_ID, unless there is a `logging.mlflow_parent`; on a resume, or with `go_on`, the run before; a
+    new one, a child of `logging.mlflow_parent` if that is given.
     """
     if uri is None:
         return TrackedRun()
@@ -66,14 +72,14 @@ def tracked_run(
         joined=None if settings.mlflow_parent else os.environ.get("MLFLOW_RUN_ID"),
         # with the checkpoints, where those outlive the run folder
         id_file=(place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else run.folder) / ID_FILE,
-        go_on=bool(run.resume_step),
+        go_on=go_on or bool(run.resume_step),
     )
     best = [checkpoints / BEST] if isinstance(checkpoints, Path) and settings.mlflow_checkpoint else []
     resumed = {"resumed_from": run.resumed_from} if run.resumed_from else {}
     return MlflowRun(
         identity,
         run.folder,
-        params=flattened(asdict(config)),
+        params={key: without_password(value) for key, value in flattened(asdict(config)).items()},
         tags=_texts({"run_folder": run.folder.resolve(), "host": platform.node(), **resumed, **tags}),
         documents=lambda: {"checkpoints.json": {"folder": str(_absolute(checkpoints)), "kept": _manifest(checkpoints)}},
         files=best,

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torchvision
@@ -44,7 +44,7 @@ from retina_dist.files import write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
-from retina_dist.reporting.mlflow_run import status_of
+from retina_dist.reporting.mlflow_run import TrackedRun, status_of
 from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.voice import Voice, tell
@@ -70,16 +70,17 @@ def train(config: TrainConfig) -> dict[str, float]:
     if config.trainer.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(config.trainer.deterministic)
-    with build_strategy(config) as strategy:
-        folders: list[Path] = []  # a further attempt of an elastic job goes on where the first one wrote
-        return strategy.attempts(lambda kept: _attempt(config, strategy, kept, folders))
+    # MLflow learns how the training ended when the other ranks wait for nothing any more.
+    with ExitStack() as at_end, build_strategy(config) as strategy:
+        before = Before([], [])
+        return strategy.attempts(lambda kept: _train(config, strategy, kept, before, at_end))
 
 
-def _attempt(
-    config: TrainConfig, strategy: DistributedStrategy, kept: dict[str, Any] | None, folders: list[Path]
-) -> dict[str, float]:
-    with ExitStack() as at_end:  # what must know how the training ended
-        return _train(config, strategy, kept, folders, at_end)
+class Before(NamedTuple):
+    """What a further attempt of an elastic job finds of the first: where that wrote and its MLflow run; nothing at first."""
+
+    folders: list[Path]
+    tracked: list[TrackedRun]
 
 
 def build_strategy(config: TrainConfig) -> DistributedStrategy:
@@ -96,9 +97,10 @@ def _train(
     config: TrainConfig,
     strategy: DistributedStrategy,
     kept: dict[str, Any] | None,
-    folders: list[Path],
+    before: Before,
     at_end: ExitStack,
 ) -> dict[str, float]:
+    folders = before.folders
     voice = Voice(strategy.rank, strategy.world_size)
     say, warn = voice.say, voice.warn
     say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
@@ -113,6 +115,7 @@ def _train(
     if config.dry_run:
         return {}
     server = strategy.on_main(lambda: tracking_server(config.logging, say))
+    again = bool(folders)
     run = _open_run(config, strategy, say, kept, folders)
 
     seed_everything(config.seed)
@@ -125,9 +128,10 @@ def _train(
     say(f"writing to {run.folder}")
 
     facts = {"world_size": strategy.world_size, "backend": strategy.backend}
-    here = server if strategy.is_main else None
-    tracked = at_end.enter_context(tracked_run(here, config, run, {**facts, **versions()}, say))
-    sink = _build_sink(config, plan, run, strategy, voice, tracked)
+    if strategy.is_main and not before.tracked:
+        tracked = tracked_run(server, config, run, {**facts, **versions()}, say, go_on=again)
+        before.tracked.append(at_end.enter_context(tracked))
+    sink = _build_sink(config, plan, run, strategy, voice, before.tracked)
     every = config.trainer.checkpoint_every
     watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
@@ -179,8 +183,9 @@ def _train(
                 _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             tell(f"warning: {other}", sys.stderr)
-        tracked.end(status_of(error))
         if getattr(error, "everywhere", False):
+            for tracked in before.tracked:
+                tracked.end(status_of(error), within_s=config.strategy.timeout_s / 2)
             strategy.barrier()  # launchers end the others as soon as one has gone
         raise
     finally:
@@ -389,7 +394,7 @@ def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataMod
 
 
 def _build_sink(
-    config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice, tracked: Sink
+    config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice, tracked: list[TrackedRun]
 ) -> Sink:
     sinks: list[Sink] = []
     if strategy.is_main:
@@ -400,7 +405,7 @@ def _build_sink(
             images_per_step=plan.batch_size,
         )
         voice.out = progress.write
-        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), tracked]
+        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
             sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
     if config.logging.rank_files:

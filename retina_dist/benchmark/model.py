@@ -158,7 +158,8 @@ def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
                 print(
                     f"low priority costs less until interruptions make the job run {price / low_price:.3g} times as long; each "
                     "repeats at most what was done\nsince the last checkpoint "
-                    f"(trainer.checkpoint_every={config.trainer.checkpoint_every}); how often they come is not known beforehand"
+                    f"(trainer.checkpoint_every={config.trainer.checkpoint_every}, trainer.checkpoint_minutes="
+                    f"{config.trainer.checkpoint_minutes or 'null'}); how often they come is not known beforehand"
                 )
         facts = {
             "settings": asdict(config),

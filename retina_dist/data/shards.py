@@ -110,7 +110,7 @@ def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
 class ShardWriter:
     """Writes the shards of one split. A second writer of the same pictures goes on where the first one was interrupted.
 
-    Raises DataError when the folder holds shards of other pictures or sizes.
+    Raises DataError when the folder holds shards of pictures of other names or lengths, or of other sizes.
     """
 
     def __init__(self, folder: Place, split: str, members: Sequence[Member], limit: int) -> None:
@@ -170,11 +170,18 @@ class ShardWriter:
         return written
 
     def verify(self, progress: Callable[[int], object] = lambda count: None) -> None:
-        """Read all shards back. Raises DataError for the first that is not what was written."""
-        for shard in self._shards:
+        """Read all shards back, and the pictures again. Raises DataError for the first that is not what was written, or is now."""
+        for shard, members in zip(self._shards, self.planned, strict=True):
             damage = damage_of(self.folder, shard)
             if damage:
                 raise DataError(f"{damage} Write it again by the same {COMMAND}.")
+            now = read_in_turn(member.source for member in members)
+            for member, row, content in zip(members, shard["images"], now, strict=True):
+                if isinstance(content, ImageError) or zlib.crc32(content) != row[4]:
+                    raise DataError(
+                        f"{member.source} is not what {self.folder}/{shard['file']} was made of; remove that shard and run the "
+                        f"{COMMAND} again."
+                    )
             progress(shard["bytes"])
 
     def _write_one(self, name: str, members: list[Member], progress: Callable[[int], object]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class NonFiniteGuard:
         state, scaler = self.state, self.state.scaler
         facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         bad = not all(value.isfinite() for value in losses.values())
-        if scaler.is_enabled() and scaler.get_scale() > 1 and not self.strategy.highest(int(bad))():
+        if scaler.is_enabled() and scaler.get_scale() > 1 and not self.strategy.highest(int(bad), "loss scale")():
             return  # the loss scale was too large; it has been halved
         state.skipped += 1
         state.skipped_in_row += 1

@@ -174,7 +174,8 @@ class Trainer:
             self.meter.update(values, self._images_of(state.step))
             state.step += 1
             wish = self.wishes.ask(self._wish())
-            stopping, timed = wish is Wish.STOP, wish is Wish.SAVE
+            stopping = wish is Wish.STOP
+            timed = wish is Wish.SAVE and saved_step < state.step - 1  # rung while another was being saved
             # A run that stops early validates no more than one that goes on, so that both know the same best.
             validating = plan.validates_at(state.step) and not stopping
             last = state.step == plan.stop_step

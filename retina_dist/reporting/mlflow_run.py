@@ -67,8 +67,8 @@ class Identity:
 class TrackedRun(NullSink):
     """A sink that learns how the run ended, on leaving it if not before; this one keeps nothing."""
 
-    def end(self, status: str) -> None:
-        """The run is over: FINISHED, FAILED or KILLED, in MLflow's words."""
+    def end(self, status: str, within_s: float = math.inf) -> None:
+        """The run is over: FINISHED, FAILED or KILLED, in MLflow's words; returns `within_s` seconds."""
 
     def __enter__(self) -> Self:
         return self
@@ -147,10 +147,11 @@ class MlflowRun(TrackedRun):
         self._speak()
         return self._id
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, within_s: float = math.inf) -> None:
         """Send what is left, the files and the status; the first call counts.
 
-        It waits as long as requests succeed, for KILLED no more than ten seconds, since more kills may come.
+        It waits as long as requests succeed, for KILLED no more than ten seconds, since more kills may come, and never longer
+        than `within_s`.
         """
         if self._ended:
             return
@@ -164,7 +165,7 @@ class MlflowRun(TrackedRun):
             self._give(partial(self._upload, path=path, to="checkpoints"))
         self._give(partial(self._terminate, status=status))
         limit_s = KILLED_S if status == "KILLED" else LIMIT_S * (5 if self._files else 1)
-        complete = self._courier.close(PATIENCE_S, limit_s)
+        complete = self._courier.close(min(PATIENCE_S, within_s), min(limit_s, within_s))
         with self._lock:
             lost = self._lost + len(self._waiting)
             self._waiting.clear()
@@ -186,8 +187,10 @@ class MlflowRun(TrackedRun):
         if self.identity.id_file:
             facts = {"tracking_uri": self.where, "run_id": self._id, "created": self._owned}
             try:
+                if isinstance(self.identity.id_file, Path):
+                    self.identity.id_file.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self.identity.id_file, (json.dumps(facts) + "\n").encode())
-            except UserError as error:
+            except (OSError, UserError) as error:
                 self._words.append(f"warning: a resume of this run will be another one in MLflow: {error}")
         if self._owned and run.info.status != "RUNNING":
             self._client.update_run(self._id, status="RUNNING")

@@ -182,7 +182,7 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
 
     def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
         given = credentials.credentials if credentials else ""
-        if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
+        if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
             raise Refused(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
 
     @app.post(

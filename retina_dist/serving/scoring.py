@@ -83,8 +83,9 @@ class Scorer:
         return answers
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
-        """The answer to a request, at once. Raises Refused."""
-        return answer([found for p in self.prepare(read_images(content_type, body)) for found in self.detect([p])])
+        """The answer to a request, at once, one picture in memory at a time. Raises Refused."""
+        images = read_images(content_type, body)
+        return answer([found for i, data in enumerate(images) for found in self.detect([self._prepare(data, i)])])
 
 
 def answer(pictures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -108,8 +108,8 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
-    def highest(self, level: int) -> Callable[[], int]:
-        """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks again."""
+    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
+        """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks this again."""
         return lambda: level
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:

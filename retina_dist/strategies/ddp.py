@@ -274,7 +274,7 @@ class DDPStrategy(DistributedStrategy):
         dist.all_reduce(x, OPS[op])
         return x / self.world_size if op == "mean" else x
 
-    def highest(self, level: int) -> Callable[[], int]:
+    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
         work = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
 

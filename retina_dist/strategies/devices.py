@@ -24,7 +24,8 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
             raise ConfigError(
-                f"{launch.local_world_size} processes were started on this host, but it has {count} GPU{'s' * (count != 1)}{note}: "
+                f"{launch.local_world_size or 'more'} processes were started on this host, but it has "
+                f"{count} GPU{'s' * (count != 1)}{note}: "
                 f"none is left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu "
                 "(where each process sees a GPU of its own only, strategy.device=cuda:0)."
             )

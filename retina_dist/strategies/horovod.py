@@ -328,11 +328,11 @@ class HorovodStrategy(DistributedStrategy):
         total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
-    def highest(self, level: int) -> Callable[[], int]:
+    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
         if self.world_size == 1:
             return super().highest(level)
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
-        handle = self.hvd.allreduce_async_(found, name="highest", op=self.hvd.Max)
+        handle = self.hvd.allreduce_async_(found, name=f"highest.{question}", op=self.hvd.Max)
         return lambda: int(self._wait(self.hvd.synchronize, handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:

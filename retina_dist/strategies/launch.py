@@ -76,9 +76,9 @@ TORCHRUN = PLAIN._replace(node_rank="GROUP_RANK")
 class Launch:
     """What the launcher said; a process started by hand is rank 0 of 1.
 
-    `node_rank` numbers the hosts; under mpirun, which does not say it, hosts are taken to be filled one after the other.
-    `master_address` and `master_port` are where rank 0 can listen, None where the launcher does not say. `service` is who called
-    the launcher, if that is known.
+    `local_world_size` is 0 where nobody says it. `node_rank` numbers the hosts; under mpirun, which does not say it, hosts are
+    taken to be filled one after the other. `master_address` and `master_port` are where rank 0 can listen, None where the launcher
+    does not say. `service` is who called the launcher, if that is known.
     """
 
     launcher: Launcher = "python"
@@ -103,7 +103,7 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launcher's variables.
 
     Of several launchers' the innermost count: torchrun's in an allocation of MPI's or Slurm's, mpirun's and Ray's in one of
-    Slurm's. A missing local rank is 0, a missing local size what the number of the node makes it, else the whole.
+    Slurm's. A missing local rank is 0; a missing local size is what the number of the node makes it, else under mpirun the whole.
     Raises ConfigError for values that cannot be.
     """
     launcher, names = _launcher(environment)
@@ -195,7 +195,7 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
         node = int(environment.get(names.node_rank, "-1"))
         said = environment.get(names.local_world_size)
         if said is None:  # a second node is told by the ranks of those before it
-            local_size = (rank - local_rank) // node if node > 0 else size
+            local_size = (rank - local_rank) // node if node > 0 else 0 if launcher == "variables" else size
         else:
             local_size = tasks_of_node(said, node) if names is SLURM else int(said)
     except (ValueError, IndexError):
@@ -208,9 +208,9 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
         raise ConfigError(
             f"{names.rank}={rank} is no rank of {names.world_size}={size}; unset them, or start by a launcher."
         )
-    if not 0 <= local_rank < local_size:
+    if not 0 <= local_rank < (local_size or size):
         raise ConfigError(
             f"{names.local_rank}={local_rank} is no rank of {names.local_world_size}={local_size}; unset them, or start by a "
             "launcher."
         )
-    return Launch(launcher, rank, size, local_rank, local_size, rank // local_size if node < 0 else node)
+    return Launch(launcher, rank, size, local_rank, local_size, rank // (local_size or size) if node < 0 else node)

@@ -87,7 +87,7 @@ def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
     if data.format == "voc":
         return root, root
     if data.format == "shards":
-        if split == "val" and not has_shards(root, split):
+        if split == "val" and annotations is None and not has_shards(root, split):
             return None
         return (place(annotations) if annotations else root / annotations_of(split)), root
     file, folder = root, root

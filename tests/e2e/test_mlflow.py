@@ -249,6 +249,13 @@ def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, 
     assert [r.info.status for r in runs(client)] == ["FINISHED"]
 
 
+def test_the_id_lies_where_no_checkpoint_is_yet(uri: str, client: Any, tmp_path: Path) -> None:
+    file = tmp_path / "none" / "yet" / "mlflow.json"
+    with MlflowRun(Identity(uri, "a", id_file=file), tmp_path, params={}, tags={}, say=[].append) as run:
+        found = run.wait(60)
+    assert json.loads(file.read_text())["run_id"] == found
+
+
 def test_what_goes_beyond_a_request(uri: str, client: Any, tmp_path: Path) -> None:
     params = {f"p{i}": "x" * 600 for i in range(230)}
     values = [math.nan, math.inf, -math.inf, *(i / 3 for i in range(2500))]

@@ -67,6 +67,10 @@ TABLE: dict[str, tuple[Launch, str]] = {
         Launch("variables", **AZURE, master_address="10.0.0.4", master_port=6105),
         "Azure ML (type: pytorch) with 8 processes",
     ),
+    "Azure ML, pytorch, node 0": (
+        Launch("variables", 1, 8, 1, 0, 0, "10.0.0.4", 6105, "Azure ML"),  # how many there are on it nobody says
+        "Azure ML (type: pytorch) with 8 processes",
+    ),
     "Ray Train": (
         Launch("variables", **ONE_OF_TWO, master_address="192.0.2.2", master_port=44785, service="Ray Train"),
         "Ray Train with 2 processes",

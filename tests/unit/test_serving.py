@@ -168,6 +168,8 @@ def test_the_key(scorer: Scorer) -> None:
             response = client.post("/score", content=b"", headers=headers)
             assert response.status_code == 401, given
             assert response.headers["WWW-Authenticate"] == "Bearer"
+        right = client.post("/score", content=b"", headers={"Authorization": "Bearer schlüssel".encode()})
+        assert right.status_code != 401
     with TestClient(create_app(scorer, api_key="abc")) as client:
         headers = {"Authorization": "Bearer abc", "Content-Type": "image/png"}
         assert client.post("/score", content=image["content"], headers=headers).status_code == 200
@@ -234,14 +236,18 @@ def test_a_full_queue_refuses_and_what_waits_becomes_one_batch(scorer: Scorer, d
 def test_the_end_answers_what_was_taken(scorer: Scorer) -> None:
     slow = Slow(scorer)
     app = create_app(slow)  # type: ignore[arg-type]
-    with TestClient(app) as client:
-        slow.go.set()
-        answer = client.post("/score", content=picture(), headers={"Content-Type": "image/png"})
+    with TestClient(app) as client, ThreadPoolExecutor(4) as pool:
         assert client.get("/readyz").text == "ready"
-        app.state.batcher.close()
-        assert client.get("/readyz").status_code == 503
+        headers = {"Content-Type": "image/png"}
+        answers = [pool.submit(client.post, "/score", content=picture(i), headers=headers) for i in (0, 1)]
+        assert slow.begun.wait(30)
+        wait_for(lambda: gauge(client, "retina_dist_queue_pictures") == 2)
+        end = pool.submit(app.state.batcher.close)
+        wait_for(lambda: client.get("/readyz").status_code == 503)
         assert client.get("/healthz").status_code == 200
-    assert answer.status_code == 200
+        slow.go.set()
+        end.result(30)
+        assert [answer.result(30).status_code for answer in answers] == [200, 200]
 
 
 def test_an_error_of_ours_is_500_and_the_server_goes_on(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,6 +336,20 @@ def test_verifying_names_what_is_damaged(coco: Path, written: Path) -> None:
         writer.verify()
 
 
+def test_verifying_names_a_picture_that_has_changed(coco: Path, written: Path) -> None:
+    paths = [Path(str(record.path)) for record in split(coco).records]
+    members = [Member(r.image_id, p, p.stat().st_size) for r, p in zip(split(coco).records, paths, strict=True)]
+    writer = ShardWriter(written, "train", members, 2**20)
+    writer.verify()
+    content = paths[1].read_bytes()
+    try:
+        paths[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # as long as before
+        with pytest.raises(DataError, match=rf"{re.escape(str(paths[1]))} is not what .*\.tar was made of"):
+            writer.verify()
+    finally:
+        paths[1].write_bytes(content)
+
+
 def test_a_header_with_too_many_pixels_is_not_decoded(written: Path) -> None:
     dataset = DetectionDataset(split(written, format="shards"), EvalTransform(max_size=96), max_pixels=100)
     with pytest.raises(ImageError, match=r"member 000000001000\.jpg.*has 40 x 30 pixels, more than max_pixels=100"):

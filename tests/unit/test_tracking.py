@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from retina_dist import tracking
 from retina_dist.config import load_config
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.mlflow_run import (
@@ -19,7 +20,7 @@ from retina_dist.reporting.mlflow_run import (
     status_of,
     without_password,
 )
-from retina_dist.runs import Run
+from retina_dist.runs import Run, write_config
 from retina_dist.settings import LoggingConfig, TrainConfig
 from retina_dist.tracking import as_child, tracked_run, tracked_sweep, tracking_server
 
@@ -93,6 +94,17 @@ def test_no_server_no_run(tmp_path: Path) -> None:
 def test_a_job_of_a_sweep_is_a_child_with_a_name_of_its_own() -> None:
     config = TrainConfig(logging=LoggingConfig(run_name="all"))
     assert as_child(config, "p").logging == LoggingConfig(mlflow_parent="p", run_name=None)
+
+
+def test_a_password_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(tracking, "MlflowRun", lambda *arguments, **options: given.update(options))
+    server = "https://me:secret@127.0.0.1/mlflow"
+    config = load_config("train", [f"logging.mlflow_uri={server}", f"output_dir={tmp_path}"])
+    tracked_run(server, config, Run(tmp_path), {}, print)
+    write_config(config, tmp_path)
+    assert given["params"]["logging.mlflow_uri"] == "https://127.0.0.1/mlflow"
+    assert "secret" not in str(given) + (tmp_path / "config.yaml").read_text()
 
 
 def test_settings_as_one_would_give_them() -> None:

@@ -279,6 +279,28 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     assert torch.equal(weights(timed), weights(whole))
 
 
+class Late(SingleDeviceStrategy):
+    """One of two ranks, as far as questions go: their answers come a step later."""
+
+    world_size = 2  # type: ignore[assignment]
+
+
+def test_no_timed_checkpoint_follows_another_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm at a step that saves anyway is answered after it."""
+    clock = [0.0]
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    timed = trainer(
+        tmp_path,
+        strategy=Late("cpu"),
+        validate_every="4steps",
+        checkpoint_minutes=2,
+        stop_reason=lambda: clock.__setitem__(0, clock[0] + 30),
+    )
+    timed.fit()
+    saved = {load_checkpoint(path)["step"] for path in tmp_path.glob("*.pt")}
+    assert saved == {4, 8, 12}  # not 5 and 9, whose alarms rang at 4 and 8
+
+
 def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
