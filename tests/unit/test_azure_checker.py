@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -120,3 +121,15 @@ def test_the_image_installs_what_setup_cfg_asks_for() -> None:
 def test_hadolint_has_nothing_to_say() -> None:
     done = subprocess.run(["hadolint", str(AZURE / "image" / "Dockerfile")], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_the_walk_writes_is_neither_sent_nor_committed() -> None:
+    """Every job takes the checkout along; with COCO in it the walk would end at its ninth step."""
+    walk = (AZURE / "README.md").read_text()
+    for name in ("coco2017", "coco2017-shards", "best", "figure10", "out", "model", "request.json"):
+        assert re.search(rf"\b{re.escape(name)}\b", walk), name
+        for ignored in (".amlignore", ".gitignore"):
+            assert re.search(rf"^/{re.escape(name)}/?$", (AZURE.parents[1] / ignored).read_text(), re.M), (
+                name,
+                ignored,
+            )

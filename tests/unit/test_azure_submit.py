@@ -54,12 +54,12 @@ def asked(environment: dict[str, str]) -> list[str]:
 
 
 def test_create_checks_the_file_as_it_will_be_and_prints_the_name_alone(environment: dict[str, str]) -> None:
-    more = ["--set", "resources.instance_count=1", "tags.a=b c", "--web"]
+    more = ["--set", "resources.instance_count=1", "tags.a=b c", "--web", "--set", "tags.c=d"]
     assert run(environment, "create", str(JOB), *more) == (0, "strong_apple_1\n", "the table\n")
     name = ["--file", str(JOB), "--query", "name", "--output", "tsv"]
     assert asked(environment) == ["ml", "job", "create", *name, *more, "--"]
     checked = Path(environment["CHECKED"]).read_text().splitlines()
-    assert checked == [str(SUBMIT.parent / "check.py"), str(JOB), *more[:-1]]
+    assert checked == [str(SUBMIT.parent / "check.py"), str(JOB), *more[:3], "tags.c=d"]
 
 
 def test_a_wrong_file_is_not_submitted(environment: dict[str, str]) -> None:

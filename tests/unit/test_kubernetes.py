@@ -193,6 +193,8 @@ def _check_places(words: list[str], pod: Document) -> list[str]:
     given = settings_of(words)
     mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
     found = [] if given.get("resume") == "auto" else ["a pod that is started again must resume: resume=auto"]
+    for key in ("trainer.checkpoint_minutes", "trainer.keep_last"):
+        found += [] if key in given else [f"a pod may vanish, and its last upload with it: {key}"]
     for key, writes in (("data.root", False), ("output_dir", True)):
         mount = next((m for path, m in mounts.items() if Path(given[key]).is_relative_to(path)), None)
         if mount is None or (writes and mount.get("readOnly")):

@@ -73,6 +73,8 @@ def check(task: dict[str, Any]) -> list[str]:
         mount = next((m for path, m in mounts.items() if Path(given[key]).is_relative_to(path)), {})
         if mount.get("mode") not in modes:
             found.append(f"{key}={given[key]} is on no mount that is {' or '.join(modes)}")
+    for key in ("trainer.checkpoint_minutes", "trainer.keep_last"):
+        found += [] if key in given else [f"a machine may vanish, and its last upload with it: {key}"]
     if given.get("resume") != "auto":
         found.append("a job that is started again must resume: resume=auto")
     return found
