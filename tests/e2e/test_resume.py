@@ -27,11 +27,10 @@ def run(folder: Path, *overrides: str) -> dict:
     return load_checkpoint(folder / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_20_steps_are_7_and_13(tmp_path: Path, workers: int) -> None:
+def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", "data.num_workers=0")
-    run(tmp_path / "parts", "trainer.stop_after=7steps", f"data.num_workers={workers}")
-    parts = run(tmp_path / "parts", "resume=auto", f"data.num_workers={workers}")
+    run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2")
+    parts = run(tmp_path / "parts", "resume=auto", "data.num_workers=1")
     assert whole["step"] == parts["step"] == 20
     for kind in ("model", "ema"):
         expected = whole[kind]["model"] if kind == "ema" else whole[kind]

@@ -10,9 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from retina_dist.strategies.horovod import horovod_is_installed
 from tests.e2e.conftest import ROOT, SMALL
 
 OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
@@ -93,16 +90,6 @@ def _check_lock_step(folder: Path, diverged: dict[str, str], ok: dict[str, str],
     assert "loss or gradient is not finite" in diverged["error"]
     run = json.loads((folder / ok["folder"] / "result.json").read_text())
     assert (run["status"], run["world_size"], run["backend"]) == ("ok", 2, backend)
-
-
-@pytest.mark.skipif(not horovod_is_installed(), reason="horovod cannot be imported")
-def test_the_same_by_horovodrun(tmp_path: Path) -> None:
-    command = ("horovodrun", "--gloo", "-np", "2", sys.executable, "-m", "retina_dist.train", "-m", *TINY, *SGD)
-    result = launched(
-        *command, "trainer.max_nonfinite_steps=0", f"optimizer.lr={DIVERGING},1e-3", "data.batch_size=4", cwd=tmp_path
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    _check_lock_step(tmp_path, *table(tmp_path), "Horovod over Gloo")
 
 
 def test_each_job_by_a_launcher(tmp_path: Path) -> None:

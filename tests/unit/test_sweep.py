@@ -214,7 +214,7 @@ def test_where_a_sweep_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> Non
         run_sweep(jobs_of("output_dir=c,d"), trained)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="launcher=mpirun starts each job's processes itself, but this is torchrun"):
+    with pytest.raises(ConfigError, match="launcher=mpirun starts each job's processes itself, but this is RANK and"):
         run_sweep(jobs_of("seed=0,1", "launcher=mpirun"), trained)
 
 

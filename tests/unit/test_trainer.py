@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_reaches_no_checkpoint(tmp_pa
             return {k: v / 0.0 * 0.0 for k, v in super().forward(batch).items()}
 
     one = trainer(tmp_path, model=Broken())
-    with pytest.raises(Divergence, match=r"step 5: loss or gradient is not finite.*lower optimizer\.lr"):
+    with pytest.raises(Divergence, match=r"step 6: loss or gradient is not finite.*lower optimizer\.lr"):
         one.fit()
     for path in tmp_path.glob("*.pt"):
         assert all(value.isfinite().all() for value in load_checkpoint(path)["model"].values())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from retina_dist.launchers import executable
 
 from . import commands
 from .documents import JOBS, Document, read_folder
@@ -73,7 +74,7 @@ def check_dockerfile(path: Path) -> Iterator[tuple[str, str]]:
     for source in re.findall(r"^COPY (?!--from)(\S+) \S+", text, re.MULTILINE):
         if not (context / source).exists():
             yield "what_is_copied_is_there", f"COPY {source}: {context.name}/ has no {source}."
-    if hadolint := shutil.which("hadolint"):
+    if hadolint := executable("hadolint"):
         done = subprocess.run([hadolint, "--no-color", str(path)], capture_output=True, text=True)
         for line in done.stdout.strip().splitlines():
             yield "hadolint", line.removeprefix(f"{path}:")
