@@ -119,4 +119,4 @@ def test_wrong_variables_of_a_launcher_are_one_line_too(
     with pytest.raises(SystemExit) as caught, reported_errors():
         pass
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("error: torchrun set RANK=one, WORLD_SIZE=2")
+    assert capsys.readouterr().err.startswith("error: something set RANK=one, WORLD_SIZE=2")
