@@ -396,7 +396,8 @@ def _unknown(name: str, key: str) -> str:
     alike = difflib.get_close_matches(key, known, 1, 0.6) or [
         known[ends.index(e)] for e in difflib.get_close_matches(end, ends, 1, 0.7)
     ]
-    near = [k for k, e in zip(known, ends, strict=True) if e == end] or alike
+    same = [k for k, e in zip(known, ends, strict=True) if e == end]
+    near = list(dict.fromkeys([*same, *(alike if key == end else [])])) if same else alike
     command = f"python -m retina_dist.{name.replace('_', ' ')} --cfg job"
     hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command}."
     return f"{key} is not a setting; {hint}"

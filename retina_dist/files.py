@@ -18,6 +18,10 @@ import torch
 from retina_dist.errors import CheckpointError, UserError
 
 T = TypeVar("T")
+
+# What opens a URL of a protocol, where its own words do not say.
+AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
+REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
 EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 
@@ -193,7 +197,9 @@ class Url:
             package = EXTRAS.get(package, package)
             raise UserError(f"{self} needs a package that is not installed; pip install {package}.") from error
         except Exception as error:
-            raise UserError(f"{self} cannot be opened ({_words(error)}); give a path or a URL of fsspec's.") from error
+            protocol = self.text.partition("://")[0]
+            remedy = REMEDIES.get(protocol, "give a path or a URL of fsspec's")
+            raise UserError(f"{self} cannot be opened ({_words(error)}); {remedy}.") from error
         for wait in (*WAITS, None):
             try:
                 return method(system, path)

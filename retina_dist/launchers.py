@@ -101,7 +101,7 @@ def environment(threads: int) -> dict[str, str]:
 def described(variables: Mapping[str, str] = os.environ) -> str:
     """How a process with these variables understands its launcher, in one line. Raises ConfigError."""
     launch = detect_launch(variables)
-    host = f"local rank {launch.local_rank} of {launch.local_world_size or 'some'} on node {launch.node_rank}"
+    host = f"local rank {launch.local_rank} of {launch.local_world_size or '?'} on node {launch.node_rank}"
     place = launch.master_address and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
     return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
 
@@ -127,6 +127,7 @@ def main() -> None:
     if detect_launch().launcher != "python":
         sys.stdout.write(described() + "\n")  # in one piece: others write to the same place
         return
+    print("What a process is told; of several, the last one.\n")
     print(f"{'python':<28}started for real    {described()}")
     for launcher in ("torchrun", "horovodrun", "mpirun", "srun"):
         said, reason = started(launcher)
@@ -140,4 +141,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(__doc__)  # there are no arguments
     main()

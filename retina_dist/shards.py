@@ -28,6 +28,7 @@ from retina_dist.files import Place, place
 from retina_dist.settings import DataConfig, ShardsConfig
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.tasks.detection import read_split, split_files
+from retina_dist.words import counted
 
 MOST_MB = 1024
 
@@ -110,9 +111,10 @@ def _bar(what: str, writer: ShardWriter) -> tqdm:
 
 def _summary(split: str, writer: ShardWriter, written: int, config: ShardsConfig) -> str:
     images, size = sum(map(len, writer.planned)), sum(writer.lengths) / 2**20
-    state = f"{written} of {len(writer.planned)} shards written" if written else "all shards were there; nothing to do"
-    return f"{split}: {images} images in {len(writer.planned)} shards, {size:.1f} MiB; {state}" + (
-        ", all read back and compared" if config.verify else ""
+    state = f"{written} of {len(writer.planned)} shards written" if written else "all shards were there"
+    return (
+        f"{split}: {counted(images, 'image')} in {counted(len(writer.planned), 'shard')}, {size:.1f} MiB; {state}"
+        + (", all read back and compared" if config.verify else "")
     )
 
 

@@ -36,15 +36,25 @@ def tracking_server(settings: LoggingConfig, say: Callable[[str], None]) -> str 
         return None
     if not uri:
         raise ConfigError("logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri.")
+    reason = _why_not(uri)
+    if reason is None:
+        return uri
+    if required:
+        raise ConfigError(f"logging.mlflow=true, but {reason}.")
+    say(f"no MLflow: {without_password(uri)} is named, but {reason}, or logging.mlflow=false.")
+    return None
+
+
+def _why_not(uri: str) -> str | None:
+    """Why a server cannot be used, with a remedy; None where nothing speaks against it."""
+    is_folder = uri.startswith("file:") or "://" not in uri
+    if is_folder and "MLFLOW_ALLOW_FILE_STORE" not in os.environ:
+        return "MLflow writes to no folder any more; give a server's address, or sqlite:///mlflow.db"
     try:
         importlib.import_module("mlflow")
     except Exception as error:  # a package that does not fit the others raises all kinds
-        reason = f"mlflow cannot be imported ({type(error).__name__}: {error})"
-        if required:
-            raise ConfigError(f"logging.mlflow=true, but {reason}; {INSTALL}.") from error
-        say(f"no MLflow: {without_password(uri)} is named, but {reason}; {INSTALL}, or logging.mlflow=false.")
-        return None
-    return uri
+        return f"mlflow cannot be imported ({type(error).__name__}: {error}); {INSTALL}"
+    return None
 
 
 def tracked_run(

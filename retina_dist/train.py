@@ -60,6 +60,7 @@ from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
 from retina_dist.tracking import tracked_run, tracking_server
 
+MOST_CLASSES = 20  # whose AP is shown at the end
 COMPILED_SHAPES = 128  # canvases times numbers of boxes that torch.compile may meet in one run
 
 
@@ -439,7 +440,11 @@ def _finish(
         plot_curves(run.folder / "metrics.csv", run.folder / "curves.png")
         task.draw_results(state.evaluated_model, data, run.folder)
     if task.evaluator and task.evaluator.last_result:
-        for name, ap in task.evaluator.last_result.per_class.items():
+        classes = task.evaluator.last_result.per_class
+        if len(classes) > MOST_CLASSES:
+            say(f"  AP of {len(classes)} classes: {run.folder / 'per_class_ap.png'}, or python -m retina_dist.evaluate")
+            classes = {}
+        for name, ap in classes.items():
             say(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
     if state.best is not None:
         say(f"best {config.trainer.monitor} {state.best:.3f}: {checkpoint_folder(config, run.folder) / 'best.pt'}")

@@ -106,7 +106,10 @@ def existing(records: list[ImageRecord], images: Place, policy: str, warnings: l
     named = shortened([record.file_name for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
     if policy == "error":
-        raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
+        remedy = "or leave them out with data.missing_images=skip"
+        if len(missing) == len(records):
+            remedy = "or, where there are shards, use data=shards"
+        raise DataError(f"{text}; check the folder, {remedy}.")
     warnings.append(f"{text}; left out of training, and evaluated as images without detections")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]

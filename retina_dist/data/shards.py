@@ -78,7 +78,10 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
     """
     index = _raw_index(folder, split)
     if index is None:
-        raise DataError(f"{folder} has no {index_of(split)}; write shards with {COMMAND} data.root=… output={folder}.")
+        raise DataError(
+            f"{folder} has no {index_of(split)}, so it holds no shards; train from pictures with data=coco, or write them "
+            f"into shards elsewhere: {COMMAND} data=coco data.root={folder} output=OTHER."
+        )
     if not index["complete"]:
         raise DataError(f"the {split} shards in {folder} are not all written; finish them by the same {COMMAND} again.")
     if complete:

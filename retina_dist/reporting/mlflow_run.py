@@ -378,4 +378,5 @@ def root_of(error: BaseException) -> str:
     """The first line of what an error came of, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
     while inner := error.__cause__ or error.__context__:
         error = inner
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+    words = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {words[:200]}" + "…" * (len(words) > 200)

@@ -103,7 +103,9 @@ def read_images(content_type: str, body: bytes) -> list[bytes]:
     elif kind == "multipart/form-data":
         images = _of_multipart(content_type, body)
     else:
-        raise Refused(415, f"{f'the content type {kind}' if kind else 'no content type'} is not understood; {USAGE}.")
+        raise Refused(
+            415, f"{f'the content type {kind} is not understood' if kind else 'no content type is given'}; {USAGE}."
+        )
     if not images:
         raise Refused(400, f"there is no picture in the request; {USAGE}.")
     return images
@@ -116,7 +118,7 @@ def _of_json(body: bytes) -> list[bytes]:
         raise Refused(400, f"the body is no JSON ({error}); {USAGE}.") from error
     texts = document.get("images") if isinstance(document, dict) else None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(400, f'the JSON is not {{"images": [base64, ...]}}; {USAGE}.')
+        raise Refused(400, "the JSON is not as it should be; " + USAGE + ".")
     images = []
     for i, text in enumerate(texts):
         try:
