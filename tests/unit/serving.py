@@ -90,7 +90,7 @@ REFUSALS = [
     ("image/png", picture(size=(200, 101)), 400, "picture 0: it has 200 x 101 pixels, more than max_pixels=20000"),
     ("application/json", b"{", 400, "the body is no JSON"),
     ("application/json", b"[" * 100_000, 400, "the body is no JSON"),
-    ("application/json", b'{"images": "abc"}', 400, 'the JSON is not as it should be'),
+    ("application/json", b'{"images": "abc"}', 400, "the JSON is not as it should be"),
     ("application/json", b'{"images": []}', 400, "no picture in the request"),
     ("application/json", b'{"images": ["?"]}', 400, "picture 0: is not base64"),
     ("application/json", as_json(picture(), b"no"), 400, "picture 1: it is no readable picture"),

@@ -247,7 +247,7 @@ def test_without_a_launcher_it_says_of_each_how_it_is_understood(
         launchers, "started", lambda name: ("rank 1 of 2, …", "") if name == "mpirun" else (None, f"no {name}")
     )
     main()
-    rows = [(row[:28].strip(), row[28:48].strip(), row[48:]) for row in capsys.readouterr().out.splitlines()]
+    rows = [(row[:28].strip(), row[28:48].strip(), row[48:]) for row in capsys.readouterr().out.splitlines()[2:]]
     assert {name for name, _, _ in rows} == {"python", *EXAMPLES}
     assert [name for name, how, _ in rows if how == "started for real"] == ["python", "mpirun"]
     assert all(how == "variables only" for name, how, _ in rows if name not in ("python", "mpirun"))

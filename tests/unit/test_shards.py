@@ -226,7 +226,9 @@ def test_shards_may_be_cut_anew_and_lack_a_validation_set(coco: Path, written: P
     assert same_steps(epochs(split(tmp_path / "larger", format="shards")), epochs(split(coco)))
     (written / "val.index.json").unlink()
     assert read_split(DataConfig(name="x", format="shards", root=str(written)), "val") is None
-    with pytest.raises(DataError, match=r"has no train\.index\.json, so it holds no shards; .*python -m retina_dist\.shards"):
+    with pytest.raises(
+        DataError, match=r"has no train\.index\.json, so it holds no shards; .*python -m retina_dist\.shards"
+    ):
         split(coco, format="shards")
 
 
