@@ -1,7 +1,7 @@
 # make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test horovod parity chaos engines lint clean help
+.PHONY: train test long horovod parity chaos engines lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -16,6 +16,9 @@ train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on i
 
 test: $(VENV)/horovod-$(KEY)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+long: $(VENV)/horovod-$(KEY)  ## The tests that make test leaves out because others say nearly the same in less time
+	$(RUN) -m pytest -m long $(ARGS)
 
 horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
 

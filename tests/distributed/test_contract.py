@@ -172,7 +172,9 @@ def test_checkpoints_name_parameters_as_the_plain_model_does(job: Job, alone: di
     assert not any("module" in key for key in alone["plain"]["keys"])
 
 
-@pytest.mark.parametrize(("kind", "processes"), [("horovod", 3), ("mpi", 2), ("ddp", 6)])
+@pytest.mark.parametrize(
+    ("kind", "processes"), [("horovod", 3), ("mpi", 2), pytest.param("ddp", 6, marks=pytest.mark.long)]
+)
 def test_metrics_do_not_depend_on_ranks(kind: str, processes: int) -> None:
     alone = run_alone()
     ranks = run_ranks(kind, processes, "evaluation").ranks

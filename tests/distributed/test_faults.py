@@ -119,6 +119,7 @@ def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path
     assert differences(run, alone) == ""
 
 
+@pytest.mark.long
 def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -185,6 +186,7 @@ def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone:
     same_training(run, alone)
 
 
+@pytest.mark.long
 def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -> None:
     run = tmp_path / "run"
     # no log line at most steps: nothing then waits for one question before the next
@@ -209,6 +211,7 @@ def same_training(run: Path, other: Path) -> None:
     assert (weights - expected).norm() <= 1e-2 * expected.norm()
 
 
+@pytest.mark.long
 def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: Path) -> None:
     """A sum of three depends on its order: on which gradients share a message, and that on the step."""
     job = [*JOB, "trainer.length=9steps", "data.batch_size=6", "trainer.deterministic=true"]

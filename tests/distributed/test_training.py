@@ -17,7 +17,6 @@ from retina_dist.launchers import command, environment, why_missing
 from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
 # 24 images, six a step: shared out over 1, 2 and 3 processes; frozen norms, so that all of them can agree
 SETTINGS = (*SMALL, "data.batch_size=6", "model.batch_norm=frozen", "trainer.length=6steps", "trainer.validate_every=3steps",
             "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
@@ -71,7 +70,7 @@ def alone(place: Path) -> Path:
     return place / "alone"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", pytest.param("horovodrun", marks=pytest.mark.long)])
 def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     run = place / launcher
     done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")

@@ -41,10 +41,10 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
     assert list((trained / RUN / "tensorboard").iterdir())
 
 
-def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path, cli: Callable) -> None:
+def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path, inside: Callable) -> None:
     last = [row for row in csv.DictReader((trained / RUN / "metrics.csv").open()) if row["coco/AP"]][-1]
     checkpoint = f"checkpoint={RUN}/checkpoints/last.pt"
-    output = cli(
+    output = inside(
         "retina_dist.evaluate", checkpoint, "output_dir=eval", "batch_size=3", "num_workers=0", cwd=trained
     ).stdout
     assert "AP50   IoU .50" in output
@@ -53,14 +53,14 @@ def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path,
         assert metrics[name] == pytest.approx(float(last[f"coco/{name}"]), abs=1e-9)
     assert set(metrics["per_class_AP"]) == {"circle", "square", "triangle", "star", "cross", "ring"}
     annotations = "annotations=datasets/shapes/annotations/instances_val.json"
-    cli("retina_dist.evaluate", "results=eval/results.json", annotations, "output_dir=again", cwd=trained)
+    inside("retina_dist.evaluate", "results=eval/results.json", annotations, "output_dir=again", cwd=trained)
     again = json.loads((trained / "again" / "metrics.json").read_text())
     assert again["AP50"] == pytest.approx(metrics["AP50"], abs=5e-3)  # boxes in the file are rounded
 
 
-def test_predict_draws_and_writes_results(trained: Path, cli: Callable) -> None:
+def test_predict_draws_and_writes_results(trained: Path, inside: Callable) -> None:
     checkpoint = f"checkpoint={RUN}/checkpoints/best.pt"
-    result = cli(
+    result = inside(
         "retina_dist.predict",
         checkpoint,
         "input=datasets/shapes/val",
@@ -77,16 +77,16 @@ def test_predict_draws_and_writes_results(trained: Path, cli: Callable) -> None:
     assert "10 pictures and results.json in out" in result.stdout
 
 
-def test_predict_names_what_it_cannot_read(trained: Path, cli: Callable, tmp_path: Path) -> None:
+def test_predict_names_what_it_cannot_read(trained: Path, inside: Callable, tmp_path: Path) -> None:
     source = next((trained / "datasets/shapes/val").glob("*.jpg"))
     (tmp_path / "good.jpg").write_bytes(source.read_bytes())
     (tmp_path / "cut.jpg").write_bytes(source.read_bytes()[:-1000])
     checkpoint = f"checkpoint={trained}/{RUN}/checkpoints/best.pt"
-    result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
+    result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
     assert "cut.jpg cannot be decoded" in result.stderr
     assert "1 unreadable files left out" in result.stdout
     (tmp_path / "good.jpg").unlink()
-    result = cli("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
+    result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
     assert result.returncode == 2
 
 

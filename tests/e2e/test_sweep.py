@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import ROOT, SMALL
 
 OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
@@ -92,6 +94,7 @@ def _check_lock_step(folder: Path, diverged: dict[str, str], ok: dict[str, str],
     assert (run["status"], run["world_size"], run["backend"]) == ("ok", 2, backend)
 
 
+@pytest.mark.long
 def test_each_job_by_a_launcher(tmp_path: Path) -> None:
     launchers = "launcher=torchrun --nproc-per-node 2,torchrun --nproc-per-node 1"
     command = (sys.executable, "-m", "retina_dist.train", "-m", *TINY, launchers)
