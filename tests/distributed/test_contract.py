@@ -11,7 +11,8 @@ import torch
 
 from tests.distributed.ranks import Job, run_ranks
 
-JOBS = [("single", 1), ("ddp", 1), ("ddp", 2), ("horovod", 2), ("mpi", 2), ("ddp", 3), ("horovod", 3)]
+LONG = [("ddp", 1), ("horovod", 3)]
+JOBS = [("single", 1), ("ddp", 2), ("horovod", 2), ("mpi", 2), ("ddp", 3), *LONG]
 
 
 @cache
@@ -19,7 +20,11 @@ def contract(kind: str, processes: int) -> Job:
     return run_ranks(kind, processes, "contract")
 
 
-@pytest.fixture(params=JOBS, ids=lambda job: f"{job[0]}-{job[1]}", scope="module")
+@pytest.fixture(
+    params=[pytest.param(job, marks=pytest.mark.long) if job in LONG else job for job in JOBS],
+    ids=lambda job: f"{job[0]}-{job[1]}",
+    scope="module",
+)
 def job(request: pytest.FixtureRequest) -> Job:
     return contract(*request.param)
 
@@ -173,7 +178,7 @@ def test_checkpoints_name_parameters_as_the_plain_model_does(job: Job, alone: di
 
 
 @pytest.mark.parametrize(
-    ("kind", "processes"), [("horovod", 3), ("mpi", 2), pytest.param("ddp", 6, marks=pytest.mark.long)]
+    ("kind", "processes"), [("horovod", 2), ("mpi", 2), pytest.param("ddp", 6, marks=pytest.mark.long)]
 )
 def test_metrics_do_not_depend_on_ranks(kind: str, processes: int) -> None:
     alone = run_alone()

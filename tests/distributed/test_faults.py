@@ -231,7 +231,7 @@ def test_a_pinch_of_chaos(tmp_path: Path) -> None:
         "--faults",
         "1",
         "--kinds",
-        "ddp",
+        "single",
         "--per-training",
         "1",
         "--seed",

@@ -70,7 +70,12 @@ def alone(place: Path) -> Path:
     return place / "alone"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", pytest.param("horovodrun", marks=pytest.mark.long)])
+LONG = [
+    pytest.param(name, marks=pytest.mark.long) for name in ("horovodrun", "mpirun")
+]  # test_hosts.py has them on two hosts
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", *LONG])
 def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     run = place / launcher
     done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
