@@ -149,7 +149,7 @@ def resolve_plan(
         world_size=world_size,
         accumulate=accumulate,
         micro_batch=batch_size // slots,
-        steps_per_epoch=math.ceil(num_images / batch_size),
+        steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,
         lr=lr * scale[lr_rule],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.plan import Plan, resolve_plan
@@ -28,7 +30,50 @@ def test_durations(text: str, steps: int) -> None:
     assert to_steps(text, key="trainer.length", num_images=100, batch_size=16) == steps
 
 
-@pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "3 days", "1e3steps", ""])
+@pytest.mark.parametrize(
+    ("text", "batch_size", "steps"),
+    [
+        ("1.1epochs", 1, 110),  # 1.1 * 100 is 110.00000000000001 in floating point
+        ("0.29epochs", 1, 29),
+        ("1.001ksteps", 1, 1001),
+        ("1.1ksteps", 1, 1100),
+        ("9007199254740993steps", 1, 2**53 + 1),
+        ("2.3k images", 23, 100),
+    ],
+)
+def test_durations_are_exact(text: str, batch_size: int, steps: int) -> None:
+    assert to_steps(text, key="trainer.length", num_images=100, batch_size=batch_size) == steps
+
+
+@given(
+    digits=st.integers(0, 10**9),
+    decimals=st.integers(0, 9),
+    unit=st.sampled_from(["", "k", "M"]),
+    what=st.sampled_from(["steps", "epochs", "images"]),
+    num_images=st.integers(1, 10**6),
+    batch_size=st.integers(1, 4096),
+)
+def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
+    digits: int, decimals: int, unit: str, what: str, num_images: int, batch_size: int
+) -> None:
+    text = f"{digits // 10**decimals}" + (f".{digits % 10**decimals:0{decimals}d}" if decimals else "")
+    steps = to_steps(f"{text}{unit}{what}", key="trainer.length", num_images=num_images, batch_size=batch_size)
+    # in whole numbers of 10^-decimals steps, epochs or images
+    asked = digits * {"": 1, "k": 1_000, "M": 1_000_000}[unit]
+    an_epoch = -(-num_images // batch_size)
+    left, right = {"steps": (1, 1), "epochs": (1, an_epoch), "images": (batch_size, 1)}[what]
+    assert (steps - 1) * left * 10**decimals < asked * right <= steps * left * 10**decimals
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 400 + "steps", "1" * 5000 + "epochs", "999999999999999999Msteps"], ids=["400 digits", "5000 digits", "1e24"]
+)
+def test_a_duration_that_is_too_long_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.length="):
+        to_steps(text, key="trainer.length", num_images=100, batch_size=16)
+
+
+@pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "3 days", "1e3steps", "", "1_0steps", "١steps"])
 def test_what_is_no_duration_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.length=.*12epochs"):
         to_steps(text, key="trainer.length", num_images=100, batch_size=16)
