@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,13 @@ INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an u
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
+# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. libtiff and GDAL stop at 100 scans
+# (JPEG_MAX_ALLOWED_SCAN_NUMBER); encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the same cost.
+MAX_SCANS = 100
+SCANS_AT_MAX_PIXELS = 16
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+# The markers that libjpeg reads on from; SOI is an error and restarts have no length.
+MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
 
 # What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -62,11 +70,18 @@ def read_image(
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
     the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
     transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
-    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels`.
+    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels` or it is
+    a JPEG of too many scans.
     """
     if content is None and isinstance(path, (Object, Slice)):
         content = read(path)
     with _opened(path, max_pixels, content, formats) as image:
+        if image.format in ("JPEG", "MPO"):
+            with _decoding(path):
+                content = Path(str(path)).read_bytes() if content is None else content
+                most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
+                if count_scans(content, most) > most:
+                    raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
         if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
             with _decoding(path):
                 image.load()
@@ -75,7 +90,7 @@ def read_image(
             wanted = _orientation_of_boxes(path, _stored_size(image), stored, annotated_size)
         applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
         if image.format == "JPEG" and image.mode in ("L", "RGB") and wanted == 1:
-            decoded = _decode_jpeg(path, content)
+            decoded = _decode_jpeg(content)
             if decoded is not None:
                 return decoded
         with _decoding(path):
@@ -90,16 +105,35 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
-def _decode_jpeg(path: Source, content: bytes | None) -> Tensor | None:
+def count_scans(jpeg: bytes, most: int) -> int:
+    """The scans that a decoder will read of a JPEG, counted until they are more than `most`; nothing is decoded.
+
+    Never fewer than libjpeg finds: in it too, a segment is skipped by its length and data up to the next marker.
+    """
+    scan = bytes((0xFF, START_OF_SCAN))
+    found = sum(1 for _ in islice(re.finditer(scan, jpeg), most + 1))  # no fewer, at a thirtieth of the decoder's time
+    if found <= most:
+        return found
+    at, found = 2, 0  # the bytes may be those of a thumbnail, or of a film that follows the image
+    while found <= most and (marker := MARKER.search(jpeg, at)):
+        at, kind = marker.end(), jpeg[marker.end() - 1]
+        if kind == END_OF_IMAGE:
+            break
+        found += kind == START_OF_SCAN
+        at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
+    return found
+
+
+def _decode_jpeg(content: bytes | None) -> Tensor | None:
     """A JPEG's pixels, [3, h, w] in channels-last memory; None where torchvision cannot, for Pillow to try and to explain."""
-    if decode_jpeg is None:
+    if decode_jpeg is None or content is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            data = np.fromfile(str(path), np.uint8) if content is None else np.frombuffer(content, np.uint8)
-            found: Tensor = decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
-    except (RuntimeError, OSError):
+            data = torch.from_numpy(np.frombuffer(content, np.uint8))
+            found: Tensor = decode_jpeg(data, mode=ImageReadMode.RGB)
+    except RuntimeError:
         return None
     return found
 

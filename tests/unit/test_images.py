@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from retina_dist.data.images import image_size, read_image
+from retina_dist.data.checks import check_image
+from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image
+from retina_dist.data.records import ImageRecord
 from retina_dist.errors import ImageError
 
 ORIENTATION = 0x0112
@@ -312,3 +316,49 @@ def test_upright_jpeg_does_not_go_through_pillows_decoder(tmp_path: Path, monkey
     Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "a.jpg")
     monkeypatch.setattr("retina_dist.data.images._to_rgb", lambda image: {}["tile"])
     assert read_image(tmp_path / "a.jpg").shape == (3, 4, 4)
+
+
+def with_scans(scans: int, side: int = 1000) -> bytes:
+    """A progressive JPEG of that many scans, 12 bytes each after the ninth."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (1, 2, 3)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last, end = content.rfind(b"\xff\xda"), content.rfind(b"\xff\xd9")
+    return content[:end] + content[last:end] * (scans - content.count(b"\xff\xda")) + content[end:]
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
+    (tmp_path / "a.jpg").write_bytes(with_scans(33_000))  # 400 kB that a decoder takes 20 s for
+    start = time.perf_counter()
+    for options in ({}, {"content": (tmp_path / "a.jpg").read_bytes()}):
+        with pytest.raises(
+            ImageError, match=r"a.jpg cannot be decoded \(it has more than 100 scans, .*bad_images=skip"
+        ):
+            read_image(tmp_path / "a.jpg", **options)
+    with pytest.raises(ImageError, match="more than 100 scans"):
+        decode_image((tmp_path / "a.jpg").read_bytes())
+    checked = check_image(ImageRecord(1, tmp_path / "a.jpg", "a.jpg", 0, 0), decode=True, max_pixels=MAX_PIXELS)
+    assert (checked.problem, "more than 100 scans" in checked.detail) == ("unreadable", True)
+    assert time.perf_counter() - start < 5
+    assert decode_image(with_scans(100, side=64)).shape == (3, 64, 64)
+
+
+def test_a_large_jpeg_may_have_fewer_scans():
+    content = with_scans(20, side=64)
+    assert decode_image(content, max_pixels=64 * 64 * 20 // 16).shape == (3, 64, 64)
+    with pytest.raises(ImageError, match="it has more than 16 scans"):
+        decode_image(content, max_pixels=64 * 64)
+
+
+def test_scans_are_counted_as_libjpeg_reads_them():
+    content = with_scans(12, side=16)
+    assert count_scans(content, 100) == 12
+    assert count_scans(content, 11) == 12
+    assert count_scans(content, 5) == 6  # no further than needed
+    inside = b"\xff\xe1" + (4002).to_bytes(2, "big") + b"\xff\xda" * 2000  # a segment, as of a thumbnail
+    assert count_scans(content[:2] + inside + content[2:], 100) == 12
+    assert count_scans(content + b"\xff\xda" * 2000, 100) == 12  # a film after the image
+    assert count_scans(content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100) == 101  # no length hides one
+    assert (
+        count_scans(content[:-2] + b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000 + content[-2:], 100) == 101
+    )  # nor no marker
