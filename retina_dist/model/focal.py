@@ -65,7 +65,11 @@ class _Focal(torch.autograd.Function):
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, above: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
-        return (gradient * above.to(gradient.dtype)).to(ctx.dtype), None, None, None, None
+        # The loss weight must keep its digits: 1/3 in bfloat16 would shift this loss against the others. A factor of one dimension
+        # makes the product float32 (one of none takes the gradient's type), rounded once, into the result.
+        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
+        torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
+        return scaled, None, None, None, None
 
 
 def loss_and_gradient(

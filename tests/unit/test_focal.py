@@ -105,3 +105,17 @@ def test_small_gradients_of_float16_logits_survive_until_the_loss_scale(scale: f
     (focal_loss(exact, classes, weight) * scale).backward()
     assert x.grad.dtype == torch.float16
     assert (x.grad.double() - exact.grad).norm() < 1e-2 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_loss_weight_is_not_rounded_to_the_type_of_the_logits(dtype: torch.dtype) -> None:
+    """1/3 is 1.00195 / 3 in bfloat16: the focal loss would weigh more than the box loss beside it."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 500, 20, generator=generator).to(dtype)
+    classes, weight = torch.randint(-1, 20, (4, 500), generator=generator), torch.full((4,), 1 / 4)
+    x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    (focal_loss(x, classes, weight) * (1 / 3)).backward()
+    (focal_loss(exact, classes, weight) / 3).backward()
+    share = (x.grad.double() * exact.grad).sum() / exact.grad.square().sum()
+    assert share.item() == pytest.approx(1, abs=5e-4)
+    assert x.grad.dtype == dtype
