@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from retina_dist.errors import CheckpointError, UserError
+from retina_dist.words import counted
 
 T = TypeVar("T")
 
@@ -24,6 +26,7 @@ AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) 
 REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
 EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
+ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -78,9 +81,9 @@ class Url:
 
     A write replaces an object whole or not at all, as a PUT does; an object store has no rename, no link, no folder to sync.
     Each call asks fsspec for the file system, since one belongs to the thread and the process that made it, and is made up to
-    four times when the network or the service fails, with `WAITS` between; an attempt takes as long as the file system's own
-    time-outs and retries let it. Raises FileNotFoundError for what is not there and UserError for a place that cannot be
-    reached or written.
+    four times when the network or the service fails, with `WAITS` between and none after `ENOUGH_S`; an attempt takes as long as
+    the file system's own time-outs and retries let it. Raises FileNotFoundError for what is not there and UserError for a place
+    that cannot be reached or written.
     """
 
     text: str
@@ -200,16 +203,19 @@ class Url:
             protocol = self.text.partition("://")[0]
             remedy = REMEDIES.get(protocol, "give a path or a URL of fsspec's")
             raise UserError(f"{self} cannot be opened ({_words(error)}); {remedy}.") from error
-        for wait in (*WAITS, None):
+        start = time.monotonic()
+        for attempt, wait in enumerate((*WAITS, math.inf), 1):
             try:
                 return method(system, path)
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
             except Exception as error:  # each file system has errors of its own
-                if wait is None or not _may_pass(error):
-                    times = f", {len(WAITS) + 1} times in {sum(WAITS):g} s and more" if wait is None and WAITS else ""
+                took_s = time.monotonic() - start
+                passing = _may_pass(error)
+                if not passing or took_s + wait > ENOUGH_S:
+                    tries = f", {counted(attempt, 'attempt')} in {took_s:.1f} s" if passing else ""
                     raise UserError(
-                        f"{self} could not be {what} ({_words(error)}{times}); look at the network, the credentials and "
+                        f"{self} could not be {what} ({_words(error)}{tries}); look at the network, the credentials and "
                         "the place."
                     ) from error
                 time.sleep(wait)
