@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from retina_dist.config import entry_point, train_config_of
 from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.trainer import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.optim.clipping import clip_gradients
@@ -61,12 +62,13 @@ def replay(config: ReplayConfig) -> None:
                     losses: dict[str, Tensor] = state.model(batch.to(strategy.device))
                 for handle in handles:
                     handle.remove()
-                torch.stack(list(losses.values())).sum().backward()
-                norm = clip_gradients(state.model.parameters(), None)
+                scale = event.get("loss_scale", 1.0)  # or gradients in fp16 would vanish that did not in the step
+                (torch.stack(list(losses.values())).sum() * scale).backward()
+                norm = clip_gradients(state.model.parameters(), None) / scale
                 values = {name: loss.detach() for name, loss in losses.items()}
                 print(f"rank {rank}, micro-batch {number}: {_words(values)}, gradient norm {float(norm):.6g}")
                 print(f"  first module with an output that is not finite: {bad[0] if bad else 'none'}")
-                with torch.no_grad():
+                with inspection(state.model, inner):
                     for image in task.inspect(state.model, batch):
                         print(f"  image {image['image_id']}, {image['file_name']}: {_words(image['losses'])}")
                 state.load_state_dict(content)  # the forward passes have moved the statistics of norms

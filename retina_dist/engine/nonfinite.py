@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ class NonFiniteGuard:
     """Decides with all ranks, in the same step, that a step is left out; raises Divergence after `limit` of them in a row.
 
     Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
-    as `inspect` gives them, loss, gradient norm and learning rate on each rank, and the command that repeats this batch from the
-    weights it had, saved beside it.
+    as `inspect` gives them in the precision of `autocast`, loss, gradient norm and learning rate on each rank, and the command that
+    repeats this batch from the weights it had, saved beside it.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class NonFiniteGuard:
         limit: int = 5,
         folder: Path | None = None,
         inspect: Inspect | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         checkpoint: Callable[[], dict[str, Any]] | None = None,
         report: Callable[[str], None] = print,
     ) -> None:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
-        self.folder, self.inspect, self.checkpoint, self.report = folder, inspect, checkpoint, report
+        self.folder, self.inspect, self.autocast, self.checkpoint = folder, inspect, autocast, checkpoint
+        self.report = report
         self._weights: str | None = None  # the file with those of the steps in a row that are left out now
         self._statistics: list[tuple[Tensor, Tensor]] = []
 
@@ -86,7 +89,7 @@ class NonFiniteGuard:
         state.skipped += 1
         state.skipped_in_row += 1
         if self.inspect:
-            with torch.no_grad(), _norms_at_rest(state.model):
+            with inspection(state.model, self.autocast):
                 facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
         ranks = [json.loads(line) for line in self._gathered(json.dumps(facts)).splitlines()]
         name = f"nonfinite_{state.step + 1:08d}"
@@ -144,16 +147,15 @@ def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
             yield from module.buffers(recurse=False)
 
 
-class _norms_at_rest:  # noqa: N801 - used as a word
-    """Within it batch norms use their running statistics, so that one image can be looked at on one rank."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
-
-    def __enter__(self) -> None:
-        for norm in self.norms:
-            norm.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for norm in self.norms:
+@contextmanager
+def inspection(model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Within it one rank can look at one image: no gradients, the precision of the step, batch norms by running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        with torch.no_grad(), autocast():
+            yield
+    finally:
+        for norm in norms:
             norm.train()

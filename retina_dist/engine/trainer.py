@@ -125,6 +125,7 @@ class Trainer:
             limit=max_nonfinite_steps,
             folder=events,
             inspect=inspect,
+            autocast=self.autocast,
             checkpoint=lambda: self._content({}),
             report=report,
         )

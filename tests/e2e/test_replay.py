@@ -5,20 +5,31 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from retina_dist.config import load_config
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError
 from retina_dist.replay import replay
+from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import train
 from tests.e2e.conftest import SMALL
 
 
 def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    autocast: list[bool] = []  # of each batch that is looked at image by image
+    inspect = DetectionTask.inspect
+
+    def look(*arguments: Any) -> Any:
+        autocast.append(torch.is_autocast_enabled("cpu"))
+        return inspect(*arguments)
+
+    monkeypatch.setattr(DetectionTask, "inspect", look)
     run = tmp_path / "run"
     settings = [
         *SMALL,
@@ -27,6 +38,7 @@ def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
         f"output_dir={run}",
         "schedule.warmup=0steps",
     ]
+    settings += ["trainer.precision=bf16"]
     # the first step of 1e30 ruins the weights, so that the second and third have no finite loss
     settings += ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_nonfinite_steps=1", "trainer.length=4steps"]
     with pytest.raises(Divergence, match="step 3: loss or gradient is not finite"):
@@ -44,6 +56,7 @@ def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
     lines = [line.split() for line in printed.splitlines() if line.startswith("  image ")]
     assert [int(words[1].rstrip(",")) for words in lines] == recorded
     assert "nan" in printed
+    assert autocast == [True, True, True]  # two steps of the run, one of the replay
 
     path.write_text(json.dumps({name: value for name, value in event.items() if name != "steps_before"}))
     with pytest.raises(ConfigError, match=r"is no nonfinite_STEP\.json of a run \('steps_before'\)"):

@@ -137,6 +137,23 @@ def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path
     assert all(value.isfinite().all() for value in content["model"].values())
 
 
+@pytest.mark.parametrize(("precision", "finite"), [("fp16", False), ("bf16", True)])
+def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, precision: Any, finite: bool) -> None:
+    """Half precision ends at 65504: the last row overflows there alone, in the step and when it is looked at."""
+    trainer, _, _ = make({}, tmp_path, precision=precision)
+    rows = Rows(torch.tensor([[1.0] * 5, [1e5] * 5]), torch.tensor([0, 1]))
+    trainer.guard.inspect = lambda model, batch: [
+        {"class": float(model(Rows(x[None], y[None]))["class"])} for x, y in zip(batch.x, batch.y, strict=True)
+    ]
+    trainer.state.model.norm = nn.Identity()
+    assert bool(trainer.train_step([rows])) is finite
+    if not finite:
+        (rank,) = json.loads((tmp_path / "nonfinite_00000001.json").read_text())["ranks"]
+        first, second = (image["class"] for image in rank["micro_batches"][0])
+        assert math.isfinite(first)
+        assert not math.isfinite(second)
+
+
 def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
     """Three are kept; the fourth row of events has none, and says so for each of its steps."""
     trainer, _, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
