@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
 
 
 class ExponentialMovingAverage:
     """A second model whose weights follow the first: w' = d w' + (1 - d) w after every optimizer step.
 
     The decay d rises as min(decay, (1 + updates) / (10 + updates)), so that early averages are not held back by the random
-    start (TensorFlow's ExponentialMovingAverage with `num_updates`). Buffers (batch norm statistics) are copied.
+    start (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied. Weights that do not train
+    and frozen norms stay as they were when the average was made or loaded, and so does what was computed from them.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -26,9 +29,15 @@ class ExponentialMovingAverage:
         """Move towards the weights that `model` has now."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+        weights = zip(self.model.parameters(), model.parameters(), strict=True)
+        mine, theirs = zip(*((a, b) for a, b in weights if b.requires_grad), strict=True)
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
+        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # one launch each
+        for pair in zip(_running_statistics(self.model), _running_statistics(model), strict=True):
+            by_type.setdefault(pair[0].dtype, []).append(pair)
+        for pairs in by_type.values():
+            mine, theirs = zip(*pairs, strict=True)
+            torch._foreach_copy_(mine, theirs)
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged weights and the number of updates."""
@@ -38,3 +47,10 @@ class ExponentialMovingAverage:
         """Put back what `state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
+
+
+def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
+    """The buffers that training changes."""
+    for module in model.modules():
+        if not isinstance(module, FrozenBatchNorm2d):
+            yield from module.buffers(recurse=False)

@@ -8,6 +8,8 @@ from torch import nn
 
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.model.frozen_norm import FoldedBatchNorm2d
+from retina_dist.model.retinanet import build_retinanet
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.optim.optimizer import build_optimizer, check_layouts, load_optimizer, parameter_groups
 
@@ -109,6 +111,30 @@ def test_average_copies_statistics_and_survives_a_round_trip() -> None:
     other.load_state_dict(ema.state_dict())
     assert other.updates == 1
     assert torch.equal(other.model.running_mean, model.running_mean)
+
+
+def test_average_leaves_alone_what_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a frozen norm, even of the same values, makes its folded scale and shift be computed anew."""
+    settings = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "trainable_layers": 3}
+    model = build_retinanet(**settings, batch_norm="frozen")
+    ema, image = ExponentialMovingAverage(model), torch.rand(1, 3, 32, 32)
+    other = ExponentialMovingAverage(build_retinanet(**settings, batch_norm="frozen"))
+    other.load_state_dict(ema.state_dict())
+    computed = []
+    compute = FoldedBatchNorm2d._scale_and_shift
+    monkeypatch.setattr(FoldedBatchNorm2d, "_scale_and_shift", lambda self: computed.append(self) or compute(self))
+    for average in (ema, other):
+        average.model.backbone(image)
+        folded = len(computed)
+        frozen = {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
+        average.update(model)
+        average.model.backbone(image)
+        assert len(computed) == folded > 0
+        assert frozen == {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
+        average.load_state_dict({"model": model.state_dict(), "updates": 5})
+        average.model.backbone(image)
+        assert len(computed) > folded
+        computed.clear()
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adam"])
