@@ -155,7 +155,7 @@ class TrainerConfig:
     deterministic: bool = False  # only operations that give the same bits each time; slower on GPUs
     num_threads: int | None = None  # torch threads of this process; null: torch's own choice
     monitor: str = "coco/AP"
-    monitor_mode: str = "max"  # max | min
+    monitor_mode: str | None = None  # max | min; null: min for a loss, else max
     patience: int | None = None  # stop after so many validations without a better monitor
     scheduled_events: str | None = None  # Azure: http://169.254.169.254, to stop in time when the machine is taken away
     max_nonfinite_steps: int = 5  # steps in a row with an infinite or NaN loss or gradient that are skipped
@@ -498,7 +498,7 @@ CHOICES = {
     "schedule.name": ("multistep", "cosine", "constant"),
     "trainer.precision": ("fp32", "bf16", "fp16"),
     "trainer.clip_kind": ("global_norm", "tensor_norm", "value"),
-    "trainer.monitor_mode": ("max", "min"),
+    "trainer.monitor_mode": (None, "max", "min"),
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
     "strategy.reduction": ("average", "adasum"),

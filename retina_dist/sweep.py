@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from retina_dist.config import SweepJob
+from retina_dist.engine.best import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.sinks import read_metrics
@@ -155,7 +156,8 @@ class Sweep:
             raise _for_all("output_dir cannot be swept; give one folder, and each job gets its own in it.")
         self.writes = launch.rank == 0 and not config.dry_run
         self.folder = _sweep_folder(config) if launch.rank == 0 else Path()  # the other ranks' runs are told by rank 0
-        self.monitor, self.mode = config.trainer.monitor, config.trainer.monitor_mode
+        self.monitor = config.trainer.monitor
+        self.mode = config.trainer.monitor_mode or default_mode(self.monitor)
         self.keys = list(jobs[0].swept)
         self.rows: list[Row] = []
         self._write()

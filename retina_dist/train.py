@@ -31,13 +31,13 @@ import torchvision
 import retina_dist
 from retina_dist.config import entry_point
 from retina_dist.data.module import CocoDataModule
+from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.checkpoint import CheckpointStore
-from retina_dist.engine.duration import to_steps
 from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.preemption import PreemptionWatch
-from retina_dist.engine.state import TrainState
+from retina_dist.engine.state import TrainState, best_of
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import write_atomically
@@ -59,6 +59,7 @@ from retina_dist.strategies.select import make_strategy, why_alone
 from retina_dist.sweep import run_sweep, write_result
 from retina_dist.tasks.detection import DetectionTask, draw_data
 from retina_dist.tracking import tracked_run, tracking_server
+from retina_dist.words import counted
 
 MOST_CLASSES = 20  # whose AP is shown at the end
 COMPILED_SHAPES = 128  # canvases times numbers of boxes that torch.compile may meet in one run
@@ -113,6 +114,13 @@ def _train(
     task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
     plan = strategy.together(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
+    validates = task.val is not None
+    best = strategy.together(lambda: best_metric(config, validates and plan.validate_every > 0))
+    if validates:
+        until = (
+            f"; the run ends after {counted(best.patience, 'validation')} without a better one" if best.patience else ""
+        )
+        say(f"  {'best':<9}{best}{until}")
     if config.dry_run:
         return {}
     server = strategy.on_main(lambda: tracking_server(config.logging, say))
@@ -121,10 +129,18 @@ def _train(
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
-    state = build_state(config, strategy.together(task.build_model), strategy)
+    state = build_state(config, strategy.together(task.build_model), strategy, best if validates else None)
     if strategy.on_main(lambda: _restore_checked(state, run, task, data, plan, say)):
         say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
         return {}
+    checkpoints = CheckpointStore(
+        checkpoint_folder(config, run.folder),
+        keep_last=config.trainer.keep_last,
+        keep_top=config.trainer.keep_top,
+        best=state.best,
+        resumed_at=run.resume_step or 0,
+    )
+    strategy.on_main(checkpoints.check_writable)
     strategy.on_main(lambda: _begin(config, run, task, data))
     say(f"writing to {run.folder}")
 
@@ -133,7 +149,6 @@ def _train(
         tracked = tracked_run(server, config, run, {**facts, **versions()}, say, go_on=again)
         before.tracked.append(at_end.enter_context(tracked))
     sink = _build_sink(config, plan, run, strategy, voice, before.tracked)
-    every = config.trainer.checkpoint_every
     watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
         state=state,
@@ -142,24 +157,12 @@ def _train(
         strategy=strategy,
         sink=sink,
         evaluate=task.build_evaluator(data),
-        checkpoints=CheckpointStore(
-            checkpoint_folder(config, run.folder),
-            keep_last=config.trainer.keep_last,
-            keep_top=config.trainer.keep_top,
-            mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
-            resumed_at=run.resume_step or 0,
-        ),
-        checkpoint_every=to_steps(
-            every, key="trainer.checkpoint_every", num_images=task.num_images, batch_size=config.data.batch_size
-        ),
+        checkpoints=checkpoints,
         checkpoint_minutes=config.trainer.checkpoint_minutes,
         metadata=task.metadata() | {"versions": versions(), **facts},
         precision=config.trainer.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
         clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
-        monitor=config.trainer.monitor if task.val else None,
-        monitor_mode=config.trainer.monitor_mode,  # type: ignore[arg-type]
-        patience=config.trainer.patience,
         stop_reason=lambda: watch.reason,
         max_nonfinite_steps=config.trainer.max_nonfinite_steps,
         cuda_graphs=uses_graphs(config, strategy, say),
@@ -235,12 +238,25 @@ def _open_run(
 
 def _draw_once_checked(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
     """Draw the data set of shapes; what would stop the run after that, and can be known before, is raised before."""
+    best_metric(config, validates=True)
     if fresh and not (config.resume or config.dry_run):
         open_run(config, report=lambda text: None)
     all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
     if config.data.shapes and all_of_them:
         build_plan(config, config.data.shapes.num_train, world_size, participants)
     draw_data(config.data)
+
+
+def best_metric(config: TrainConfig, validates: bool) -> BestMetric:
+    """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
+    trainer = config.trainer
+    check_metric(trainer.monitor, DetectionTask.metric_names)
+    if trainer.patience and not validates:
+        raise ConfigError(
+            f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "
+            "trainer.validate_every=1epoch, or trainer.patience=null."
+        )
+    return BestMetric(trainer.monitor, trainer.monitor_mode, trainer.patience)  # type: ignore[arg-type]
 
 
 def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
@@ -257,6 +273,7 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
         length=trainer.length,
         stop_after=trainer.stop_after,
         validate_every=trainer.validate_every,
+        checkpoint_every=trainer.checkpoint_every,
         log_every=trainer.log_every,
         lr=optimizer.lr,
         lr_rule=optimizer.lr_rule,  # type: ignore[arg-type]
@@ -272,7 +289,9 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
     )
 
 
-def build_state(config: TrainConfig, model: torch.nn.Module, strategy: DistributedStrategy) -> TrainState:
+def build_state(
+    config: TrainConfig, model: torch.nn.Module, strategy: DistributedStrategy, best: BestMetric | None = None
+) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device."""
     settings, trainer = config.optimizer, config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
@@ -300,7 +319,7 @@ def build_state(config: TrainConfig, model: torch.nn.Module, strategy: Distribut
         torch._dynamo.config.recompile_limit = COMPILED_SHAPES
         model.compile(fullgraph=True, dynamic=False)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
-    return TrainState(model, optimizer, scaler, ema)
+    return TrainState(model, optimizer, scaler, ema, best)
 
 
 def uses_graphs(config: TrainConfig, strategy: DistributedStrategy, say: Callable[[str], None]) -> bool:
@@ -381,6 +400,13 @@ def _restore(
             f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
         )
     state.load_state_dict(run.checkpoint)
+    before, now = best_of(run.checkpoint), state.best
+    if before["value"] is not None and not now.same_metric(before):
+        say(
+            f"warning: best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on: it "
+            f"starts anew, and best.pt with it; to keep it, resume with trainer.monitor={before['name']} "
+            f"trainer.monitor_mode={before['mode']}."
+        )
     for change in changed_settings(run.checkpoint["config"], asdict(task.config)):
         say(f"changed since the checkpoint: {change}")
     say(f"going on from {run.resumed_from}, step {state.step}")
@@ -421,7 +447,7 @@ def _build_sink(
 def _write_result(
     config: TrainConfig, run: Run, state: TrainState, seconds: float, facts: dict[str, Any], **outcome: Any
 ) -> None:
-    facts = {"monitor": config.trainer.monitor, "best": state.best, "seconds": seconds, **facts}
+    facts = {"monitor": config.trainer.monitor, "best": state.best.value, "seconds": seconds, **facts}
     write_result(run.folder, resume_step=run.resume_step, **facts, **outcome)
 
 
@@ -446,8 +472,8 @@ def _finish(
             classes = {}
         for name, ap in classes.items():
             say(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
-    if state.best is not None:
-        say(f"best {config.trainer.monitor} {state.best:.3f}: {checkpoint_folder(config, run.folder) / 'best.pt'}")
+    if state.best.value is not None:
+        say(f"best {state.best.name} {state.best.value:.3f}: {checkpoint_folder(config, run.folder) / 'best.pt'}")
 
 
 @entry_point("train", sweep=run_sweep)

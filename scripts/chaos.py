@@ -294,7 +294,7 @@ def differences(folder: Path, other: Path) -> str:
         ours, theirs = (load_checkpoint(f / "checkpoints" / "last.pt") for f in (folder, other))
     except Exception as error:  # whatever it is, the run did not survive
         return f"{type(error).__name__}: {error}"
-    keys = ("step", "best", "stale", "model", "ema", "optimizer", "scaler", "sampler")
+    keys = ("step", "best", "model", "ema", "optimizer", "scaler", "sampler")
     found = [key for key in keys if not equal(ours[key], theirs[key])]
     if rows(folder) != rows(other):
         found.append("metrics.csv")

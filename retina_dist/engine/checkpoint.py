@@ -20,11 +20,12 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from retina_dist.engine.best import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import (
     Place,
@@ -48,8 +49,8 @@ SEAL_LENGTH = len(SEAL) + 64
 # Types of what a run needs again; a checkpoint may lack all but the step.
 KINDS: dict[str, type | tuple[type, ...]] = {
     "step": int,
+    "best": (dict, float, int, type(None)),
     "stale": int,
-    "best": (float, int, type(None)),
     "metric": (float, int, type(None)),
     "model": dict,
     "ema": (dict, type(None)),
@@ -67,9 +68,11 @@ class NewerFormat(CheckpointError):
 
 
 class CheckpointStore:
-    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `keep_top` by metric.
+    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `keep_top` by `best`.
 
-    A run that goes on says by `resumed_at` from which step; later checkpoints in the folder go once it saves its first.
+    `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
+    kept until there is one ranked by this metric. A run that goes on says by `resumed_at` from which step; later checkpoints
+    in the folder go once it saves its first.
     """
 
     def __init__(
@@ -78,14 +81,32 @@ class CheckpointStore:
         *,
         keep_last: int = 1,
         keep_top: int = 1,
-        mode: Literal["max", "min"] = "max",
+        best: BestMetric | None = None,
         resumed_at: int | None = None,
     ) -> None:
         self.folder = place(folder)
-        self.keep_last, self.keep_top, self.mode, self.resumed_at = max(1, keep_last), keep_top, mode, resumed_at
+        self.keep_last, self.keep_top, self.resumed_at = max(1, keep_last), keep_top, resumed_at
+        self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
+
+    def check_writable(self) -> None:
+        """Write and remove a small file, and raise CheckpointError when the folder takes none."""
+        probe = self.folder / f"write_test.tmp{os.getpid()}"
+        made = isinstance(self.folder, Path) and not os.path.exists(self.folder)
+        try:
+            if isinstance(self.folder, Path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(probe, b"")
+            with contextlib.suppress(OSError, UserError):  # some stores let nobody delete
+                probe.unlink()
+                if made and isinstance(self.folder, Path):
+                    self.folder.rmdir()
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.folder} ({error}); choose another trainer.checkpoint_dir."
+            ) from error
 
     def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> Place:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
@@ -127,7 +148,8 @@ class CheckpointStore:
         there = set(names_in(self.folder))
         file, sha256 = _file_of(step), hashlib.sha256(data).hexdigest()
         before = [e for e in self._entries if e["step"] < step and e["file"] in there]
-        kept = self._kept([*before, {"file": file, "step": step, "metric": metric, "sha256": sha256}])
+        entry = {"file": file, "step": step, "metric": metric, "sha256": sha256}
+        kept = self._kept([*before, entry | {"monitor": self.best.name, "mode": self.best.mode}])
         best = self._best(kept)
         named = {LAST: file, **({BEST: str(best[0]["file"])} if best else {})}
         for e in kept:
@@ -139,6 +161,9 @@ class CheckpointStore:
             for alias, target in named.items():
                 self._free(alias)
                 _link(self.folder / target, self.folder / alias)
+            if not best:  # what has this name is the best of another metric
+                self._free(BEST)
+                (self.folder / BEST).unlink(missing_ok=True)
         return kept
 
     def _tidy(self, kept: list[dict[str, Any]]) -> None:
@@ -163,7 +188,7 @@ class CheckpointStore:
             for step, name in _step_files(self.folder):
                 with contextlib.suppress(CheckpointError):
                     content, sha256 = _read(self.folder / name)
-                    entries.append({"file": name, "step": step, "metric": content.get("metric"), "sha256": sha256})
+                    entries.append({"file": name, "step": step, "sha256": sha256} | _metric_of(content))
         return [e for e in entries if self.resumed_at is None or e["step"] <= self.resumed_at]
 
     def _free(self, name: str) -> Place:
@@ -174,13 +199,21 @@ class CheckpointStore:
         return path
 
     def _kept(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        chosen = {e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.keep_top]}
+        others = [e for e in entries if e["metric"] is not None]
+        others.sort(key=lambda e: BestMetric(e.get("monitor"), e.get("mode")).rank(e["metric"]))
+        top = self._best(entries) or others
+        chosen = {e["step"] for e in entries[-self.keep_last :] + top[: self.keep_top]}
         return [e for e in entries if e["step"] in chosen]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Entries with a metric, best first; the earlier one wins a tie."""
-        sign = -1 if self.mode == "max" else 1
-        return sorted((e for e in entries if e["metric"] is not None), key=lambda e: (sign * e["metric"], e["step"]))
+        """Entries with a value of the monitored metric, best first; the earlier one wins a tie."""
+        found = [e for e in entries if e["metric"] is not None and self._is_comparable(e)]
+        return sorted(found, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
+
+    def _is_comparable(self, entry: dict[str, Any]) -> bool:
+        """Whether an entry's metric is the monitored one; an entry that names none is of the run's only metric."""
+        metric = {"name": entry["monitor"], "mode": entry["mode"]} if entry.get("monitor") else {}
+        return self.best.same_metric(metric)
 
 
 def write_checkpoint(target: Place, content: dict[str, Any]) -> None:
@@ -316,6 +349,13 @@ def _sealed(content: dict[str, Any]) -> bytes:
     digest = hashlib.sha256(file.getbuffer()).hexdigest()
     file.write(SEAL + digest.encode())
     return file.getvalue()
+
+
+def _metric_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The part of a manifest's entry that tells a checkpoint's metric."""
+    best = content.get("best")
+    named = {"monitor": best.get("name"), "mode": best.get("mode")} if isinstance(best, dict) else {}
+    return {"metric": content.get("metric"), **named}
 
 
 def _snapshot(value: Any) -> Any:

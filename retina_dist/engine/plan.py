@@ -34,6 +34,7 @@ class Plan:
     lr: float
     schedule: Schedule
     validate_every: int
+    checkpoint_every: int
     log_every: int
     check_every: int
 
@@ -91,6 +92,7 @@ def resolve_plan(
     gamma: float = 0.1,
     final_factor: float = 0.0,
     validate_every: str = "1epoch",
+    checkpoint_every: str = "0steps",
     stop_after: str | None = None,
     log_every: int = 10,
     check_every: str = "0steps",
@@ -155,6 +157,7 @@ def resolve_plan(
         lr=lr * scale[lr_rule],
         schedule=Schedule(schedule, total, warmup_steps, warmup_factor, tuple(drops), gamma, final_factor),
         validate_every=steps("trainer.validate_every", validate_every),
+        checkpoint_every=steps("trainer.checkpoint_every", checkpoint_every),
         log_every=log_every,
         check_every=steps("trainer.check_replicas_every", check_every),
     )

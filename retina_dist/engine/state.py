@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from retina_dist.engine.best import BestMetric
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import load_optimizer
 from retina_dist.seeding import random_state, set_random_state
@@ -18,10 +19,9 @@ from retina_dist.seeding import random_state, set_random_state
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
-    `step` counts finished optimizer steps. `best` is the best monitored value so far, None before the first validation;
-    `stale` the number of validations since then, `validated` the step of the last one. `skipped` counts steps that were left
-    out because something was not finite, `skipped_in_row` those since the last one that was not. `unlogged` is what a meter
-    had gathered since the last log line when the run was stopped.
+    `step` counts finished optimizer steps. `best` follows the monitored metric; `validated` is the step of the last
+    validation. `skipped` counts steps that were left out because something was not finite, `skipped_in_row` those since the
+    last one that was not. `unlogged` is what a meter had gathered since the last log line when the run was stopped.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class TrainState:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         ema: ExponentialMovingAverage | None = None,
+        best: BestMetric | None = None,
     ) -> None:
         self.model, self.optimizer, self.scaler, self.ema = model, optimizer, scaler, ema
         self.step = 0
-        self.best: float | None = None
-        self.stale = 0
+        self.best = best or BestMetric()
         self.validated = 0
         self.skipped = 0
         self.skipped_in_row = 0
@@ -49,8 +49,7 @@ class TrainState:
         """Tensors and plain Python values only, so that it loads with `weights_only=True`."""
         return {
             "step": self.step,
-            "best": self.best,
-            "stale": self.stale,
+            "best": self.best.state_dict(),
             "validated": self.validated,
             "skipped": self.skipped,
             "skipped_in_row": self.skipped_in_row,
@@ -71,7 +70,8 @@ class TrainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
-        self.step, self.best, self.stale = state["step"], state["best"], state["stale"]
+        self.step = state["step"]
+        self.best.load_state_dict(best_of(state))
         self.validated = state.get("validated", self.step)  # these are younger than the first checkpoints
         self.skipped, self.skipped_in_row = state.get("skipped", 0), state.get("skipped_in_row", 0)
         self.unlogged = state.get("unlogged", {})
@@ -82,3 +82,9 @@ class TrainState:
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])
+
+
+def best_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of `TrainState.best` in a checkpoint; the first ones held a number, of the run's only metric."""
+    best = state["best"]
+    return best if isinstance(best, dict) else {"value": best, "evals_since_best": state["stale"]}

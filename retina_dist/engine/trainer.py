@@ -26,7 +26,7 @@ from retina_dist.engine.preemption import Agreement, Wish
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import average_statistics, check_replicas
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import ConfigError, Preempted
+from retina_dist.errors import Preempted
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.optim.optimizer import check_layouts
 from retina_dist.strategies.base import DistributedStrategy
@@ -68,10 +68,9 @@ def autocast(device: torch.device, precision: Precision) -> Callable[[], Abstrac
 class Trainer:
     """Trains `state.model` by `plan`, validating and saving on the way.
 
-    `evaluate` takes a model and returns metrics; `monitor` names the one that decides what is best. `metadata` is stored in
-    every checkpoint beside the state (plain Python values only). `checkpoint_every` steps, and `checkpoint_minutes` by the main
-    rank's clock, are the longest without one. `patience` ends the run after that many validations without
-    a better value. `stop_reason` says why this process should end, or None; soon after any rank has a reason, all save and
+    `evaluate` takes a model and returns metrics, from which `state.best` is updated. `metadata` is stored in every checkpoint
+    beside the state (plain Python values only). `checkpoint_minutes` by the main rank's clock are the longest without one.
+    `stop_reason` says why this process should end, or None; soon after any rank has a reason, all save and
     raise Preempted. Up to `max_nonfinite_steps` steps in a row are left out for an infinite or NaN loss or gradient on any
     rank, each described in the folder `events` with what `inspect` says of a batch. `cuda_graphs` captures forward and backward
     pass, one graph for each shape of a batch; gradients are then averaged after them. Every rank makes one and calls `fit`;
@@ -88,15 +87,11 @@ class Trainer:
         sink: Sink,
         evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
         checkpoints: CheckpointStore | None = None,
-        checkpoint_every: int = 0,
         checkpoint_minutes: float | None = None,
         metadata: dict[str, Any] | None = None,
         precision: Precision = "fp32",
         clip: float | None = None,
         clip_kind: ClipKind = "global_norm",
-        monitor: str | None = None,
-        monitor_mode: Literal["max", "min"] = "max",
-        patience: int | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
         max_nonfinite_steps: int = 5,
         cuda_graphs: bool = False,
@@ -106,11 +101,10 @@ class Trainer:
         warn: Callable[[str], None] = print,
     ) -> None:
         self.state, self.plan, self.data, self.strategy, self.sink = state, plan, data, strategy, sink
-        self.evaluate, self.checkpoints, self.checkpoint_every = evaluate, checkpoints, checkpoint_every
+        self.evaluate, self.checkpoints = evaluate, checkpoints
         self.metadata, self.report, self.warn = metadata or {}, report, warn
         self.autocast = autocast(strategy.device, precision)
         self.clip, self.clip_kind = clip, clip_kind
-        self.monitor, self.monitor_mode, self.patience = monitor, monitor_mode, patience
         self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
         self.meter = StepMeter(strategy)
         self.ledger = Ledger(strategy.device)
@@ -159,7 +153,7 @@ class Trainer:
             metrics = self._validate()
             self.ledger.mark("evaluation")
             self._save(metrics)
-            if self._is_stale():
+            if self._out_of_patience():
                 self.strategy.on_main(self._wait_for_checkpoint)
                 return metrics
         self.meter.load(state.unlogged)
@@ -180,11 +174,11 @@ class Trainer:
             # A run that stops early validates no more than one that goes on, so that both know the same best.
             validating = plan.validates_at(state.step) and not stopping
             last = state.step == plan.stop_step
-            saving = validating or stopping or timed or last or _due(state.step, self.checkpoint_every)
+            saving = validating or stopping or timed or last or _due(state.step, plan.checkpoint_every)
 
             if _due(state.step, plan.check_every):
                 check_replicas(state.replicated(), self.strategy, state.step)
-            if validating or last or _due(state.step, self.checkpoint_every) or _due(state.step, plan.log_every):
+            if validating or last or _due(state.step, plan.checkpoint_every) or _due(state.step, plan.log_every):
                 self._log()  # before saving, so that no checkpoint holds weights that are not numbers
             elif stopping or timed:  # the line is written where an undisturbed run writes it
                 state.unlogged = self.meter.state()
@@ -200,7 +194,7 @@ class Trainer:
                 self.meter.resume()
             if stopping:
                 self._end_early()
-            if last or (validating and self._is_stale()):
+            if last or (validating and self._out_of_patience()):
                 break
             self.strategy.commit(self._committed)
             self.ledger.mark("other")
@@ -216,11 +210,11 @@ class Trainer:
             return Wish.STOP
         return Wish.SAVE if self.strategy.is_main and self.alarm.rings() else Wish.NOTHING
 
-    def _is_stale(self) -> bool:
-        if self.patience is None or self.state.stale < self.patience:
-            return False
-        self.report(f"stopped early: {self.monitor} has not improved in {self.state.stale} validations.")
-        return True
+    def _out_of_patience(self) -> bool:
+        best = self.state.best
+        if best.exhausted:
+            self.report(f"stopped early: {best.name} has not improved in {best.evals_since_best} validations.")
+        return best.exhausted
 
     def _end_early(self) -> None:
         self.strategy.on_main(self._wait_for_checkpoint)
@@ -313,14 +307,7 @@ class Trainer:
         metrics = self.evaluate(state.evaluated_model)
         self.net.train()
         self.sink.log(metrics, state.step)
-        if self.monitor and self.monitor not in metrics:
-            error = ConfigError(f"trainer.monitor={self.monitor} is no metric; there are {', '.join(sorted(metrics))}.")
-            error.everywhere = True
-            raise error
-        value = metrics[self.monitor] if self.monitor else None
-        if value is not None and math.isfinite(value):
-            better = state.best is None or (value > state.best if self.monitor_mode == "max" else value < state.best)
-            state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)
+        state.best.update(metrics)
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
@@ -328,7 +315,7 @@ class Trainer:
 
         def save() -> None:
             if self.checkpoints:
-                value = metrics.get(self.monitor) if self.monitor else None
+                value = metrics.get(self.state.best.name) if self.state.best.name else None
                 self.checkpoints.save(self._content(metrics), self.state.step, value)
 
         self.strategy.on_main(save)

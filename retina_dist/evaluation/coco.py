@@ -38,6 +38,7 @@ EVALUATORS = {
 }
 
 STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
 ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
 
@@ -179,6 +180,8 @@ class CocoEvaluator:
     lowest that found anything in it. In the losses it counts each time.
     """
 
+    metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
+
     def __init__(
         self,
         *,
@@ -236,13 +239,12 @@ class CocoEvaluator:
 
     def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
         # A rank without images takes part too, so the names must not come from its own batches.
-        names = ("classification", "bbox_regression")
         zero = torch.zeros((), device=self.strategy.device)
-        stacked = torch.stack([*(sums.get(n, zero) for n in names), zero + images]).double()
+        stacked = torch.stack([*(sums.get(n, zero) for n in LOSSES), zero + images]).double()
         *totals, count = self.strategy.all_reduce(stacked, "sum").tolist()
         if not count:
             return {}
-        means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
+        means = {f"val/loss_{name}": total / count for name, total in zip(LOSSES, totals, strict=True)}
         return {"val/loss": sum(means.values()), **means}
 
     def _gathered(self, rows: np.ndarray) -> np.ndarray:

@@ -129,6 +129,8 @@ class DetectionTask:
     Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
     """
 
+    metric_names = CocoEvaluator.metric_names  # what a validation gives
+
     def __init__(
         self,
         config: TrainConfig,

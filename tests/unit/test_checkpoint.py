@@ -21,6 +21,7 @@ from torch import nn
 
 from retina_dist import files
 from retina_dist.engine import checkpoint
+from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import Place, names_in, place, write_atomically
@@ -73,9 +74,48 @@ def test_keeps_the_last_and_the_best(folder: Place) -> None:
 
 
 def test_lower_can_be_better_and_the_first_of_equals_stays_best(folder: Place) -> None:
-    store = CheckpointStore(folder, mode="min")
+    store = CheckpointStore(folder, best=BestMetric("val/loss"))
     for step, metric in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.4)):
         save(store, content(step), step, metric)
+    assert value_of(folder / "best.pt") == 2
+
+
+def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: Place, tmp_path: Path) -> None:
+    CheckpointStore(folder / "new").check_writable()
+    assert names_in(folder / "new") == []
+    assert not isinstance(folder, Path) or not (folder / "new").exists()  # an empty one would be taken for a run's
+    (tmp_path / "file").touch()
+    for refusing in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), Path("/proc/checkpoints")):
+        with pytest.raises(UserError, match=r"written"):
+            CheckpointStore(refusing).check_writable()
+    with pytest.raises(UserError):
+        CheckpointStore("s0://nowhere/run").check_writable()
+
+
+def test_best_is_never_the_best_of_another_metric(folder: Place) -> None:
+    ap, loss = BestMetric("coco/AP"), BestMetric("val/loss")
+    first = CheckpointStore(folder, best=ap)
+    for step, metric in ((1, 0.9), (2, 0.5)):
+        save(first, content(step), step, metric)
+    second = CheckpointStore(folder, best=loss, resumed_at=2)
+    save(second, content(3), 3)
+    assert steps_in(folder) == ["step_00000001.pt", "step_00000003.pt"]  # 1 in case that the change was a mistake
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
+        value_of(folder / "best.pt")
+    for step, metric in ((4, 1.5), (5, 1.2), (6, 1.4)):
+        save(second, content(step), step, metric)
+    assert value_of(folder / "best.pt") == 5
+    assert steps_in(folder) == ["step_00000005.pt", "step_00000006.pt"]
+    save(CheckpointStore(folder, best=BestMetric("val/loss", "max"), resumed_at=6), content(7), 7, 0.1)
+    assert value_of(folder / "best.pt") == 7
+
+
+def test_the_metric_of_each_file_is_known_without_a_manifest(folder: Place) -> None:
+    for name, step, metric in (("coco/AP", 1, 0.9), ("val/loss", 2, 1.5)):
+        best = BestMetric(name)
+        save(CheckpointStore(folder, best=best, keep_last=3), content(step) | {"best": best.state_dict()}, step, metric)
+        (folder / "manifest.json").unlink()
+    save(CheckpointStore(folder, best=best, keep_last=3, resumed_at=2), content(3), 3, 1.7)
     assert value_of(folder / "best.pt") == 2
 
 

@@ -66,7 +66,9 @@ def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
 
 
 @pytest.mark.parametrize(
-    "text", ["9" * 400 + "steps", "1" * 5000 + "epochs", "999999999999999999Msteps"], ids=["400 digits", "5000 digits", "1e24"]
+    "text",
+    ["9" * 400 + "steps", "1" * 5000 + "epochs", "999999999999999999Msteps"],
+    ids=["400 digits", "5000 digits", "1e24"],
 )
 def test_a_duration_that_is_too_long_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.length="):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine import checkpoint, duration
+from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
@@ -79,12 +80,15 @@ class Recorder:
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    plan_changes = {k: changes.pop(k) for k in ("length", "stop_after", "validate_every", "log_every") if k in changes}
+    names = ("length", "stop_after", "validate_every", "checkpoint_every", "log_every")
+    plan_changes = {k: changes.pop(k) for k in names if k in changes}
+    best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
     data = data or Data()
     model = changes.pop("model", None) or Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     ema = ExponentialMovingAverage(model, 0.9) if changes.pop("ema", False) else None
-    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=changes.get("precision") == "fp16"), ema)
+    scaler = torch.amp.GradScaler("cpu", enabled=changes.get("precision") == "fp16")
+    state = TrainState(model, optimizer, scaler, ema, best)
     plan = resolve_plan(
         num_images=NUM_IMAGES,
         batch_size=data.batch_size,
@@ -100,7 +104,7 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         "data": data,
         "strategy": SingleDeviceStrategy("cpu"),
         "sink": Recorder(),
-        "checkpoints": CheckpointStore(folder, keep_last=100) if folder else None,
+        "checkpoints": CheckpointStore(folder, keep_last=100, best=best) if folder else None,
         "report": lambda text: None,
     }
     return Trainer(**{**settings, **changes})
@@ -177,11 +181,38 @@ def test_best_and_early_stop(tmp_path: Path) -> None:
     one = trainer(tmp_path, evaluate=scripted([0.1, 0.5, 0.4, 0.3]), monitor="score", patience=2)
     one.fit()
     assert one.state.step == 12
-    assert one.state.best == 0.5
+    assert one.state.best.value == 0.5
     assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
     two = trainer(tmp_path / "two", evaluate=scripted([0.5, 0.4, 0.3]), monitor="score", patience=2)
     assert two.fit() == {"score": 0.3}
     assert two.state.step == 9  # of 12
+
+
+def test_a_loss_is_best_when_it_is_lowest(tmp_path: Path) -> None:
+    def losses(values: list[float]) -> Any:
+        remaining = iter(values)
+        return lambda model: {"val/loss": next(remaining)}
+
+    one = trainer(tmp_path, evaluate=losses([0.5, 0.1, 0.4, 0.3]), monitor="val/loss", patience=3)
+    one.fit()
+    assert one.state.best.value == 0.1
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
+
+
+def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
+    """Or an AP of 0.5 would be compared with losses."""
+    for stop, monitor, values, best, step in (
+        ("6steps", "coco/AP", [0.4, 0.5], 0.5, 6),
+        ("9steps", "val/loss", [1.5], 1.5, 9),
+        ("12steps", "val/loss", [1.6], 1.5, 9),
+    ):
+        remaining = iter(values)
+        one = trainer(tmp_path, stop_after=stop, evaluate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
+        if (tmp_path / "last.pt").exists():
+            one.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
+        one.fit()
+        assert one.state.best.value == best
+        assert load_checkpoint(tmp_path / "best.pt")["step"] == step
 
 
 def test_validation_sees_the_average(tmp_path: Path) -> None:
@@ -239,7 +270,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
         ({"length": "1epoch"}, CheckpointError),  # at the end
         ({"length": "9epochs"}, CheckpointError),  # at the next save
         ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
-        ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": 5}, CheckpointError),
+        ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
         ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
     ):
         said: list[str] = []

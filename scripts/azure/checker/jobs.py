@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from retina_dist.engine.best import default_mode
 from retina_dist.errors import ConfigError
 
 from . import commands
@@ -251,6 +252,6 @@ def the_metric_is_logged(job: Document) -> Iterator[str]:
         trainer = asdict(config.trainer)
         if metric != trainer["monitor"]:
             yield f"objective.primary_metric: {metric}, but the trials log and watch {trainer['monitor']}; give that."
-        elif goal != {"max": "maximize", "min": "minimize"}[trainer["monitor_mode"]]:
-            yield f"objective.goal: {goal}, but of {metric} the {trainer['monitor_mode']}imum is best."
+        elif goal != {"max": "maximize", "min": "minimize"}[mode := trainer["monitor_mode"] or default_mode(metric)]:
+            yield f"objective.goal: {goal}, but of {metric} the {mode}imum is best."
         return

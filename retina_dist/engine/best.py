@@ -1,0 +1,102 @@
+"""Which value of the monitored metric is the best, and for how many validations it has been.
+
+Layer 2, part of the train state. The trainer stops by it, and the checkpoint store ranks its files by it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from retina_dist.errors import ConfigError
+
+Mode = Literal["max", "min"]
+
+
+def default_mode(metric: str) -> Mode:
+    """A loss is best when it is lowest, every other metric when it is highest.
+
+    >>> default_mode("val/loss_classification"), default_mode("val/accuracy")
+    ('min', 'max')
+    """
+    return "min" if "loss" in metric else "max"
+
+
+class BestMetric:
+    """The best `value` of the metric `name` so far, None before the first one.
+
+    `mode` None is the `default_mode` of the name. `patience` is how many validations may pass without a better value, None any
+    number. Without a `name`, in a run that does not validate, nothing is ever best, and a resume keeps what there was.
+    """
+
+    def __init__(self, name: str | None = None, mode: Mode | None = None, patience: int | None = None) -> None:
+        self.name = name
+        self.mode: Mode = mode or default_mode(name or "")
+        self.patience = patience
+        self.value: float | None = None
+        self.evals_since_best = 0
+
+    def __str__(self) -> str:
+        return f"{'highest' if self.mode == 'max' else 'lowest'} {self.name}"
+
+    def rank(self, value: float) -> float:
+        """A sort key: a better value has a lower one."""
+        return -value if self.mode == "max" else value
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a validation; a value that is not finite is neither better nor worse.
+
+        Raises ConfigError when they lack the monitored one.
+        """
+        if self.name is None:
+            return
+        check_metric(self.name, metrics)
+        value = metrics[self.name]
+        if not math.isfinite(value):
+            return
+        if self.value is None or self.rank(value) < self.rank(self.value):
+            self.value, self.evals_since_best = value, 0
+        else:
+            self.evals_since_best += 1
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the patience is used up."""
+        return self.patience is not None and self.evals_since_best >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values. The patience is a setting and may change on resume."""
+        return {
+            "name": self.name,
+            "mode": self.mode,
+            "value": self.value,
+            "evals_since_best": self.evals_since_best,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` returned, or start anew when that is of another metric or mode."""
+        if self.name is None and state.get("name"):
+            self.name, self.mode = state["name"], state["mode"]
+        if self.same_metric(state):
+            self.value, self.evals_since_best = state["value"], int(state["evals_since_best"])
+        else:
+            self.value, self.evals_since_best = None, 0
+
+    def same_metric(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state's value can be compared with this metric's; one that does not say its metric can."""
+        return self.name is None or (state.get("name", self.name), state.get("mode", self.mode)) == (
+            self.name,
+            self.mode,
+        )
+
+
+def check_metric(name: str, metrics: Iterable[str]) -> None:
+    """Raise ConfigError, on all ranks alike, unless the validation gives the metric `name`."""
+    if name not in metrics:
+        near = difflib.get_close_matches(name, metrics, 1)
+        hint = f"did you mean {near[0]}? There" if near else "there"
+        error = ConfigError(f"trainer.monitor={name} is no metric; {hint} are {', '.join(sorted(metrics))}.")
+        error.everywhere = True
+        raise error
