@@ -1,7 +1,8 @@
 """Horovod's allreduce over NCCL, MPI or Gloo. Layer 1.
 
-The only file that imports `horovod`, and only when this strategy is chosen. Horovod's optimizer serves as a reducer: its hooks
-send each gradient as soon as it is there, `synchronize` waits for them, and the trainer steps the plain optimizer.
+The only file that imports `horovod`, and only when this strategy is chosen. Hooks send each gradient as soon as it is complete,
+`reduce_gradients` waits for all of them, and the trainer steps the plain optimizer. `hvd.DistributedOptimizer` would do the same
+for contiguous gradients only: it refuses weights that are channels last.
 `hvd.broadcast_optimizer_state` is never called: on a fresh optimizer it takes a hidden step that moves the weights
 (https://github.com/horovod/horovod/issues/2805).
 """
@@ -24,6 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost
@@ -94,14 +96,13 @@ class HorovodStrategy(DistributedStrategy):
             self.settings["OMPI_MCA_mpi_yield_when_idle"] = (
                 "1"  # or Open MPI's waiting takes the core from the training
             )
-        self._reducer: Any = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
-        self._unsent: dict[int, Tensor] = {}  # fp16: gradients before the wire, by the address of what came back
+        self._hooks: list[RemovableHandle] = []
+        self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and what is summed in place
+        self._sending = True
         self._fp16_overflows = 0
         self._waiting_since: float | None = None
         self._left = threading.Event()
-        self._sending = True
-        self._sent: dict[str, Any] = {}  # handles of the gradients on their way, where the hooks are ours
 
     @property
     def rank(self) -> int:
@@ -151,8 +152,7 @@ class HorovodStrategy(DistributedStrategy):
     ) -> None:
         alive = self.hvd.is_initialized()  # not after an elastic start that failed
         rank, world_size = (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
-        self._reducer = None
-        self._unsent.clear()
+        self._forget()
         in_order = error is None or getattr(error, "everywhere", False)
         if not in_order or self._can_restart():
             self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
@@ -221,84 +221,73 @@ class HorovodStrategy(DistributedStrategy):
     # training
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+        self._forget()
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._reducer = None
-        if not hooks or self.world_size == 1 or self.reduction != "average" or self.compression == "bf16":
-            return model
-        if any(not p.is_contiguous() for _, p in self._parameters):  # which Horovod's own hooks refuse
-            if self.compression == "fp16":
-                raise ConfigError(
-                    "strategy.compression=fp16 under Horovod cannot send weights that are channels last; use compression=bf16 or "
-                    "trainer.channels_last=false."
-                )
-            for name, p in self._parameters:
-                p.register_post_accumulate_grad_hook(partial(self._send, name))
-        else:
-            self._reducer = self.hvd.DistributedOptimizer(
-                optimizer,
-                named_parameters=list(model.named_parameters()),
-                compression=self if self.compression == "fp16" else self.hvd.Compression.none,
-                backward_passes_per_step=accumulate,
-                op=self.hvd.Sum if self.compression == "fp16" else self.hvd.Average,
-            )
+        if hooks and self._sends_each_gradient() and self.world_size > 1:
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)) for name, p in self._parameters
+            ]
         return model
 
+    def _forget(self) -> None:
+        """Leave the model that was prepared last, with what is under way."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._sent.clear()
+
+    def _sends_each_gradient(self) -> bool:
+        return self.reduction == "average" and self.compression != "bf16"
+
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        self._sending = enabled  # Horovod's own hooks count the passes themselves
+        self._sending = enabled
         return nullcontext()
 
-    def _send(self, name: str, parameter: Tensor) -> None:
+    def _send_if_last(self, name: str, parameter: Tensor) -> None:
         if self._sending and parameter.grad is not None:
-            gradient = in_memory_order(parameter.grad)
-            self._sent[name] = self.hvd.allreduce_async_(gradient, name=f"gradient.{name}", op=self.hvd.Average)
+            self._send(name, parameter.grad)
+
+    def _send(self, name: str, gradient: Tensor) -> None:
+        wire, op = in_memory_order(gradient), self.hvd.Average
+        if self.compression == "fp16":
+            wire, op = to_wire(wire, "fp16", self.fp16_scale, self.world_size), self.hvd.Sum
+        self._sent[name] = self.hvd.allreduce_async_(wire, name=f"gradient.{name}", op=op), wire
 
     def reduce_gradients(self) -> None:
         if self.world_size == 1:
             return
-        gradients = [(name, p.grad) for name, p in self._parameters if p.grad is not None]
+        gradients = {name: p.grad for name, p in self._parameters if p.grad is not None}
         if self.reduction == "adasum":
             self._all_reduce_in_place(gradients, self.hvd.Adasum)
         elif self.compression == "bf16":
-            self._average_bf16([gradient for _, gradient in gradients])
-        elif self._reducer is None:
-            for handle in self._sent.values():
-                self._wait(self.hvd.synchronize, handle)
-            self._all_reduce_in_place([one for one in gradients if one[0] not in self._sent], self.hvd.Average)
-            self._sent.clear()
+            self._average_bf16(list(gradients.values()))
         else:
-            self._wait(self._reducer.synchronize)
-            self._send_overflown_again()
+            for name, gradient in gradients.items():
+                if name not in self._sent:  # no hooks, or the last micro-batch did not reach the parameter
+                    self._send(name, gradient)
+            sent, self._sent = self._sent, {}
+            for handle, _ in sent.values():
+                self._wait(self.hvd.synchronize, handle)
+            if self.compression == "fp16":
+                self._take_fp16(gradients, {name: wire for name, (_, wire) in sent.items()})
+
+    def _take_fp16(self, gradients: dict[str, Tensor], wires: dict[str, Tensor]) -> None:
+        """Put the means into the gradients, which are still this rank's own; a step that left fp16's range is sent again."""
+        if all_finite(wires.values()):
+            for name, gradient in gradients.items():
+                in_memory_order(gradient).copy_(from_wire(wires[name], "fp16", self.fp16_scale, gradient.dtype))
+            return
+        self._all_reduce_in_place(gradients, self.hvd.Average)
+        # Gradients that are infinite anyway are the loss scale's affair.
+        self._fp16_overflows += all_finite(gradients.values())
 
     def counters(self) -> dict[str, float]:
         return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
 
-    def compress(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Horovod's compressor interface: what to send, and what to remember."""
-        return to_wire(gradient, "fp16", self.fp16_scale, self.world_size), gradient.detach()
-
-    def decompress(self, summed: Tensor, local: Tensor) -> Tensor:
-        """Horovod's compressor interface: the mean gradient."""
-        mean = from_wire(summed, "fp16", self.fp16_scale, local.dtype)
-        self._unsent[mean.data_ptr()] = local.clone() if local.data_ptr() == mean.data_ptr() else local
-        return mean
-
-    def _send_overflown_again(self) -> None:
-        unsent, self._unsent = self._unsent, {}
-        if not unsent:
-            return
-        gradients = [(name, p.grad) for name, p in self._parameters if p.grad is not None]
-        if all_finite(gradient for _, gradient in gradients):
-            return
-        for _, gradient in gradients:
-            gradient.copy_(unsent[gradient.data_ptr()])
-        self._all_reduce_in_place(gradients, self.hvd.Average)
-        # Gradients that are infinite anyway are the loss scale's affair.
-        self._fp16_overflows += all_finite(gradient for _, gradient in gradients)
-
-    def _all_reduce_in_place(self, gradients: Sequence[tuple[str, Tensor]], op: Any) -> None:
+    def _all_reduce_in_place(self, gradients: dict[str, Tensor], op: Any) -> None:
         handles = [
             self.hvd.allreduce_async_(in_memory_order(gradient), name=f"again.{name}", op=op)
-            for name, gradient in gradients
+            for name, gradient in gradients.items()
         ]
         for handle in handles:
             self._wait(self.hvd.synchronize, handle)
@@ -402,9 +391,7 @@ class _Membership:
 
     def on_reset(self) -> None:
         self.changed, self.steps = False, 0
-        self.strategy._reducer = None
-        self.strategy._unsent.clear()
-        self.strategy._sent.clear()
+        self.strategy._forget()
 
     def sync(self) -> None: ...
 
