@@ -74,9 +74,9 @@ class DDPStrategy(DistributedStrategy):
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None
         self._parameters: list[nn.Parameter] = []  # of a model without hooks
-        self._unsent: list[
-            tuple[list[Tensor], Tensor]
-        ] = []  # fp16: each bucket's parameters and its gradients before the wire
+        self._sent: list[
+            tuple[Tensor, Tensor]
+        ] = []  # fp16: each bucket's own gradients, and the sum of all ranks' shares
         self._fp16_overflows = 0
 
     @property
@@ -180,7 +180,7 @@ class DDPStrategy(DistributedStrategy):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._net = None
-        self._unsent.clear()
+        self._sent.clear()
         if error is None or getattr(error, "everywhere", False):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
             gc.collect()
@@ -221,21 +221,22 @@ class DDPStrategy(DistributedStrategy):
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The backward pass has reduced them, if it had hooks; what is left then is a step that fp16 could not carry."""
+        """The backward pass has reduced them, if it had hooks; what is left then is to take fp16's sums or send the step again.
+
+        Gradients are views of their bucket, in their parameter's memory order, so a bucket is read and written as one vector.
+        """
         if self._net is None:
             self._average_after_the_pass()
             return
-        unsent, self._unsent = self._unsent, []
-        if not unsent or all_finite(p.grad for parameters, _ in unsent for p in parameters if p.grad is not None):
+        sent, self._sent = self._sent, []
+        if all_finite(wire for _, wire in sent):
+            for bucket, wire in sent:
+                bucket.copy_(from_wire(wire, self.compression, self.fp16_scale, bucket.dtype))
             return
         finite = True
-        for parameters, local in unsent:
-            mean = self.all_reduce(local, "mean")
-            finite = finite and bool(mean.isfinite().all())
-            parts = mean.split([p.numel() for p in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                assert parameter.grad is not None
-                parameter.grad.copy_(part.view_as(parameter))
+        for bucket, _ in sent:
+            bucket.copy_(self.all_reduce(bucket, "mean"))
+            finite = finite and bool(bucket.isfinite().all())
         self._fp16_overflows += finite  # gradients that are infinite anyway are the loss scale's affair
 
     def _average_after_the_pass(self) -> None:
@@ -257,12 +258,14 @@ class DDPStrategy(DistributedStrategy):
 
     def _send_compressed(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         local = bucket.buffer()
-        if self.compression == "fp16":
-            self._unsent.append((bucket.parameters(), local.clone()))
         wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
         work = dist.all_reduce(wire, async_op=True)
+        if self.compression == "fp16":
+            self._sent.append((local, wire))
 
         def back(done: torch.futures.Future[Any]) -> Tensor:
+            if self.compression == "fp16":  # `reduce_gradients` sees first whether all of the step was in range
+                return local
             return local.copy_(from_wire(wire, self.compression, self.fp16_scale, local.dtype))
 
         return work.get_future().then(back)

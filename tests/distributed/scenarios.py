@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from retina_dist.data.categories import Categories
 from retina_dist.data.samplers import EvalSampler
 from retina_dist.engine.ledger import summary
 from retina_dist.engine.plan import resolve_plan
-from retina_dist.engine.replicas import ReplicaMismatch, check_replicas
+from retina_dist.engine.replicas import ReplicaMismatch, check_replicas, checksum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import PeerLost, UserError
@@ -43,7 +44,7 @@ def contract() -> dict[str, Any]:
     """Everything a strategy promises, in one job; the strategy is entered anew for each part."""
     parts = {}
     for name, part in PARTS.items():
-        arguments = {"compression": name.split("_")[1]} if name.startswith("compression") else {}
+        arguments = {"compression": name.split()[-1]} if name.startswith("wire") else {}
         with make_strategy(device="cpu", timeout_s=60, **arguments) as strategy:
             parts[name] = part(strategy)
     return parts
@@ -103,10 +104,8 @@ def small_training(
     *,
     accumulate: int = 1,
     clip: float | None = None,
-    factors: tuple[float, ...] = (1.0,) * STEPS,
     backwards: int | None = None,
     bad: tuple[int, int] | None = None,
-    dtype: torch.dtype = torch.float64,
     scale: float | None = None,
     hooks: bool = True,
     strided: bool = False,
@@ -116,10 +115,10 @@ def small_training(
     `backwards` is how many of the `accumulate` micro-batches there are in the last step.
     """
     torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
-    model = Net().to(dtype)
+    model = Net().double()
     if strategy.is_main:
         torch.manual_seed(0)
-        model.load_state_dict(Net().to(dtype).state_dict())
+        model.load_state_dict(Net().double().state_dict())
     for p in model.parameters() if strided else ():
         p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -130,13 +129,13 @@ def small_training(
 
     def fit() -> None:
         for step in range(STEPS):
-            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
+            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
             labels = torch.arange(ROWS) % 3
             count = backwards if backwards and step == STEPS - 1 else accumulate
             shares = [c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]]
             for i, share in enumerate(shares):
                 with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
-                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares) * factors[step]
+                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares)
                     if bad == (strategy.rank, step):
                         loss = loss * float("inf")
                     scaler.scale(loss).backward()
@@ -158,12 +157,77 @@ def small_training(
         "moved": moved,
         "scales": scales,
         "keys": sorted(state.state_dict()["model"]),
-        "counters": strategy.counters(),
     }
 
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class Pixels(nn.Module):
+    """Weights of each kind whose memory order `channels_last` changes or leaves: a convolution, one of 1 x 1, a plain layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 1), nn.Tanh(), nn.Conv2d(6, 4, 3))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x).mean((2, 3)))
+
+
+# of the loss in each step: as it is, below what a bare cast to fp16 keeps, and above what fp16 holds at all
+WIRE_FACTORS = {"plain": 1.0, "small": 1e-5, "overflow": 1e6, "short": 1.0}
+
+
+def wire(strategy: DistributedStrategy) -> dict[str, Any]:
+    """Gradients that came over the wire against those of one process in fp64, over memory formats and accumulation.
+
+    For each case: the largest relative error of any parameter's gradient in each step, a checksum of the weights at the end, and
+    the counters. The last step has one micro-batch less. A bucket is smaller than the model, so that there are several.
+    """
+    compression = getattr(strategy, "compression", "none")
+    dtype = torch.float64 if compression == "none" else torch.float32
+    if hasattr(strategy, "bucket_mb"):
+        strategy.bucket_mb = 0.001
+    found = {}
+    for layout, accumulate, hooks in product((torch.contiguous_format, torch.channels_last), (1, 2), (True, False)):
+        if compression == "fp16" and not hooks:  # refused: DDP cannot send such a step again
+            continue
+        torch.manual_seed(0)
+        model = Pixels().to(dtype).to(memory_format=layout)
+        exact = Pixels().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        net = strategy.prepare(model, optimizer, accumulate, hooks)
+        before = strategy.counters().get("fp16_overflows", 0)
+        errors = {}
+        for step, (kind, factor) in enumerate(WIRE_FACTORS.items()):
+            exact.load_state_dict(model.state_dict())
+            x = torch.randn(ROWS, 3, 7, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            labels = torch.arange(ROWS) % 3
+            groups = torch.arange(ROWS).chunk(accumulate)[: accumulate - (kind == "short" and accumulate > 1)]
+            for i, rows in enumerate(groups):
+                share = rows.chunk(strategy.world_size)[strategy.rank]
+                pixels = x[share].to(dtype).contiguous(memory_format=layout)
+                with strategy.gradient_sync(net, enabled=i == len(groups) - 1):
+                    loss = nn.functional.cross_entropy(net(pixels), labels[share]) * factor / len(groups)
+                    loss.backward()
+            strategy.reduce_gradients()
+            rows = torch.cat(groups)
+            exact.zero_grad()
+            (nn.functional.cross_entropy(exact(x[rows]), labels[rows]) * factor).backward()
+            pairs = zip(model.parameters(), exact.parameters(), strict=True)
+            errors[kind] = max(float((p.grad - q.grad).norm() / q.grad.norm()) for p, q in pairs)  # type: ignore[union-attr, operator]
+            assert all(p.grad.stride() == p.stride() for p in model.parameters())  # type: ignore[union-attr]
+            clip_gradients(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        found[f"{layout} {accumulate=} {hooks=}"] = {
+            "errors": errors,
+            "weights": [checksum(p).item() for p in model.parameters()],
+            "overflows": strategy.counters().get("fp16_overflows", 0) - before,
+        }
+    return found
 
 
 def start(strategy: DistributedStrategy) -> Any:
@@ -335,9 +399,7 @@ PARTS = {
     "strided": lambda s: small_training(s, accumulate=4, strided=True),
     "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
-    "compression_bf16": lambda s: small_training(s, accumulate=2, dtype=torch.float32),
-    "compression_fp16": lambda s: small_training(s, accumulate=2, dtype=torch.float32, factors=(1.0, 1e-5, 1e6, 1.0)),
-    "compression_none": lambda s: small_training(s, accumulate=2, dtype=torch.float32, factors=(1.0, 1e-5, 1e6, 1.0)),
+    **{f"wire {compression}": wire for compression in ("none", "bf16", "fp16")},
     "start": start,
     "errors": errors,
     "sentinel": sentinel,
