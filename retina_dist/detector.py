@@ -18,7 +18,7 @@ from retina_dist.data.collate import Sample, collate
 from retina_dist.data.images import read_image
 from retina_dist.data.transforms import EvalTransform, resized_size
 from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.engine.trainer import Precision, autocast
+from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import is_torchvision_name, load_weights, torchvision_categories

@@ -22,7 +22,7 @@ from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.module import CocoDataModule
 from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.engine.trainer import autocast
+from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
 from retina_dist.files import place, write_atomically

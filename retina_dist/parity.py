@@ -162,7 +162,6 @@ def _record(state: TrainState, outcome: Outcome) -> None:
 def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
     """In each process of a launched job: every case's difference from one process, on the main rank ("fp64/accumulate 2": ...)."""
     torch.set_num_threads(config.trainer.num_threads or 1)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     found: dict[str, dict[str, float]] = {}
     with build_strategy(config) as strategy:
         alone = SingleDeviceStrategy(str(strategy.device))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from retina_dist.config import entry_point, train_config_of
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
-from retina_dist.engine.trainer import autocast
+from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.settings import ReplayConfig

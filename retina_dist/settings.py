@@ -143,7 +143,7 @@ class TrainerConfig:
     checkpoint_minutes: float | None = None  # and after so many minutes without one
     log_every: int = 10  # steps
     accumulate: int = 1  # micro-batches of one optimizer step on each process
-    precision: str = "fp32"  # fp32 | bf16 | fp16
+    precision: str = "fp32"  # fp32 | tf32 (on a GPU, products and convolutions round to TF32) | bf16 | fp16
     clip: float | None = None
     clip_kind: str = "global_norm"  # global_norm | tensor_norm | value
     ema_decay: float | None = None  # e.g. 0.999; validation and best then use the average
@@ -496,7 +496,7 @@ CHOICES = {
     "optimizer.name": ("sgd", "adamw", "adam"),
     "optimizer.lr_rule": ("none", "linear", "sqrt", "adasum"),
     "schedule.name": ("multistep", "cosine", "constant"),
-    "trainer.precision": ("fp32", "bf16", "fp16"),
+    "trainer.precision": ("fp32", "tf32", "bf16", "fp16"),
     "trainer.clip_kind": ("global_norm", "tensor_norm", "value"),
     "trainer.monitor_mode": (None, "max", "min"),
     "strategy.name": ("auto", "single", "ddp", "horovod"),
@@ -508,7 +508,7 @@ CHOICES = {
     "compression": ("none", "bf16", "fp16"),
     "allreduce": ("auto", "ring", "hierarchical"),
     "backend": ("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
-    "precision": ("fp32", "bf16", "fp16"),
+    "precision": ("fp32", "tf32", "bf16", "fp16"),
     "format": ("csv", "voc"),
 }
 

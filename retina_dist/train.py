@@ -36,6 +36,7 @@ from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState, best_of
 from retina_dist.engine.trainer import Trainer
@@ -106,6 +107,7 @@ def _train(
     voice = Voice(strategy.rank, strategy.world_size)
     say, warn = voice.say, voice.warn
     say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    say(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
     for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
         if note:
             say(note)

@@ -31,6 +31,7 @@ from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.benchmark.report import finish
 from retina_dist.config import entry_point
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import AUTOCAST, Precision, autocast
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import RetinaNet, as_torchvision
@@ -49,19 +50,18 @@ COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted
 class Way(NamedTuple):
     """How a step is taken."""
 
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     compiled: bool = False  # by torch.compile
-    tf32: bool = False  # matrix products of fp32 rounded to TF32
     graph: bool = False  # replayed from a CUDA graph
 
 
 # The first three are torchvision's loop.
 PATHS = {
     "torchvision": Way(),
-    "torchvision-tf32": Way(tf32=True),
+    "torchvision-tf32": Way("tf32"),
     "torchvision-fp16": Way("fp16"),
     "fp32": Way(),
-    "tf32": Way(tf32=True),
+    "tf32": Way("tf32"),
     "bf16": Way("bf16"),
     "fp16": Way("fp16"),
     "fp32-compile": Way(compiled=True),
@@ -69,8 +69,6 @@ PATHS = {
     "bf16-graph": Way("bf16", graph=True),
     "bf16-compile-graph": Way("bf16", compiled=True, graph=True),
 }
-Kind = tuple[str, bool]  # of arithmetic, which has a peak of its own: precision, tf32
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
@@ -118,7 +116,7 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Ca
         data=_Given(),
         strategy=strategy,
         sink=_NoSink(),
-        precision=way.precision,  # type: ignore[arg-type]
+        precision=way.precision,
         clip=config.trainer.clip,
         cuda_graphs=way.graph,
     )
@@ -148,11 +146,12 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Wa
         lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
     )  # fmt: skip
     scaler = torch.amp.GradScaler(device.type) if way.precision == "fp16" else None
+    arithmetic = autocast(device, way.precision)
     there = [image.to(device) for image in images]
     truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
 
     def step() -> Tensor:
-        with torch.autocast(device.type, dtype=DTYPES[way.precision], enabled=way.precision != "fp32"):
+        with arithmetic():
             losses = sum(theirs(there, truth).values())
         value = losses.item()
         if not math.isfinite(value):
@@ -204,7 +203,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # what earlier paths hold
         try:
-            step = _with_tf32(way.tf32, make(config, model, batch, way))
+            step = make(config, model, batch, way)
             with nullcontext() if flops or way.compiled or way.graph else FlopCounterMode(display=False) as counter:
                 first[name] = float(step())
             flops = flops or (counter.get_total_flops() if counter else 0)
@@ -246,17 +245,19 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
     return {"rows": rows, "flops_per_image": flops / batch_size}
 
 
-def peak_tflops(device: torch.device, precision: str, tf32: bool = False) -> float:
+def peak_tflops(device: torch.device, precision: Precision) -> float:
     """What a large matrix product or 3x3 convolution of this type reaches here: the better one, the best of five."""
-    gpu, dtype = device.type == "cuda", DTYPES[precision]
+    gpu, dtype = device.type == "cuda", AUTOCAST.get(precision, torch.float32)
     size = 8192 if gpu else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product = 2 * size**3 / _best(device, _with_tf32(tf32, lambda: a @ b))
+    with autocast(device, precision)():
+        product = 2 * size**3 / _best(device, lambda: a @ b)
     images, side, channels = (16, 128, 256) if gpu else (2, 40, 256)
     x = torch.randn(images, channels, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     w = torch.randn(channels, channels, 3, 3, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     flops = 2 * images * side**2 * channels**2 * 9
-    convolved = flops / _best(device, _with_tf32(tf32, lambda: torch.nn.functional.conv2d(x, w, padding=1)))
+    with autocast(device, precision)():
+        convolved = flops / _best(device, lambda: torch.nn.functional.conv2d(x, w, padding=1))
     return max(product, convolved) / 1e12
 
 
@@ -298,7 +299,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     device = SingleDeviceStrategy(config.strategy.device).device
-    peak = {kind: peak_tflops(device, *kind) for kind in {_kind(name) for name in config.paths}}
+    peak = {kind: peak_tflops(device, kind) for kind in {PATHS[name].precision for name in config.paths}}
     bandwidth = copy_gb_per_s(device)
     print(
         f"peak of matrix product and convolution, before the steps: {_in_words(peak)} TFLOP/s; copy: {bandwidth:.3g} GB/s\n"
@@ -353,7 +354,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
         if row["path"] != config.paths[0]
     }
     roofline = {
-        "peak_tflops": {f"{p}{'-tf32' * t}": round(v, 4) for (p, t), v in peak.items()},
+        "peak_tflops": {precision: round(value, 4) for precision, value in peak.items()},
         "copy_gb_per_s": round(bandwidth, 2),
     }
     net = f"{config.model.backbone} {config.model.variant}"
@@ -371,24 +372,20 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     return finish(config, "step", ratios, what=what, **start, rows=rows, mix=mix, roofline=roofline, operators=counts)
 
 
-def _kind(path: str) -> Kind:
-    return PATHS[path].precision, PATHS[path].tf32
-
-
-def _raise_peak(peak: dict[Kind, float], device: torch.device, rows: Sequence[dict[str, Any]]) -> None:
+def _raise_peak(peak: dict[Precision, float], device: torch.device, rows: Sequence[dict[str, Any]]) -> None:
     """Measure the peaks once more, beside the steps just timed; the best stays, and a step that did more has shown more."""
-    for kind in peak:
-        steps = [row["tflops"] for row in rows if _kind(row["path"]) == kind]
-        peak[kind] = max(peak[kind], peak_tflops(device, *kind), *steps)
+    for precision in peak:
+        steps = [row["tflops"] for row in rows if PATHS[row["path"]].precision == precision]
+        peak[precision] = max(peak[precision], peak_tflops(device, precision), *steps)
 
 
-def _set_shares(rows: Sequence[dict[str, Any]], peak: dict[Kind, float]) -> None:
+def _set_shares(rows: Sequence[dict[str, Any]], peak: dict[Precision, float]) -> None:
     for row in rows:
-        row["share_of_peak"] = round(row["tflops"] / peak[_kind(row["path"])], 4)
+        row["share_of_peak"] = round(row["tflops"] / peak[PATHS[row["path"]].precision], 4)
 
 
-def _in_words(peak: dict[Kind, float]) -> str:
-    return ", ".join(f"{precision}{' (TF32)' * tf32} {value:.3g}" for (precision, tf32), value in sorted(peak.items()))
+def _in_words(peak: dict[Precision, float]) -> str:
+    return ", ".join(f"{precision} {value:.3g}" for precision, value in sorted(peak.items()))
 
 
 def _mixed(config: StepConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -419,14 +416,6 @@ def _mixed(config: StepConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def _with_tf32(enabled: bool, function: Callable[[], Any]) -> Callable[[], Any]:
-    def run() -> Any:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
-        return function()
-
-    return run
 
 
 def _best(device: torch.device, function: Callable[[], Any]) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +21,7 @@ from retina_dist.engine.ledger import Ledger
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import Precision, autocast
 from retina_dist.engine.preemption import Agreement, Wish
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import average_statistics, check_replicas
@@ -30,9 +30,6 @@ from retina_dist.errors import Preempted
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.optim.optimizer import check_layouts
 from retina_dist.strategies.base import DistributedStrategy
-
-Precision = Literal["fp32", "bf16", "fp16"]
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainBatch(Protocol):
@@ -56,13 +53,6 @@ class Sink(Protocol):
     """Where metrics go."""
 
     def log(self, metrics: dict[str, float], step: int) -> None: ...
-
-
-def autocast(device: torch.device, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """A factory of contexts in which matrix work runs in `precision`."""
-    if precision == "fp32":
-        return nullcontext
-    return lambda: torch.autocast(device.type, dtype=AUTOCAST[precision])
 
 
 class Trainer:

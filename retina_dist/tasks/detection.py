@@ -24,7 +24,7 @@ from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
-from retina_dist.engine.trainer import autocast
+from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.files import Place, Url, place

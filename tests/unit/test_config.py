@@ -166,7 +166,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("optimizer.lr=nan", "optimizer.lr=nan is no finite number."),
         ("model.aspect_ratios=[1,inf]", "model.aspect_ratios=inf is no finite number."),
         ("model.variant=v3", "model.variant=v3 is not one of v1, v2"),
-        ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, bf16, fp16; did you mean bf16?"),
+        ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
         ("data.hflip=2", "data.hflip=2.0 is not within 0 and 1."),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is not within 0 and 1."),
         ("data.name=../x", "data.name=../x is no name for a folder below runs/."),

@@ -1,0 +1,49 @@
+"""The arithmetic of forward and backward passes, in training and in every other use of a model. Layer 1.
+
+`fp32` rounds nothing, on any device. `tf32` is fp32 in which a GPU rounds the inputs of matrix products and convolutions to TF32
+(10 bits of mantissa; Ampere and newer). `bf16` and `fp16` are autocast. PyTorch by itself would take TF32 in convolutions only:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+    """A factory of contexts in which matrix work runs in `precision`.
+
+    Entering one allows or forbids TF32 in the whole process, and leaving it changes nothing, since the backward pass comes after.
+    """
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        with torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+            yield
+
+    return context
+
+
+def describe_precision(device: torch.device, precision: Precision) -> str:
+    """For the start-up lines: "precision: fp32; trainer.precision=tf32 or bf16 is faster on this GPU"."""
+    if precision == "tf32" and not _has_tf32(device):
+        return f"precision: fp32, because {_name(device)} has no TF32"
+    if precision == "fp32" and _has_tf32(device):
+        return "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU"
+    return f"precision: {precision}"
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
