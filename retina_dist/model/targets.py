@@ -15,6 +15,10 @@ from torch import Tensor
 BACKGROUND = -1  # torchvision Matcher.BELOW_LOW_THRESHOLD
 IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
 LOG_SIZE_CLIP = math.log(1000.0 / 16)  # keeps exp() of a predicted log size finite, as torchvision's BoxCoder
+MOST_BYTES = (
+    1 << 30
+)  # of memory that `match` takes for overlaps at a time, unless a single box of each image takes more
+VALUES_PER_PAIR = 9  # of boxes' type, that `pairwise_iou` holds at its peak for each pair of box and anchor
 
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
@@ -35,17 +39,31 @@ def match(
 
     A value >= 0 is a row of `boxes`; BACKGROUND below `background_iou`, IGNORED up to `foreground_iou`. As in torchvision
     with `allow_low_quality_matches`: every box also keeps all anchors that tie for its best overlap, each of which then
-    answers for its own best box. An image without boxes is all BACKGROUND.
+    answers for its own best box. An image without boxes is all BACKGROUND. Of many boxes only as many at a time are compared
+    as `MOST_BYTES` hold, with the same result.
     """
-    real = torch.arange(boxes.shape[1], device=boxes.device) < num_boxes[:, None]  # [B, M]
-    iou = pairwise_iou(boxes, anchors)
-    iou = torch.where(real[:, :, None], iou, -1.0)
-    best_iou, best_box = iou.max(dim=1)  # [B, A]; the first box wins a tie
+    batch_size, most_boxes = boxes.shape[:2]
+    if most_boxes == 0:
+        return torch.full((batch_size, len(anchors)), BACKGROUND, device=boxes.device)
+    real = torch.arange(most_boxes, device=boxes.device) < num_boxes[:, None]  # [B, M]
+    rows = max(1, MOST_BYTES // (VALUES_PER_PAIR * boxes.element_size() * batch_size * len(anchors)))
+    best_iou, best_box, is_best = _best(boxes[:, :rows], real[:, :rows], anchors)
+    for start in range(rows, most_boxes, rows):
+        iou, box, best = _best(boxes[:, start : start + rows], real[:, start : start + rows], anchors)
+        best_box = torch.where(iou > best_iou, box + start, best_box)
+        best_iou = torch.maximum(best_iou, iou)
+        is_best = is_best | best
     matched = torch.where(best_iou < foreground_iou, IGNORED, best_box)
     matched = torch.where(best_iou < background_iou, BACKGROUND, matched)
-    best_of_box = iou.amax(dim=2, keepdim=True)  # [B, M, 1]
-    is_best = ((iou == best_of_box) & real[:, :, None]).any(dim=1)  # [B, A]
     return torch.where(is_best, best_box, matched)
+
+
+def _best(boxes: Tensor, real: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each anchor [B, A]: its best overlap with these boxes, the box, and whether it ties for the best overlap of any box."""
+    iou = torch.where(real[:, :, None], pairwise_iou(boxes, anchors), -1.0)
+    best_iou, best_box = iou.max(dim=1)  # the first box wins a tie
+    best_of_box = iou.amax(dim=2, keepdim=True)  # [B, M, 1]
+    return best_iou, best_box, ((iou == best_of_box) & real[:, :, None]).any(dim=1)
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.errors import ConfigError
+from retina_dist.model import targets
 from retina_dist.model.retinanet import LastLevels, RetinaNet, build_retinanet
 from retina_dist.model.targets import decode, encode, match
 from retina_dist.types import Batch
@@ -195,6 +200,60 @@ def test_frozen_batch_norm_and_trainable_layers() -> None:
         n.split(".")[2] for n, p in model.backbone.body.named_parameters(prefix="backbone.body") if p.requires_grad
     }
     assert trained == {"layer2", "layer3", "layer4"}
+
+
+@pytest.mark.parametrize("boxes_at_once", [1, 2, 3, 5])
+def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and boxes repeat."""
+    generator = torch.Generator().manual_seed(boxes_at_once)
+    for case in range(40):
+        dtype = (torch.float32, torch.float64)[case % 2]
+        size, most, num_anchors = 1 + case % 3, case % 11, 30 + case
+
+        def grid(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            corner = torch.randint(0, 5, (*shape, 2), generator=generator)
+            sides = torch.randint(1, 4, (*shape, 2), generator=generator)
+            return torch.cat((corner, corner + sides), dim=-1).to(dtype)
+
+        boxes, anchors = grid(size, most), grid(num_anchors)
+        num_boxes = torch.randint(0, most + 1, (size,), generator=generator)
+        with monkeypatch.context() as patch:
+            expected = match(boxes, num_boxes, anchors)
+            patch.setattr(targets, "MOST_BYTES", 9 * dtype.itemsize * size * num_anchors * boxes_at_once)
+            assert torch.equal(match(boxes, num_boxes, anchors), expected)
+            patch.setattr(targets, "MOST_BYTES", 0)
+            assert torch.equal(match(boxes, num_boxes, anchors), expected)
+        assert (expected[num_boxes == 0] == targets.BACKGROUND).all()
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most memory that tensors made within it took at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            for tensor in [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)]:
+                self._add(tensor.nbytes)
+                weakref.finalize(tensor, self._add, -tensor.nbytes)
+        return out
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def test_a_crowded_image_does_not_take_memory_without_bound() -> None:
+    """A batch of 16 on 800 x 1088: 128 boxes at once would take 12 GB, 1024 boxes 96 GB. Fake tensors take none."""
+    with FakeTensorMode():
+        boxes, anchors = torch.empty(16, 128, 4), torch.empty(163_206, 4)
+        with PeakBytes() as taken:
+            match(boxes, torch.empty(16, dtype=torch.int64), anchors)
+    results = 8 * 16 * 8 * len(anchors)  # of this and the last part, for each anchor
+    assert 0.5 * targets.MOST_BYTES < taken.peak < targets.MOST_BYTES + results
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet50", "resnet101"])
