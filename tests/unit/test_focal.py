@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.ops import sigmoid_focal_loss
 
+from retina_dist.model import focal
 from retina_dist.model.focal import HAS_TRITON, focal_loss, focal_loss_by_element
 
 CLASSES = torch.tensor([[0, -1, 4, -2, 2], [-1, -1, -2, 3, 3]])
@@ -93,6 +97,31 @@ def test_the_kernel_equals_the_operators_in_tritons_interpreter() -> None:
         [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.stdout == "equal\n", done.stderr[-2000:]
+
+
+def test_a_kernel_that_cannot_be_compiled_is_tried_once_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def without_a_compiler(*_: object) -> None:
+        tries.append(1)
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+    fake = SimpleNamespace(loss_and_gradient=without_a_compiler)
+    monkeypatch.setitem(sys.modules, "retina_dist.model.focal_triton", fake)
+    monkeypatch.setattr(focal, "HAS_TRITON", True)
+    focal._kernel.cache_clear()
+    with FakeTensorMode(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            logits = torch.empty(2, 5, 5, device="cuda", requires_grad=True)
+            loss = focal_loss(logits, torch.empty(2, 5, dtype=torch.int64, device="cuda"))
+            assert (loss.device.type, loss.requires_grad) == ("cuda", True)
+    focal._kernel.cache_clear()
+    assert len(tries) == 1
+    (text,) = [str(w.message) for w in said if "Triton" in str(w.message)]
+    assert "Failed to find C compiler" in text
+    assert "gcc and python3-dev" in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize("scale", [2.0**15, 2.0**16])
