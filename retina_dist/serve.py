@@ -3,14 +3,17 @@
     python -m retina_dist.serve checkpoint=runs/shapes/checkpoints/best.pt port=8080
     curl -H 'Content-Type: image/jpeg' --data-binary @picture.jpg http://127.0.0.1:8080/score
 
-Layer 4. SIGTERM answers what was taken, then ends with exit code 0. TLS is a reverse proxy's work.
+Layer 4. SIGTERM answers what was taken, with 503 what takes longer than `shutdown_s`, then ends with exit code 0. TLS is a reverse
+proxy's work.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,17 +47,23 @@ def make_app(config: ServeConfig) -> Any:
         wait_s=config.wait_ms / 1e3,
         prepare_threads=config.prepare_threads,
     )
-    scorer = Scorer(detector, score_threshold=config.score_threshold, max_pixels=config.max_pixels)
+    scorer = Scorer(
+        detector,
+        score_threshold=config.score_threshold,
+        max_pixels=config.max_pixels,
+        max_images=config.max_images,
+        max_request_pixels=config.max_request_pixels,
+    )
     return create_app(scorer, limits, config.api_key)
 
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn takes it over, and sends it again when it has ended
-    if config.api_key == "":
-        raise ConfigError("api_key is empty; give a key, or null for a server that asks for none.")
     app = make_app(config)
     import uvicorn
+
+    from retina_dist.serving.connections import Connection
 
     with listen(config.host, config.port) as listener:
         address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
@@ -66,11 +75,20 @@ def serve(config: ServeConfig) -> None:
             )
         settings = uvicorn.Config(
             app,
-            limit_concurrency=config.max_connections,
+            http=partial(Connection, receive_s=config.receive_s, max_connections=config.max_connections),  # type: ignore[arg-type]
+            ws="none",
             timeout_graceful_shutdown=config.shutdown_s,
             log_level="info",
         )
-        uvicorn.Server(settings).run(sockets=[listener])
+        try:
+            uvicorn.Server(settings).run(sockets=[listener])
+        finally:
+            if (
+                app.state.busy
+            ):  # a decode or a pass that does not end: the interpreter would wait for it, or crash beside it
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -436,16 +436,55 @@ class ServeConfig:
     )
     score_threshold: float = 0.0  # beside the checkpoint's own
     max_body_mb: float = 20.0  # 1e6 bytes of a request
-    max_pixels: int = 50_000_000  # a picture whose header claims more is refused
-    max_queue: int = 64  # pictures taken and not yet answered; more are refused with 429
+    max_pixels: int = 50_000_000  # an image whose header claims more is refused
+    max_images: int = 16  # of a request
+    max_request_pixels: int = 100_000_000  # of a request's images together
+    max_queue: int = 64  # images taken and not yet answered; more are refused with 429
     max_batch: int | None = None  # pictures of one canvas in one pass; null: 8 on a GPU, 1 on a CPU
     wait_ms: float = 5.0  # how long a picture waits for others at most
-    prepare_threads: int = 2  # that decode and resize
-    max_connections: int = 256  # more are answered with 503
-    shutdown_s: int = 30  # after SIGTERM, for the requests under way
+    prepare_threads: int = 2  # that read bodies, decode and resize; requests take turns
+    max_connections: int = 256  # with more, the one that has waited longest for its client is closed
+    receive_s: float = 30.0  # for a request to arrive, and for an answer to be taken; then the connection is closed
+    shutdown_s: int = 30  # after SIGTERM, for the requests under way; the rest is answered with 503
     device: str = "auto"
     precision: str = "fp32"
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in SERVE_RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name}={value} is out of range; give {least:g} to {most:g}.")
+        if self.max_request_pixels < self.max_pixels:
+            raise ConfigError(
+                f"max_request_pixels={self.max_request_pixels} refuses images that max_pixels={self.max_pixels} allows; raise it, "
+                "or lower max_pixels."
+            )
+        if self.max_connections <= self.max_queue:
+            raise ConfigError(
+                f"max_connections={self.max_connections} leaves none for health checks beside max_queue={self.max_queue} requests; "
+                "give more."
+            )
+        if self.api_key == "":
+            raise ConfigError("api_key is empty; give a key, or null for a server that asks for none.")
+
+
+# What can be meant; infinity and NaN cannot.
+SERVE_RANGES = {
+    "port": (0, 65_535),
+    "score_threshold": (0, 1),
+    "max_body_mb": (0.001, 2000),
+    "max_pixels": (1, 10**9),
+    "max_images": (1, 10_000),
+    "max_request_pixels": (1, 10**11),
+    "max_queue": (1, 10_000),
+    "max_batch": (1, 1024),
+    "wait_ms": (0, 10_000),
+    "prepare_threads": (1, 256),
+    "max_connections": (2, 100_000),
+    "receive_s": (0.1, 3600),
+    "shutdown_s": (0, 86_400),
+}
 
 
 @dataclass

@@ -105,6 +105,12 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
+def count_pixels(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
+    """How many pixels the header of what `decode_image` takes claims; nothing is decoded. Raises ImageError."""
+    with _opened("it", max_pixels, data, FORMATS) as image:
+        return image.width * image.height
+
+
 def count_scans(jpeg: bytes, most: int) -> int:
     """The scans that a decoder will read of a JPEG, counted until they are more than `most`; nothing is decoded.
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retina_dist import __version__
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import Prepared, Refused, Scorer, answer, read_images
+from retina_dist.serving.scoring import Prepared, Refused, Scorer, answer
+
+GRACE_S = 0.5  # at the end, for what has been cut off to be answered
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,10 @@ _BODY = {
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "A picture or the body cannot be read"},
     401: {"model": Problem, "description": "The API key is missing or wrong"},
-    413: {"model": Problem, "description": "The body is too large, or has more pictures than the queue holds"},
+    413: {"model": Problem, "description": "The body is too large, or has too many images or pixels"},
     415: {"model": Problem, "description": "The content type is none of those above"},
     429: {"model": Problem, "description": "The queue is full; try again"},
+    503: {"model": Problem, "description": "The server is shutting down"},
 }
 
 
@@ -122,15 +127,15 @@ class Queue:
     def __init__(self, most: int, gauge: Gauge) -> None:
         self.most, self.gauge, self.taken = most, gauge, 0
 
-    def take(self, count: int) -> None:
-        """Raises Refused when there is no room: 413 if there never is."""
+    def take(self, count: int, held: int = 0) -> None:
+        """Room for `count` images of a request that holds `held` of them. Raises Refused: 429, or 413 if there never is any."""
         if count > self.most:
             raise Refused(
                 413, f"the request has {count} pictures, more than max_queue={self.most}; send fewer at once."
             )
-        if self.taken + count > self.most:
+        if self.taken - held + count > self.most:
             raise Refused(429, f"{self.taken} pictures are waiting and max_queue={self.most}; try again in a second.")
-        self._add(count)
+        self._add(count - held)
 
     def give_back(self, count: int) -> None:
         """They are answered."""
@@ -141,46 +146,75 @@ class Queue:
         self.gauge.set(self.taken)
 
 
+class Measured:
+    """Counts and times the requests to /score, and answers 503 to one that the end of the server cuts off."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/score":
+            await self.app(scope, receive, send)
+            return
+        start, code = time.perf_counter(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal code
+            code = message.get("status", code)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note)
+        except asyncio.CancelledError:  # from uvicorn, whose own answer is 500 with a traceback in the log
+            if code:
+                raise
+            late = JSONResponse({"detail": "the server is shutting down; try again."}, 503, {"Retry-After": "1"})
+            await late(scope, receive, note)
+        finally:
+            self.metrics.requests.labels(code or 500).inc()
+            self.metrics.latency.observe(time.perf_counter() - start)
+
+
 def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = None) -> FastAPI:  # noqa: B008 - frozen
     """The server; with an `api_key`, /score wants it as `Authorization: Bearer KEY`."""
     metrics = Metrics()
     queue = Queue(limits.max_queue, metrics.queue)
     bearer = HTTPBearer(auto_error=False, description="The server's API key, if it was started with one")
 
-    def run(pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
+    def detect(pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
         metrics.batch.observe(len(pictures))
         with metrics.detect.time():
             return scorer.detect(pictures)
 
+    def run(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [job() for job in jobs]
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.batcher = Batcher(run, max_batch=limits.max_batch, wait_s=limits.wait_s)
-        app.state.pool = ThreadPoolExecutor(limits.prepare_threads, "prepare")
+        app.state.batcher = Batcher(detect, max_batch=limits.max_batch, wait_s=limits.wait_s)
+        app.state.readers = Batcher(run, max_batch=1, wait_s=0, threads=limits.prepare_threads)
         yield
-        await run_in_threadpool(app.state.batcher.close)
-        app.state.pool.shutdown()
+        # Every request is answered or cut off. A decode or a pass cannot be: whoever runs the app must not wait for `busy`.
+        ended = [await run_in_threadpool(pool.close, GRACE_S) for pool in (app.state.readers, app.state.batcher)]
+        app.state.busy = not all(ended)
 
-    app = FastAPI(title="retina_dist", version=__version__, lifespan=lifespan)
+    app = FastAPIOffline(
+        redoc_url=None,
+        title="retina_dist",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,  # to whatever host a request names
+        swagger_ui_parameters={"validatorUrl": None},  # it would send our address there
+    )
+    app.state.busy = False
+    app.add_middleware(Measured, metrics=metrics)
 
     @app.exception_handler(Refused)
     async def refuse(request: Request, error: Refused) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
         return JSONResponse({"detail": str(error)}, error.status, headers)
 
-    @app.middleware("http")
-    async def measure(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path != "/score":
-            return await call(request)
-        start, code = time.perf_counter(), 500
-        try:
-            response = await call(request)
-            code = response.status_code
-            return response
-        finally:
-            metrics.requests.labels(code).inc()
-            metrics.latency.observe(time.perf_counter() - start)
-
-    def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
+    async def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
         given = credentials.credentials if credentials else ""
         if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
             raise Refused(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
@@ -194,17 +228,27 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
     )
     async def score(request: Request) -> JSONResponse:
         """The objects in each picture of the body."""
-        loop = asyncio.get_running_loop()
         body = await read_body(request, limits.max_body)
-        pool, batcher = request.app.state.pool, request.app.state.batcher
-        images = await loop.run_in_executor(pool, read_images, request.headers.get("content-type", ""), body)
-        queue.take(len(images))
+        readers, batcher, owner = request.app.state.readers, request.app.state.batcher, object()
+
+        async def find(data: bytes, i: int) -> dict[str, Any]:
+            prepared = await asyncio.wrap_future(readers.submit(partial(scorer.prepare, data, i), owner))
+            return await asyncio.wrap_future(batcher.submit(prepared, owner))
+
+        taken = 1
+        queue.take(taken)
+        found: list[asyncio.Task[dict[str, Any]]] = []
         try:
-            pictures = await loop.run_in_executor(pool, scorer.prepare, images)
-            found = [asyncio.wrap_future(batcher.submit(picture)) for picture in pictures]
+            read = partial(scorer.read, request.headers.get("content-type", ""), body)
+            images = await asyncio.wrap_future(readers.submit(read, owner))
+            queue.take(len(images), held=taken)
+            taken = len(images)
+            found = [asyncio.create_task(find(data, i)) for i, data in enumerate(images)]
             return JSONResponse(answer(await asyncio.gather(*found)))
         finally:
-            queue.give_back(len(images))
+            for task in found:
+                task.cancel()
+            queue.give_back(taken)
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> str:

@@ -1,11 +1,11 @@
-"""Items that come one by one, from many, handled several at a time by one thread. Layer 0."""
+"""Items that come one by one, from many, handled several at a time by few threads. Layer 0."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -14,46 +14,52 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Calls `run` with up to `max_batch` items in the order they came, always in the same thread.
+    """Calls `run` with up to `max_batch` items, in one of `threads` threads that no other work shares.
 
-    From the first item of a batch on it waits `wait_s` seconds at most for others, and not at all for more than are there when
-    the batch is full. `run` returns a result for each item, in order; what it raises is the result of every item of the batch.
+    Owners take turns, so that one with many items delays another by one item each; an owner's items keep their order. From the
+    first item of a batch on it waits `wait_s` seconds at most for others, and not at all for more than are there when the batch is
+    full. `run` returns a result for each item, in order; what it raises is the result of every item of the batch. The threads are
+    daemons: they do not keep the process alive.
     """
 
-    def __init__(self, run: Callable[[Sequence[Item]], Sequence[Result]], *, max_batch: int, wait_s: float) -> None:
+    def __init__(
+        self, run: Callable[[Sequence[Item]], Sequence[Result]], *, max_batch: int, wait_s: float, threads: int = 1
+    ) -> None:
         self.run, self.max_batch, self.wait_s = run, max_batch, wait_s
-        self._queue: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
-        self._closing = threading.Lock()
+        self._owners: OrderedDict[Hashable, deque[tuple[Item, Future[Result]]]] = OrderedDict()  # the next one first
+        self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, name="batcher", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, item: Item) -> Future[Result]:
+    def submit(self, item: Item, owner: Hashable = None) -> Future[Result]:
         """The result to come; one that is cancelled in time is not computed. Raises RuntimeError once closed."""
         future: Future[Result] = Future()
-        with self._closing:
+        with self._changed:
             if self._closed:
                 raise RuntimeError("this batcher is closed")
-            self._queue.put((item, future))
+            self._owners.setdefault(owner, deque()).append((item, future))
+            self._changed.notify()
         return future
 
     @property
     def alive(self) -> bool:
         """Whether items are still taken and handled."""
-        return self._thread.is_alive() and not self._closed
+        return not self._closed and all(thread.is_alive() for thread in self._threads)
 
-    def close(self) -> None:
-        """Take nothing more, finish what was taken, and return then."""
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
-        self._thread.join()
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Take nothing more and wait `timeout_s` (None: without limit) for what was taken; whether all of it is finished."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if until is None else max(until - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        closed = False
-        while not closed:
-            entries, closed = self._gather()
+        while entries := self._gather():
             wanted = [(item, future) for item, future in entries if future.set_running_or_notify_cancel()]
             if not wanted:
                 continue
@@ -66,18 +72,23 @@ class Batcher(Generic[Item, Result]):
                     if not future.done():
                         future.set_exception(error)
 
-    def _gather(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """The next batch, and whether it is the last."""
+    def _gather(self) -> list[tuple[Item, Future[Result]]]:
+        """The next batch; empty when closed and everything is handled."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._owners or self._closed)
+            entries = self._take(self.max_batch)
+            deadline = time.monotonic() + self.wait_s
+            while entries and len(entries) < self.max_batch and not self._closed:
+                if not self._changed.wait_for(lambda: self._owners or self._closed, deadline - time.monotonic()):
+                    break
+                entries += self._take(self.max_batch - len(entries))
+            return entries
+
+    def _take(self, most: int) -> list[tuple[Item, Future[Result]]]:
         entries: list[tuple[Item, Future[Result]]] = []
-        deadline = None
-        while len(entries) < self.max_batch:
-            try:
-                left = None if deadline is None else deadline - time.monotonic()
-                entry = self._queue.get() if left is None else self._queue.get(left > 0, max(left, 0))
-            except queue.Empty:
-                break
-            if entry is None:
-                return entries, True
-            entries.append(entry)
-            deadline = deadline or time.monotonic() + self.wait_s
-        return entries, False
+        while self._owners and len(entries) < most:
+            owner, items = self._owners.popitem(last=False)
+            entries.append(items.popleft())
+            if items:
+                self._owners[owner] = items  # behind the others
+        return entries

@@ -8,18 +8,21 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from retina_dist.data.images import MAX_PIXELS, decode_image
+from retina_dist.data.images import MAX_PIXELS, count_pixels, decode_image
 from retina_dist.detector import Detector
 from retina_dist.errors import ImageError, UserError
 from retina_dist.types import Batch
 
 USAGE = 'send a picture as image/*, pictures as multipart/form-data, or application/json {"images": [base64, ...]}'
+MAX_IMAGES = 16  # of a request
+SPARE_PARTS = 1000  # of a body beside its images: form fields, or values of the JSON
 
 
 class Refused(UserError):
@@ -42,23 +45,43 @@ class Prepared:
 class Scorer:
     """Pictures as bytes in, what an answer says of them out.
 
-    Detections below `score_threshold` are left out, beside those that the detector leaves out itself. A picture whose header claims
-    more than `max_pixels` is refused before it is decoded.
+    Detections below `score_threshold` are left out, beside those that the detector leaves out itself. Refused before anything is
+    decoded: an image whose header claims more than `max_pixels`, and a request of more than `max_images` or of more than
+    `max_request_pixels` together.
     """
 
-    def __init__(self, detector: Detector, *, score_threshold: float = 0.0, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        *,
+        score_threshold: float = 0.0,
+        max_pixels: int = MAX_PIXELS,
+        max_images: int = MAX_IMAGES,
+        max_request_pixels: int = 2 * MAX_PIXELS,
+    ) -> None:
         self.detector = detector
         self.score_threshold, self.max_pixels = score_threshold, max_pixels
+        self.max_images, self.max_request_pixels = max_images, max_request_pixels
 
-    def prepare(self, images: Sequence[bytes]) -> list[Prepared]:
-        """Pictures decoded and resized, in any thread. Raises Refused (400) for the first that is none."""
-        return [self._prepare(data, i) for i, data in enumerate(images)]
+    def read(self, content_type: str, body: bytes) -> list[bytes]:
+        """The images of a request, in any thread. Raises Refused, as `read_images`, and 413 when their pixels are too many."""
+        images = read_images(content_type, body, self.max_images)
+        pixels = 0
+        for i, data in enumerate(images):
+            with _refusing(i):
+                pixels += count_pixels(data, self.max_pixels)
+        if pixels > self.max_request_pixels:
+            raise Refused(
+                413,
+                f"the {len(images)} images of the request have {pixels} pixels together, more than max_request_pixels="
+                f"{self.max_request_pixels}; send fewer at once.",
+            )
+        return images
 
-    def _prepare(self, data: bytes, i: int) -> Prepared:
-        try:
+    def prepare(self, data: bytes, i: int) -> Prepared:
+        """Image `i` of a request decoded and resized, in any thread. Raises Refused (400) when it is none."""
+        with _refusing(i):
             pixels = decode_image(data, max_pixels=self.max_pixels)
-        except ImageError as error:
-            raise Refused(400, f"picture {i}: {str(error).split(';')[0]}") from error
         return Prepared(self.detector.prepare(pixels), pixels.shape[2], pixels.shape[1])
 
     def detect(self, pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
@@ -84,8 +107,17 @@ class Scorer:
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
         """The answer to a request, at once, one picture in memory at a time. Raises Refused."""
-        images = read_images(content_type, body)
-        return answer([found for i, data in enumerate(images) for found in self.detect([self._prepare(data, i)])])
+        images = self.read(content_type, body)
+        return answer([found for i, data in enumerate(images) for found in self.detect([self.prepare(data, i)])])
+
+
+@contextmanager
+def _refusing(i: int) -> Iterator[None]:
+    """An ImageError as the refusal of image `i`, less its advice for data sets."""
+    try:
+        yield
+    except ImageError as error:
+        raise Refused(400, f"picture {i}: {str(error).split(';')[0]}") from error
 
 
 def answer(pictures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -93,25 +125,39 @@ def answer(pictures: list[dict[str, Any]]) -> dict[str, Any]:
     return {"pictures": pictures}
 
 
-def read_images(content_type: str, body: bytes) -> list[bytes]:
-    """The pictures of a request's body, at least one. Raises Refused: 415 for another type, 400 for a broken body."""
+def read_images(content_type: str, body: bytes, max_images: int = MAX_IMAGES) -> list[bytes]:
+    """The images of a request's body, at least one.
+
+    Raises Refused: 415 for another type, 400 for a broken body, 413 for more than `max_images`.
+    """
     kind = content_type.split(";")[0].strip().lower()
     if kind.startswith("image/") or kind == "application/octet-stream":
         images = [body] if body else []
     elif kind == "application/json":
-        images = _of_json(body)
+        images = _of_json(body, max_images)
     elif kind == "multipart/form-data":
-        images = _of_multipart(content_type, body)
+        images = _of_multipart(content_type, body, max_images)
     else:
         raise Refused(
             415, f"{f'the content type {kind} is not understood' if kind else 'no content type is given'}; {USAGE}."
         )
     if not images:
         raise Refused(400, f"there is no picture in the request; {USAGE}.")
+    _check_number(len(images), max_images)
     return images
 
 
-def _of_json(body: bytes) -> list[bytes]:
+def _check_number(found: int, most: int) -> None:
+    if found > most:
+        raise Refused(413, f"the request has {found} images, more than max_images={most}; send fewer at once.")
+
+
+def _of_json(body: bytes, max_images: int) -> list[bytes]:
+    # Python's parser holds all threads up; it takes seconds for 20 MB of brackets, and 0.1 s for any 20 MB with few values.
+    if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
+        raise Refused(
+            413, f"the JSON has more than max_images={max_images} images and {SPARE_PARTS} other values; {USAGE}."
+        )
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -119,6 +165,7 @@ def _of_json(body: bytes) -> list[bytes]:
     texts = document.get("images") if isinstance(document, dict) else None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise Refused(400, "the JSON is not as it should be; " + USAGE + ".")
+    _check_number(len(texts), max_images)
     images = []
     for i, text in enumerate(texts):
         try:
@@ -128,7 +175,7 @@ def _of_json(body: bytes) -> list[bytes]:
     return images
 
 
-def _of_multipart(content_type: str, body: bytes) -> list[bytes]:
+def _of_multipart(content_type: str, body: bytes, max_images: int) -> list[bytes]:
     """The content of every file of the form, in order, whatever its name; other fields are passed over."""
     try:
         from python_multipart.exceptions import FormParserError
@@ -145,6 +192,11 @@ def _of_multipart(content_type: str, body: bytes) -> list[bytes]:
         images.append(file.file_object.read())
 
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    parts = body.count(b"\n--" + boundary)  # read one by one in Python, 100,000 in 3 s
+    if parts > max_images + SPARE_PARTS:
+        raise Refused(
+            413, f"the form has more than max_images={max_images} images and {SPARE_PARTS} other fields; {USAGE}."
+        )
     try:
         in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
         parser = FormParser(

@@ -31,7 +31,12 @@ def init() -> None:
     global scorer
     checkpoint = Path(os.environ["AZUREML_MODEL_DIR"]) / os.environ.get("RETINA_DIST_CHECKPOINT", "best.pt")
     device = SingleDeviceStrategy("auto").device
-    scorer = Scorer(Detector.from_checkpoint(checkpoint, device=str(device)), max_pixels=LIMITS.max_pixels)
+    scorer = Scorer(
+        Detector.from_checkpoint(checkpoint, device=str(device)),
+        max_pixels=LIMITS.max_pixels,
+        max_images=LIMITS.max_images,
+        max_request_pixels=LIMITS.max_request_pixels,
+    )
 
 
 @rawhttp

@@ -89,7 +89,17 @@ REFUSALS = [
     ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "no readable picture"),
     ("image/png", picture(size=(200, 101)), 400, "picture 0: it has 200 x 101 pixels, more than max_pixels=20000"),
     ("application/json", b"{", 400, "the body is no JSON"),
-    ("application/json", b"[" * 100_000, 400, "the body is no JSON"),
+    ("application/json", b"[" * 1000, 400, "the body is no JSON"),
+    ("application/json", b"[" + b"[]," * 40_000 + b"[]]", 413, "the JSON has more than max_images=16 images and 1000"),
+    ("application/json", as_json(*[b"no"] * 17), 413, "the request has 17 images, more than max_images=16"),
+    (
+        "application/json",
+        as_json(*[picture(size=(120, 100))] * 3),
+        413,
+        "36000 pixels together, more than max_request_",
+    ),
+    (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than max_images=16 images and 1000"),
+    (*as_multipart(*[b"no"] * 17), 413, "the request has 17 images"),
     ("application/json", b'{"images": "abc"}', 400, "the JSON is not as it should be"),
     ("application/json", b'{"images": []}', 400, "no picture in the request"),
     ("application/json", b'{"images": ["?"]}', 400, "picture 0: is not base64"),
@@ -100,4 +110,4 @@ REFUSALS = [
     ("text/plain", picture(), 415, "the content type text/plain is not understood; send a picture as image/*"),
     ("application/x-www-form-urlencoded", picture(), 415, "is not understood"),
 ]
-MAX_PIXELS = 20_000
+MAX_PIXELS, MAX_REQUEST_PIXELS = 20_000, 35_000

@@ -58,7 +58,9 @@ def test_a_bomb_is_not_decoded(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
     with pytest.raises(Refused, match="more than max_pixels"):
-        scorer.prepare([picture(size=(150, 134))])
+        scorer.read("image/png", picture(size=(150, 134)))
+    with pytest.raises(Refused, match="more than max_pixels"):
+        scorer.prepare(picture(size=(150, 134)), 0)
 
 
 def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
@@ -182,7 +184,7 @@ class Slow:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer, self.begun, self.go = scorer, threading.Event(), threading.Event()
-        self.prepare = scorer.prepare
+        self.read, self.prepare = scorer.read, scorer.prepare
 
     def detect(self, pictures: Sequence[Any]) -> list[dict[str, Any]]:
         self.begun.set()

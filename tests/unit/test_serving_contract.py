@@ -15,7 +15,17 @@ from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.serving.scoring import Scorer
 from retina_dist.settings import ServeConfig
-from tests.unit.serving import MAX_PIXELS, REFUSALS, as_json, as_multipart, content, expected, found_in, picture
+from tests.unit.serving import (
+    MAX_PIXELS,
+    MAX_REQUEST_PIXELS,
+    REFUSALS,
+    as_json,
+    as_multipart,
+    content,
+    expected,
+    found_in,
+    picture,
+)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "azure" / "score.py"
 MAX_BODY = 150_000
@@ -39,7 +49,8 @@ def rest(checkpoint: Path) -> Iterator[Post]:
 
     from retina_dist.serving.app import Limits, create_app
 
-    scorer = Scorer(Detector.from_checkpoint(checkpoint), max_pixels=MAX_PIXELS)
+    detector = Detector.from_checkpoint(checkpoint)
+    scorer = Scorer(detector, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS)
     with TestClient(create_app(scorer, Limits(max_body=MAX_BODY))) as client:
 
         def post(content_type: str, body: bytes) -> tuple[int, Any]:
@@ -59,7 +70,9 @@ def azure(checkpoint: Path) -> Iterator[Post]:
         "AZUREML_MODEL_DIR": str(checkpoint.parent),
         "AML_APP_ROOT": str(SCRIPT.parents[2]),
     }
-    small = partial(ServeConfig, max_pixels=MAX_PIXELS, max_body_mb=MAX_BODY / 1e6)
+    small = partial(
+        ServeConfig, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS, max_body_mb=MAX_BODY / 1e6
+    )
     with patch.dict(os.environ, environment), patch("retina_dist.settings.ServeConfig", small):
         from azureml_inference_server_http.server.create_app import create
 
