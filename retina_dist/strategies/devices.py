@@ -35,7 +35,7 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"strategy.device={name} cannot be used ({reason}); use auto or cpu.") from error
+        raise ConfigError(f"device={name} cannot be used ({reason}); use auto or cpu.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, inside: Callable) 
         (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is no folder"),
         (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
         (["model.weights=nowhere.pt"], "nowhere.pt is neither a file"),
-        (["strategy.device=cuda:7"], "strategy.device=cuda:7"),
+        (["strategy.device=cuda:7"], "device=cuda:7 cannot be used"),
         (["schedule=multistep", "schedule.warmup=0steps", "schedule.milestones=[99epochs]"], "past the end"),
     ],
 )
