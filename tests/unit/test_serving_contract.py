@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -68,7 +70,7 @@ def azure(checkpoint: Path) -> Iterator[Post]:
     environment = {
         "AZUREML_ENTRY_SCRIPT": str(SCRIPT),
         "AZUREML_MODEL_DIR": str(checkpoint.parent),
-        "AML_APP_ROOT": str(SCRIPT.parents[2]),
+        "AML_APP_ROOT": str(SCRIPT.parent),  # as in a local endpoint; in Azure it is the folder of `code`
     }
     small = partial(
         ServeConfig, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS, max_body_mb=MAX_BODY / 1e6
@@ -118,3 +120,23 @@ def test_the_body_has_a_limit(post: Post) -> None:
     assert post("image/png", bytes(MAX_BODY))[0] == 400
     status, answer = post("image/png", bytes(MAX_BODY + 1))
     assert (status, "larger than 150000 bytes" in answer["detail"]) == (413, True)
+
+
+FROM_ANYWHERE = """
+import runpy, sys
+from unittest.mock import MagicMock
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+for name in ("aml_request", "aml_response"):
+    sys.modules[f"azureml_inference_server_http.api.{name}"] = MagicMock()
+for name in ("azureml_inference_server_http", "azureml_inference_server_http.api", "werkzeug", "werkzeug.exceptions"):
+    sys.modules[name] = MagicMock()
+print(runpy.run_path(sys.argv[1])["Detector"].__module__)
+"""
+
+
+def test_the_scoring_script_finds_the_package_from_any_folder(tmp_path: Path) -> None:
+    """Local endpoints start the server in the script's folder, without the package installed."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    arguments = [sys.executable, "-c", FROM_ANYWHERE, str(SCRIPT)]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("retina_dist.detector\n", 0), done.stderr
