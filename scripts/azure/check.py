@@ -3,9 +3,8 @@
 
   python scripts/azure/check.py                 all of them: YAML, Dockerfile, .amlignore, the README's commands
   python scripts/azure/check.py FILE...         these; --set KEY=VALUE... changes them as it does for az
-  python scripts/azure/check.py --self-test     all of them, and wrong ones made of them: each must be found, with its reason
 
-Azure's own SDK reads each file (pip install "azure-ai-ml>=1.35,<1.36"), and rules find what it lets through; --rules lists them.
+Azure's own SDK reads each file (pip install "azure-ai-ml>=1.35,<1.36"); checker/rules.py finds what the SDK lets through.
 Exits with 1 when anything is wrong, 2 when nothing can be checked.
 """
 
@@ -24,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 try:
     import checker
     import yaml
-    from checker import faults, files
+    from checker import files
 except ModuleNotFoundError as error:
     print(f'error: {sys.executable} has no {error.name}; in the checkout: pip install -e ".[dev]"', file=sys.stderr)
     sys.exit(2)
@@ -63,18 +62,6 @@ def check(paths: list[Path], changes: dict[str, Any]) -> bool:
     return right
 
 
-def self_test() -> bool:
-    """Print the table of wrong files; whether each was found by its rule."""
-    rows, missed = [], 0
-    for fault, found in faults.tried(HERE):
-        named = [finding.text for finding in found if finding.rule == fault.rule]
-        missed += not named
-        rows.append((fault.rule, fault.file, f"{fault.edit}  ->  {named[0] if named else 'NOT FOUND'}"))
-    print("\n" + table(rows, ("rule", "file", "edit -> what is said of it")))
-    print(f"\n{len(rows)} wrong files, {missed} not found")
-    return not missed
-
-
 def main() -> None:
     """Parse the arguments and exit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,12 +69,7 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="as for az"
     )
-    parser.add_argument("--self-test", action="store_true", help="check wrong files too; each must be found")
-    parser.add_argument("--rules", action="store_true", help="list the rules and do nothing")
     chosen = parser.parse_args()
-    if chosen.rules:
-        print("\n".join(f"{name:<38}{sentence}" for name, sentence in checker.rules().items()))
-        return
     for path in chosen.files:
         if not path.is_file():
             parser.error(f"there is no {path}")
@@ -96,8 +78,6 @@ def main() -> None:
         parser.error("--set changes a file; name it")
     try:
         right = check([path.resolve() for path in chosen.files] or all_files(HERE), changes)
-        if chosen.self_test:
-            right &= self_test()
     except checker.Unusable as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

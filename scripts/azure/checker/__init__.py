@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import assets, files, jobs  # their rules are in RULES once they are imported
+from . import files
 from .documents import Unusable, read, refused
-from .registry import RULES
+from .rules import problems
 
-__all__ = ["RULES", "Finding", "Unusable", "assets", "check_file", "files", "jobs", "rules"]
+__all__ = ["Finding", "Unusable", "check_file", "files"]
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,13 @@ def check_file(path: Path, changes: Mapping[str, Any] | None = None) -> tuple[st
     except ValueError as error:
         return "?", [Finding("file", str(error))]
     found = [("azure-ai-ml", text) for text in refused(document)]
-    for kinds, rule in RULES:
-        if document.kind in kinds:
-            try:
-                found += [(rule.__name__, text) for text in rule(document)]
-            except (TypeError, ValueError, AttributeError):
-                if not found:  # of a file whose form the SDK refuses, a rule may be at a loss
-                    raise
+    try:
+        found += [*problems(document), *files.code_problems(document)]
+    except (TypeError, ValueError, AttributeError):
+        if not found:  # of a file whose form the SDK refuses, a rule may make nothing
+            raise
     return document.kind, _once(found)
 
 
 def _once(found: Iterable[tuple[str, str]]) -> list[Finding]:
     return list(dict.fromkeys(Finding(rule, text) for rule, text in found))
-
-
-def rules() -> dict[str, str]:
-    """Name and sentence of each rule."""
-    return {rule.__name__: str(rule.__doc__) for _, rule in RULES}

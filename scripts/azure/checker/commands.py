@@ -59,6 +59,13 @@ def simple_commands(text: str) -> list[list[str]]:
     return [line for line in lines if line]
 
 
+def simple_commands_of(document: Document) -> list[list[str]]:
+    """The words of each command of a job; none where a quotation is open."""
+    with contextlib.suppress(ValueError):
+        return simple_commands(PLACEHOLDER.sub("0", document.command))
+    return []
+
+
 def calls(text: str) -> Iterator[Call]:
     """This package's commands in a line of shell. Raises ValueError for an open quotation."""
     for words in simple_commands(text):
@@ -97,10 +104,11 @@ def variants(document: Document) -> list[dict[str, str]]:
     """
     fixed = {f"outputs.{name}": f"/outputs/{name}" for name in document.names("outputs")}
     for name in document.names("inputs"):
-        value = document.get("inputs", name)
+        value = document.get(f"inputs.{name}")
         fixed[f"inputs.{name}"] = f"/inputs/{name}" if isinstance(value, dict) else str(value)
     space = {
-        f"search_space.{name}": values_of(document.get("search_space", name)) for name in document.names("search_space")
+        f"search_space.{name}": values_of(document.get(f"search_space.{name}"))
+        for name in document.names("search_space")
     }
     return [fixed | dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*space.values())]
 
@@ -142,7 +150,7 @@ def space_by_setting(document: Document) -> dict[str, list[str]]:
     """The values that a sweep gives to each setting of its command."""
     pairs = re.findall(r"(\S+)=\$\{\{\s*search_space\.([\w.-]+)\s*\}\}", document.command)
     return {
-        setting.lstrip("+"): [_short(value) for value in values_of(document.get("search_space", name))]
+        setting.lstrip("+"): [_short(value) for value in values_of(document.get(f"search_space.{name}"))]
         for setting, name in pairs
         if name in document.names("search_space")
     }

@@ -30,6 +30,7 @@ LOADERS = {
     "managedOnlineDeployment": "load_online_deployment",
 }
 JOBS = ("commandJob", "sweepJob")
+SYSTEM_DATASTORES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
 CONDA = "conda"  # the packages of an environment, which Azure's SDK takes as they are
 MISSING = 'azure-ai-ml is not installed; pip install "azure-ai-ml>=1.35,<1.36" (or this package\'s extra dev).'
 
@@ -47,34 +48,41 @@ class Document:
     content: dict[str, Any]
     beside: list[Document] = field(default_factory=list, repr=False, compare=False)
 
-    def get(self, *keys: str) -> Any:
-        """The value below these keys, None where there is none."""
+    def get(self, key: str) -> Any:
+        """The value of a dotted key, None where there is none; `trial.KEY` is a sweep's of each trial, a job's own KEY."""
         found: Any = self.content
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
+        for name in (key if self.kind == "sweepJob" else key.removeprefix("trial.")).split("."):
+            found = found.get(name) if isinstance(found, dict) else None
         return found
-
-    def trial(self, *keys: str) -> Any:
-        """`get` for what a sweep says of each of its trials and a command job of itself."""
-        return self.get("trial", *keys) if self.kind == "sweepJob" else self.get(*keys)
 
     @property
     def command(self) -> str:
         """What a job runs."""
-        return str(self.trial("command") or "")
+        return str(self.get("trial.command") or "")
 
     def names(self, what: str) -> set[str]:
         """Declared names of "inputs", "outputs" or "search_space"."""
         found = self.get(what)
         return set(found) if isinstance(found, dict) else set()
 
-    def find(self, kind: str, name: str) -> Document | None:
-        """The file of that kind and name in the folder."""
+    def asset(self, kind: str, reference: str) -> Document | None:
+        """The file of the folder that describes azureml:NAME or azureml:NAME:VERSION."""
+        name = reference.removeprefix("azureml:").partition(":")[0]
         return next((d for d in self.beside if d.kind == kind and d.get("name") == name), None)
+
+    def has_datastore(self, name: str) -> bool:
+        """Whether a datastore is the workspace's own, or in a file of the folder."""
+        return name in SYSTEM_DATASTORES or self.asset("azureBlob", name) is not None
+
+    def blob_folder(self) -> str | None:
+        """CONTAINER/FOLDER of a path on a datastore of the folder."""
+        found = re.fullmatch(r"azureml://datastores/([^/]+)/paths/(.+?)/?", str(self.get("path") or ""))
+        store = self.asset("azureBlob", found[1]) if found else None
+        return f"{store.get('container_name')}/{found[2]}" if found and store else None
 
     def compute(self) -> Document | None:
         """The file of a job's compute."""
-        return self.find("amlCompute", str(self.get("compute") or "").removeprefix("azureml:"))
+        return self.asset("amlCompute", str(self.get("compute") or ""))
 
     def size(self) -> str | None:
         """The machine that a compute, a deployment or a job asks for, the job's by its compute's file."""
@@ -83,11 +91,17 @@ class Document:
         if self.kind == "managedOnlineDeployment":
             return self.get("instance_type")
         compute = self.compute()
-        return self.trial("resources", "instance_type") or (compute.size() if compute else None)
+        return self.get("trial.resources.instance_type") or (compute.size() if compute else None)
+
+    def processes(self) -> tuple[int, Any, str]:
+        """Machines of a job, processes on each (None where not given) and the type of its distribution, or ""."""
+        kind = str(self.get("trial.distribution.type") or "").lower()
+        nodes = self.get("trial.resources.instance_count")
+        return nodes or 1, self.get("trial.distribution.process_count_per_instance"), kind
 
     def build(self) -> tuple[Path, Path] | None:
         """Context and Dockerfile of the image that an environment, or one within a job or a deployment, is built of."""
-        inline = self.trial("environment")
+        inline = self.get("trial.environment")
         build = self.get("build") or (inline.get("build") if isinstance(inline, dict) else None)
         if not isinstance(build, dict):
             return None

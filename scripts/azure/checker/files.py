@@ -14,7 +14,6 @@ from retina_dist.launchers import executable
 
 from . import commands
 from .documents import JOBS, Document, read_folder
-from .registry import rule
 
 # https://learn.microsoft.com/azure/machine-learning/how-to-manage-quotas
 MOST_FILES, MOST_BYTES = 2000, 300 * 10**6
@@ -48,17 +47,16 @@ def snapshot_problems(folder: Path) -> Iterator[str]:
             yield f"the code lacks {needed}; does .amlignore leave out too much?"
 
 
-@rule(*JOBS)
-def the_code_fits(job: Document) -> Iterator[str]:
-    """The code that a job takes along holds the package and is below 2000 files and 300 MB."""
-    folder = job.path_of(job.trial("code"))
-    if job.trial("code") and folder.is_dir():
-        yield from snapshot_problems(folder)
+def code_problems(job: Document) -> Iterator[tuple[str, str]]:
+    """(rule, what is wrong) with the folder that a job takes along."""
+    folder = job.path_of(job.get("trial.code"))
+    if job.kind in JOBS and job.get("trial.code") and folder.is_dir():
+        yield from check_amlignore(folder / ".amlignore")
 
 
 def check_amlignore(path: Path) -> Iterator[tuple[str, str]]:
     """(rule, what is wrong) with the code below an .amlignore."""
-    yield from (("the_code_fits", problem) for problem in snapshot_problems(path.parent))
+    yield from (("code", problem) for problem in snapshot_problems(path.parent))
 
 
 def check_dockerfile(path: Path) -> Iterator[tuple[str, str]]:
@@ -69,11 +67,11 @@ def check_dockerfile(path: Path) -> Iterator[tuple[str, str]]:
         whole = re.sub(r"\$\{?(\w+)\}?", lambda m: arguments.get(m[1], ""), image)
         tag = whole.rpartition(":")[2] if ":" in whole else ""
         if tag in ("", "latest"):
-            yield "the_base_is_pinned", f"FROM {whole} may be another image tomorrow; give a tag with a date."
+            yield "base_image", f"FROM {whole} may be another image tomorrow; give a tag with a date."
     context = _context_of(path)
     for source in re.findall(r"^COPY (?!--from)(\S+) \S+", text, re.MULTILINE):
         if not (context / source).exists():
-            yield "what_is_copied_is_there", f"COPY {source}: {context.name}/ has no {source}."
+            yield "copied", f"COPY {source}: {context.name}/ has no {source}."
     if hadolint := executable("hadolint"):
         done = subprocess.run([hadolint, "--no-color", str(path)], capture_output=True, text=True)
         for line in done.stdout.strip().splitlines():
@@ -99,10 +97,10 @@ def check_readme(path: Path) -> Iterator[tuple[str, str]]:
         text = re.sub(r"\\\n\s*", " ", block)
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
         if done.returncode:
-            yield "blocks_are_shell", f"{block.splitlines()[0]}: {' '.join(done.stderr.split())}"
+            yield "shell", f"{block.splitlines()[0]}: {' '.join(done.stderr.split())}"
             continue
-        yield from (("variables_are_set", problem) for problem in _unset(text, known))
-        yield from (("commands_are_ours", problem) for problem in _command_problems(text, root))
+        yield from (("variables", problem) for problem in _unset(text, known))
+        yield from (("commands", problem) for problem in _command_problems(text, root))
 
 
 def _unset(text: str, known: set[str]) -> Iterator[str]:
@@ -138,7 +136,7 @@ def describe_snapshot(folder: Path) -> str:
 
 def other_files(folder: Path) -> list[Path]:
     """The Dockerfiles, the .amlignore and the README that belong to a folder of jobs."""
-    roots = {d.path_of(d.trial("code")) for d in read_folder(folder) if d.kind in JOBS and d.trial("code")}
+    roots = {d.path_of(d.get("trial.code")) for d in read_folder(folder) if d.kind in JOBS and d.get("trial.code")}
     found = [
         *folder.glob("*Dockerfile"),
         *folder.glob("*/*Dockerfile"),
