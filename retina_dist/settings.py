@@ -179,7 +179,7 @@ class StrategyConfig:
     )
     timeout_s: float = 600.0  # a collective that some rank has not joined by then ends the job
     bucket_mb: float = 25.0  # ddp: gradients averaged together
-    static_graph: bool = False  # ddp: every step uses the same parameters
+    static_graph: bool = False  # ddp: every step uses the same parameters; not with trainer.accumulate above 1
     fusion_mb: float = 32.0  # horovod: gradients sent together at most
     cycle_time_ms: float | None = None  # horovod: how often it looks for work; null: its own 1 ms
     hierarchical: bool = False  # horovod: sum within each host first; pays on slow Ethernet
@@ -661,7 +661,7 @@ def validate(config: Any) -> None:
     if hasattr(config, "optimizer"):
         _validate_training(config.optimizer, config.trainer)
     if hasattr(config, "strategy"):
-        _validate_strategy(config.strategy)
+        _validate_strategy(config.strategy, _get(config, "trainer.accumulate", 1))
 
 
 def _validate_data(data: DataConfig) -> None:
@@ -701,7 +701,12 @@ def _validate_training(optimizer: OptimizerConfig, trainer: TrainerConfig) -> No
         raise ConfigError(f"trainer.clip={trainer.clip} leaves no gradient; trainer.clip=null turns clipping off.")
 
 
-def _validate_strategy(strategy: StrategyConfig) -> None:
+def _validate_strategy(strategy: StrategyConfig, accumulate: int) -> None:
+    if strategy.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
+        raise ConfigError(
+            f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
+            "average all gradients; give strategy.static_graph=false."
+        )
     for key in ("fp16_scale", "bucket_mb"):
         value = getattr(strategy, key)
         if value is not None and value <= 0:

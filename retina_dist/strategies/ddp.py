@@ -51,7 +51,8 @@ class DDPStrategy(DistributedStrategy):
     the first step, which torch would arrange anew after it: a sum over three or more ranks then has the same order in a run that
     was resumed.
 
-    Raises ConfigError on entering when the processes cannot find each other.
+    Raises ConfigError on entering when the processes cannot find each other, and from `prepare` for `static_graph` with
+    accumulation, which torch does not do right.
     """
 
     def __init__(
@@ -200,6 +201,11 @@ class DDPStrategy(DistributedStrategy):
     # training
 
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+        if self.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
+            raise ConfigError(
+                f"static_graph=True and accumulate={accumulate} do not go together, as torch would no longer average all "
+                "gradients; give static_graph=False."
+            )
         if not hooks:
             self._net, self._parameters = None, [p for p in model.parameters() if p.requires_grad]
             return model

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies import devices, horovod
@@ -177,6 +178,19 @@ def test_ddp_gets_its_settings() -> None:
     assert (strategy.compression, strategy.fp16_scale) == ("fp16", 8.0)
     assert (strategy.bucket_mb, strategy.static_graph, strategy.timeout_s) == (3.0, True, 7.0)
     assert strategy.backend == "DDP over Gloo"
+
+
+def test_a_static_graph_is_refused_with_accumulation() -> None:
+    """torch fails on an internal assertion at the first step, or averages no gradients from the second on."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    strategy = make_strategy("ddp", launch=PYTHON, device="cpu", static_graph=True)
+    with pytest.raises(
+        ConfigError, match=r"static_graph=True and accumulate=2 do not go together.+give static_graph=False"
+    ):
+        strategy.prepare(model, optimizer, accumulate=2)
+    with strategy:
+        assert strategy.prepare(model, optimizer, accumulate=1) is not model
 
 
 def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
