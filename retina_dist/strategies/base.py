@@ -113,7 +113,7 @@ class DistributedStrategy(ABC):
         return lambda: level
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
-        """`src`'s object on every rank; made of tensors and plain Python values, which is all that is unpickled."""
+        """`src`'s object on every rank, its tensors on the CPU on the others; plain Python values and tensors only."""
         if self.world_size == 1:
             return obj
         payload = torch.empty(0, dtype=torch.uint8)
@@ -125,7 +125,11 @@ class DistributedStrategy(ABC):
         if self.rank != src:
             payload = torch.empty(int(size), dtype=torch.uint8)
         payload = self.broadcast(payload.to(self.device), src).cpu()
-        return obj if self.rank == src else torch.load(io.BytesIO(payload.numpy().tobytes()), weights_only=True)
+        if self.rank == src:
+            return obj
+        # onto the CPU: a tensor of `src`'s GPU would come to the same number here, which may be another process's
+        received: T = torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
+        return received
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

@@ -177,6 +177,13 @@ def test_an_object_of_any_rank_reaches_all(source: int) -> None:
         assert (result["rank"], result["x"].tolist()) == (source, [source, source])
 
 
+def test_a_tensor_of_another_ranks_gpu_arrives_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 of a GPU job writes it; without a GPU, torch.load refuses such a tensor unless it is sent to the CPU."""
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    _, received = on_ranks(2, lambda strategy: strategy.broadcast_object({"x": torch.arange(3)}))
+    assert (received["x"].device.type, received["x"].tolist()) == ("cpu", [0, 1, 2])
+
+
 def test_only_tensors_and_plain_values_are_unpickled() -> None:
     _, other = on_ranks(2, lambda strategy: strategy.broadcast_object(Job))
     assert isinstance(other, Exception)
