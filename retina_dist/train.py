@@ -33,6 +33,7 @@ from retina_dist.config import entry_point
 from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan, resolve_plan
@@ -63,7 +64,6 @@ from retina_dist.tracking import tracked_run, tracking_server
 from retina_dist.words import counted
 
 MOST_CLASSES = 20  # whose AP is shown at the end
-COMPILED_SHAPES = 128  # canvases times numbers of boxes that torch.compile may meet in one run
 
 
 def train(config: TrainConfig) -> dict[str, float]:
@@ -131,7 +131,11 @@ def _train(
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
-    state = build_state(config, strategy.together(task.build_model), strategy, best if validates else None)
+    model, best = strategy.together(task.build_model), best if validates else None
+    num_shapes = data.num_train_shapes if config.trainer.compile else 0
+    if num_shapes:
+        say(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
+    state = build_state(config, model, strategy, best, num_shapes=num_shapes, warn=warn)
     if strategy.on_main(lambda: _restore_checked(state, run, task, data, plan, say)):
         say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
         return {}
@@ -292,9 +296,15 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
 
 
 def build_state(
-    config: TrainConfig, model: torch.nn.Module, strategy: DistributedStrategy, best: BestMetric | None = None
+    config: TrainConfig,
+    model: torch.nn.Module,
+    strategy: DistributedStrategy,
+    best: BestMetric | None = None,
+    *,
+    num_shapes: int = 1,
+    warn: Callable[[str], None] = print,
 ) -> TrainState:
-    """Model, optimizer, scaler and average on the strategy's device."""
+    """Model, optimizer, scaler and average on the strategy's device. `num_shapes` of batches are compiled for, if any."""
     settings, trainer = config.optimizer, config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
     device = strategy.device
@@ -318,8 +328,7 @@ def build_state(
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:
-        torch._dynamo.config.recompile_limit = COMPILED_SHAPES
-        model.compile(fullgraph=True, dynamic=False)
+        compile_model(model, num_shapes, warn)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 

@@ -69,7 +69,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
         plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
         with_data = task.build_data()
         batches = [batch.to(strategy.device) for batch in next(iter(with_data.train_steps(0, 1)))]
-        state = build_state(config, task.build_model(), strategy)
+        state = build_state(config, task.build_model(), strategy, num_shapes=with_data.num_train_shapes)
         trainer = Trainer(
             state=state,
             plan=replace(plan, stop_step=config.warmup),

@@ -40,6 +40,13 @@ class Buckets:
         height, width = self.canvases[self.min_sizes.index(min_size), used].max(axis=0)
         return int(height), int(width)
 
+    def all_canvases(self) -> set[tuple[int, int]]:
+        """Those of every batch of one bucket, or of neighbours among the buckets whose images fit in no other."""
+        ends = [bucket for bucket in range(len(self)) if self.next_larger(bucket) is None]
+        mixed = [ends[i:j] for i in range(len(ends)) for j in range(i + 2, len(ends) + 1)]
+        used = [[bucket] for bucket in range(len(self))] + mixed
+        return {(height, width) for run in used for height, width in self.canvases[:, run].max(axis=1).tolist()}
+
     def next_larger(self, bucket: int) -> int | None:
         """The smallest other bucket with room for this one's images at every size, or None."""
         fits = (self.canvases[:, bucket + 1 :] >= self.canvases[:, bucket, None]).all(axis=(0, 2))

@@ -76,6 +76,11 @@ def collate_raw(
     )
 
 
+def padded_rows(count: int) -> int:
+    """M of a batch whose fullest image has `count` boxes."""
+    return max(FEWEST_ROWS, 1 << (max(1, count) - 1).bit_length())
+
+
 def raw_canvas(height: int, width: int) -> tuple[int, int]:
     """The canvas of raw images that are no larger."""
     return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
@@ -116,7 +121,7 @@ def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
 def _rest(samples: Sequence[Sample]) -> dict[str, Tensor]:
     """What both kinds of batch have beside images."""
     counts = [len(sample.labels) for sample in samples]
-    most = max(FEWEST_ROWS, 1 << (max(1, *counts) - 1).bit_length())
+    most = padded_rows(max(counts))
     boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
     labels = torch.zeros(len(samples), most, dtype=torch.int64)
     for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):

@@ -99,6 +99,11 @@ class DetectionDataset(Dataset[Batch]):
         """[N, 2] (height, width) of the images as annotated."""
         return self._sizes.numpy()
 
+    @property
+    def most_boxes(self) -> int:
+        """Of one image."""
+        return int(self._ends.diff().max())
+
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         warnings: list[str] = []

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from retina_dist.data.buckets import make_buckets
+from retina_dist.data.collate import padded_rows
 from retina_dist.data.dataset import BadImagePolicy, DetectionDataset, ResizedBy
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
@@ -131,6 +132,14 @@ class CocoDataModule:
     @property
     def steps_per_epoch(self) -> int:
         return self.train_sampler.steps_per_epoch
+
+    @property
+    def num_train_shapes(self) -> int:
+        """How many shapes this rank's training batches can have: canvases x rows of boxes x numbers of images."""
+        dataset, sampler = self._training()
+        rows = {padded_rows(count) for count in range(dataset.most_boxes + 1)}
+        images = {len(spec.indices) for step in (0, sampler.steps_per_epoch - 1) for spec in sampler.step(step)}
+        return len(sampler.buckets.all_canvases()) * len(rows) * len(images)
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""

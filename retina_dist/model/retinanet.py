@@ -114,6 +114,12 @@ class RetinaNet(TorchvisionRetinaNet):
         layout = torch.channels_last if _is_channels_last(self) else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's, with what is made once made before it: a graph that found it missing would be compiled again."""
+        parameter = next(self.parameters())
+        self._statistics_of_images(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
+        super().compile(*args, **kwargs)
+
     def _statistics_of_images(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Mean and deviation [3, 1, 1], made once: a tensor of Python numbers would be copied and waited for each time."""
         if (device, dtype) not in self._statistics:
@@ -129,14 +135,20 @@ class RetinaNet(TorchvisionRetinaNet):
         """
         device = features[0].device
         key = (int(canvas[0]), int(canvas[1]), device)
+        if torch.compiler.is_dynamo_compiling():  # a graph that found them missing would be compiled again
+            return self._new_anchors(key[:2], features)
         if key not in self._anchors:
-            shapes = [torch.empty((1, 1, *f.shape[-2:]), device=device) for f in features]
-            images = ImageList(torch.empty((1, 1, *key[:2]), device="meta"), [key[:2]])
-            per_cell = self.anchor_generator.num_anchors_per_location()
-            counts = [f.shape[-2] * f.shape[-1] * n for f, n in zip(features, per_cell, strict=True)]
-            with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                self._anchors[key] = list(self.anchor_generator(images, shapes)[0].split(counts))
+            self._anchors[key] = self._new_anchors(key[:2], features)
         return self._anchors[key]
+
+    def _new_anchors(self, canvas: tuple[int, int], features: Sequence[Tensor]) -> list[Tensor]:
+        device = features[0].device
+        shapes = [torch.empty((1, 1, *f.shape[-2:]), device=device) for f in features]
+        images = ImageList(torch.empty((1, 1, *canvas), device="meta"), [canvas])
+        per_cell = self.anchor_generator.num_anchors_per_location()
+        counts = [f.shape[-2] * f.shape[-1] * n for f, n in zip(features, per_cell, strict=True)]
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return list(self.anchor_generator(images, shapes)[0].split(counts))
 
     def losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`classification` and `bbox_regression`: scalars, mean over the images of the batch."""

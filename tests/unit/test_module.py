@@ -282,3 +282,15 @@ def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkey
     module._start_fork_server()
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize("most", [2, 9])
+def test_the_shapes_of_a_training_are_counted_beforehand(annotations, most: int) -> None:
+    annotations.boxes[0] = np.array([[2.0, 3.0, 20.0, 22.0]] * most, dtype=np.float32)
+    annotations.labels[0] = np.zeros(most, dtype=np.int64)
+    made = make_module(annotations, iou_crop=0.0)
+    met = {(batch.images.shape, batch.boxes.shape) for (batch,) in made.train_steps(0, 4 * made.steps_per_epoch)}
+    canvases = made.train_sampler.buckets.all_canvases()
+    assert (
+        len(met) <= made.num_train_shapes == len(canvases) * (1 if most <= 8 else 2) * 2
+    )  # four images, two in the last

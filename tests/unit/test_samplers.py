@@ -221,3 +221,12 @@ def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
 def test_impossible_settings_name_themselves(settings, name):
     with pytest.raises(ConfigError, match=name):
         TrainSampler(**{"buckets": buckets_of([(10, 10)]), "batch_size": 1} | settings)
+
+
+@settings(deadline=None, max_examples=30)
+@given(shapes=data_sets, batch_size=st.integers(1, 7), seed=st.integers(0, 3))
+def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) -> None:
+    buckets = buckets_of(shapes)
+    sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
+    met = {spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)}
+    assert met <= buckets.all_canvases()

@@ -1,0 +1,62 @@
+"""torch.compile with a graph for each shape, up to a number of shapes; Dynamo only, since no kernel matters here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+from retina_dist.engine.compiled import compile_model
+
+
+@pytest.fixture(autouse=True)
+def _limits() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=0, accumulated_recompile_limit=0):
+        yield
+    torch._dynamo.reset()
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and bool(x.sum() > 0):  # as a detector's post-processing, no graph can hold it
+            return x
+        return x * 2
+
+
+def test_shapes_beyond_the_limit_run_eagerly_and_that_is_said_once() -> None:
+    model, graphs, said = Twice(), CompileCounter(), []
+    compile_model(model, 3, said.append, backend=graphs)
+    for length in [*range(1, 8), 1, 2, 3, 7]:
+        x = torch.arange(length, dtype=torch.float32).requires_grad_()
+        assert torch.equal(model(x), x * 2)
+        assert bool(said) is (graphs.frame_count == 3 and len(said) == 1)
+    assert graphs.frame_count == 3
+    (warning,) = said
+    assert re.match("warning: trainer.compile has compiled 3 shapes, its limit", warning)
+
+
+def test_each_model_adds_its_shapes() -> None:
+    """Dynamo counts graphs by the code of `forward`, whichever model it belongs to."""
+    graphs, said = CompileCounter(), []
+    for _ in range(2):
+        model = Twice()
+        compile_model(model, 200, said.append, backend=graphs)  # more than torch's own limits, 8 and 256
+        for length in range(1, 201, 67):
+            model(torch.ones(length, requires_grad=True))
+    assert torch._dynamo.config.recompile_limit == torch._dynamo.config.accumulated_recompile_limit == 400
+    assert not said
+
+
+def test_only_passes_that_train_are_compiled() -> None:
+    model, graphs = Twice(), CompileCounter()
+    compile_model(model, 3, backend=graphs)
+    with torch.no_grad():
+        model(torch.ones(2))
+    model.eval()
+    assert torch.equal(model(torch.ones(2)), torch.ones(2))
+    assert graphs.frame_count == 0
