@@ -31,7 +31,7 @@ from retina_dist.data.images import read_image
 from retina_dist.data.synthetic import draw_scene
 from retina_dist.detector import Detector
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import load_torch_file, write_atomically
+from retina_dist.files import load_torch, write_atomically
 from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
 from retina_dist.model.retinanet import as_torchvision
 from retina_dist.predict import find_pictures
@@ -206,7 +206,7 @@ def _write_state_dict(detector: Detector, path: Path, config: ExportConfig) -> N
 
 
 def _load_state_dict(detector: Detector, path: Path) -> Runner:
-    state = load_torch_file(path)
+    state, _ = load_torch(path)
 
     @torch.inference_mode()
     def run(picture: Tensor) -> Detections:

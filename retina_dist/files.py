@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,10 @@ REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
 EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
+
+SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
+SEAL_LENGTH = len(SEAL) + 64
+OURS = {"format", "stale", "unlogged", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -287,19 +292,32 @@ def write_bytes(target: Place, data: bytes) -> None:
         write_atomically(target, lambda temporary: temporary.write_bytes(data))
 
 
-def load_torch_file(path: Path) -> Any:
-    """What `torch.save` wrote, on the CPU; only tensors and plain values are unpickled. Raises CheckpointError."""
-    return _load(path, path)
+def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[Any, str]:
+    """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
 
-
-def load_torch_bytes(data: bytes, source: object) -> Any:
-    """As `load_torch_file`, of a file's content already read; `source` is its name in errors."""
-    return _load(io.BytesIO(data), source)
-
-
-def _load(file: Path | io.BytesIO, source: object) -> Any:
+    Every reader of weights comes by here. A checkpoint of ours must be what was written: it ends with its SHA-256, or it has
+    the one of the manifest, `sha256`, or one of `known`. Files of others have no seal and need none. Raises CheckpointError.
+    """
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        data = source.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
+    digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
+    seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
+    digest.update(seal)
+    found = digest.hexdigest()
+    if sha256 and found != sha256:
+        raise CheckpointError(
+            f"{source} is damaged: its SHA-256 is not the one in manifest.json; use another checkpoint."
+        )
+    if seal.startswith(SEAL) and seal != expected:
+        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise nearly anything
         reason = _words(error)
         if "Weights only load failed" in str(error):
@@ -307,6 +325,13 @@ def _load(file: Path | io.BytesIO, source: object) -> Any:
         raise CheckpointError(
             f"{source} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
         ) from error
+    # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
+    is_ours = isinstance(content, dict) and (content.keys() >= {"format", "step"} or len(OURS & content.keys()) > 1)
+    if is_ours and seal != expected and found not in {sha256, *known}:
+        raise CheckpointError(
+            f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
+        )
+    return content, found
 
 
 def _words(error: Exception) -> str:

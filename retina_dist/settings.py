@@ -96,8 +96,8 @@ class ModelConfig:
     box_loss: str | None = None  # l1 | smooth_l1 | giou; null: the variant's own
     smooth_l1_beta: float = 1 / 9
     loss_path: str = "batched"  # batched | torchvision (the slow reference)
-    weights: str | None = None  # whole detector: a file or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
-    backbone_weights: str | None = None  # classifier: a file or e.g. ResNet50_Weights.IMAGENET1K_V1
+    weights: str | None = None  # whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
+    backbone_weights: str | None = None  # classifier: a file, a URL or e.g. ResNet50_Weights.IMAGENET1K_V1
 
 
 @dataclass

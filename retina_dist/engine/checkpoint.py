@@ -28,9 +28,11 @@ from torch import Tensor
 from retina_dist.engine.best import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import (
+    SEAL,
+    SEAL_LENGTH,
     Place,
     Url,
-    load_torch_bytes,
+    load_torch,
     names_in,
     place,
     sync_folder,
@@ -43,8 +45,6 @@ MANIFEST = "manifest.json"
 LAST, BEST = "last.pt", "best.pt"
 STEP_FILE = re.compile(r"step_(\d+)\.pt")
 LEFT_OVER = re.compile(r"(step_\d+\.pt|manifest\.json|last\.pt|best\.pt)\.tmp\d+")
-SEAL = b"retina_dist sha256 "
-SEAL_LENGTH = len(SEAL) + 64
 
 # Types of what a run needs again; a checkpoint may lack all but the step.
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -283,43 +283,36 @@ def load_checkpoint(source: str | Place) -> dict[str, Any]:
 
     `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
+    source, entries = _located(place(source))
+    sha256 = {e["file"]: e["sha256"] for e in entries}.get(source.name)
+    return _read(source, sha256, known={e["sha256"] for e in entries})[0]
+
+
+def located(source: str | Place) -> Place:
+    """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
     source = place(source)
+    return _located(source)[0] if isinstance(source, Url) else source
+
+
+def _located(source: Place) -> tuple[Place, list[dict[str, Any]]]:
+    """The file and the manifest of its folder, if that can be read."""
     try:
         entries = read_manifest(source.parent)
     except CheckpointError:  # the file can speak for itself
         entries = []
     if isinstance(source, Url):
         source = next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
-    sha256 = {e["file"]: e["sha256"] for e in entries}.get(source.name)
-    return _read(source, sha256, known={e["sha256"] for e in entries})[0]
+    return source, entries
 
 
 def _read(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
     """Content and SHA-256 of a file; CheckpointError unless it is `sha256`, sealed or `known`, and a checkpoint of ours."""
-    try:
-        data = source.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
-    digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
-    seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
-    digest.update(seal)
-    if sha256 and digest.hexdigest() != sha256:
-        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one in {MANIFEST}; use another checkpoint.")
-    if seal.startswith(SEAL) and seal != expected:
-        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
-    content = _checked(load_torch_bytes(data, source), source)
-    if seal != expected and digest.hexdigest() not in {sha256, *known}:
-        raise CheckpointError(
-            f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
-        )
+    content, found = load_torch(source, sha256, known)
+    content = _checked(content, source)
     name = STEP_FILE.fullmatch(source.name)
     if name and int(name[1]) != content["step"]:
         raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
-    return content, digest.hexdigest()
+    return content, found
 
 
 def _checked(content: Any, source: Place) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name.
 
 Layer 1. What fits by name and shape is loaded; the rest is left out and listed, so a detector for other classes starts
-from everything but the class layer. Files are read with `weights_only=True`.
+from everything but the class layer. Nothing but tensors and plain values is unpickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchvision.models import WeightsEnum, get_weight
 
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import load_torch_file
+from retina_dist.files import Place, Url, load_torch, place
 
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
@@ -42,7 +42,7 @@ class WeightsReport:
 
 
 def load_weights(model: nn.Module, source: str) -> WeightsReport:
-    """Load what fits of a whole detector: a file, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
+    """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
 
     torchvision's v1 weights were trained with an epsilon of 0 in their batch norms, which is then set on the model too.
     Raises CheckpointError when the source cannot be had or nothing in it fits.
@@ -94,19 +94,21 @@ def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: st
 
 
 def _state_dict_of(source: str) -> Mapping[str, Tensor]:
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _from_file(path)
+    where = place(source)
+    if isinstance(where, Path):
+        where = where.expanduser()
+    if isinstance(where, Url) or where.is_file():
+        return _from_file(where)
     if is_torchvision_name(source):
         return _from_torchvision(source)
     raise CheckpointError(
-        f"{source} is neither a file nor one of torchvision's weights; give a path, or a name such as "
+        f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
         "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
     )
 
 
-def _from_file(path: Path) -> Mapping[str, Tensor]:
-    content: Any = load_torch_file(path)
+def _from_file(path: Place) -> Mapping[str, Tensor]:
+    content: Any = load_torch(path)[0]
     # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
     for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

@@ -24,6 +24,7 @@ from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
+from retina_dist.engine.checkpoint import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.evaluation.coco import CocoEvaluator
@@ -117,7 +118,7 @@ def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str],
         )
     model = build_retinanet(num_classes=stated or num_classes, **arguments)
     if weights:
-        report(str(load_weights(model, weights)))
+        report(str(load_weights(model, str(located(weights)))))
     elif backbone_weights:
         report(str(load_backbone_weights(model, backbone_weights)))
     return model

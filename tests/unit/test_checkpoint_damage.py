@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError
+from retina_dist.files import SEAL_LENGTH
+from retina_dist.model.weights import load_weights
 
 COPIES = 200
 FIRST, NEWEST, MANIFEST = "step_00000100.pt", "step_00000200.pt", "manifest.json"
@@ -191,3 +194,28 @@ def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path) -
     assert newest is not None
     assert newest[0].name == NEWEST
     assert said == [f"there is no checkpoint {tmp_path}/run/step_00000300.pt; going back to the checkpoint before it."]
+
+
+def test_no_damaged_checkpoint_gives_weights(tmp_path: Path) -> None:
+    """As model.weights: a bit in each byte of the seal and of the zip's last record, 60 bits elsewhere, the seal cut off."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    source = nn.Linear(30, 20)
+    store.save({"model": source.state_dict(), "optimizer": {}, "sampler": {"epoch": 1}}, 100)
+    store.wait()
+    path = tmp_path / "checkpoints" / "last.pt"
+    data, dice = path.read_bytes(), random.Random(0)
+    load_weights(model := nn.Linear(30, 20), str(path))
+    assert torch.equal(model.weight, source.weight)
+
+    end = len(data) - SEAL_LENGTH - 22
+    damaged = tmp_path / "weights.pt"
+    for place in [*range(end, len(data)), *(dice.randrange(end) for _ in range(60))]:
+        changed = bytearray(data)
+        changed[place] ^= 1 << dice.randrange(8)
+        damaged.write_bytes(changed)
+        with pytest.raises(CheckpointError):
+            load_weights(model, str(damaged))
+    for length in range(len(data) - SEAL_LENGTH, len(data), 9):
+        damaged.write_bytes(data[:length])
+        with pytest.raises(CheckpointError):
+            load_weights(model, str(damaged))

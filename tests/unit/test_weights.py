@@ -12,9 +12,12 @@ from torchvision.models._api import WeightsEnum
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
 from retina_dist.detector import Detector
+from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.retinanet import build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
+from retina_dist.settings import ModelConfig
+from retina_dist.tasks.detection import build_model
 
 
 def small(num_classes: int = 3, **changes: object) -> torch.nn.Module:
@@ -91,6 +94,20 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
         detector.model.state_dict()["head.classification_head.cls_logits.bias"],
         published["head.classification_head.cls_logits.bias"],
     )
+
+
+def test_a_checkpoint_behind_a_url() -> None:
+    """best.pt has no file of its own there: the manifest says which it is."""
+    model = small()
+    store = CheckpointStore("memory://weights/run")
+    store.save({"model": model.state_dict()}, 5, 0.5)
+    store.wait()
+    settings = ModelConfig(backbone="resnet18", fpn_channels=32, weights="memory://weights/run/best.pt")
+    assert torch.equal(
+        build_model(settings, 3, lambda text: None).backbone.body.conv1.weight, model.backbone.body.conv1.weight
+    )
+    with pytest.raises(CheckpointError, match="there is no checkpoint memory://weights/run/nowhere.pt"):
+        load_weights(model, "memory://weights/run/nowhere.pt")
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
