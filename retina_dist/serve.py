@@ -88,7 +88,7 @@ def serve(config: ServeConfig) -> None:
             ):  # a decode or a pass that does not end: the interpreter would wait for it, or crash beside it
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(0)
+                os._exit(130 if isinstance(sys.exc_info()[1], KeyboardInterrupt) else 0)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -96,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for what cannot be a name
         raise ConfigError(
             f"host={host} port={port} cannot be listened on ({error}); choose another, port=0 a free one."
         ) from error

@@ -21,6 +21,7 @@ import pytest
 
 from retina_dist.config import load_config
 from retina_dist.errors import ConfigError
+from retina_dist.serve import listen
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import read_images
 from retina_dist.settings import ServeConfig
@@ -268,6 +269,12 @@ def test_settings_that_cannot_be_meant(given: dict[str, Any], words: str) -> Non
 def test_the_command_line_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"wait_ms=10000000000000\.0 is out of range"):
         load_config("serve", ["checkpoint=x", "wait_ms=1e13"])
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a\0b", "192.0.2.1"])
+def test_a_host_that_cannot_be_listened_on(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be listened on"):
+        listen(host, 0)
 
 
 # The end
