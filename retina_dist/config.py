@@ -425,5 +425,5 @@ def _in_words(hint: Any, plural: bool = False) -> str:
     """A type as people call it, such as "a list of whole numbers"."""
     noun, rest = WORDS.get(hint, "list"), ""
     if get_origin(hint) is list:
-        rest = f" of {_in_words(get_args(hint)[0], plural=True)}"
+        rest = f" of {_in_words(_plain(get_args(hint)[0]), plural=True)}"
     return f"{noun}s{rest}" if plural else f"a {noun}{rest}"

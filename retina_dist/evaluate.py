@@ -24,12 +24,19 @@ from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.evaluation.coco import CocoEvaluator, CocoResult, evaluate_rows, load_results, write_results
+from retina_dist.evaluation.coco import (
+    CocoEvaluator,
+    CocoResult,
+    evaluate_rows,
+    read_results,
+    rows_of_results,
+    write_results,
+)
 from retina_dist.files import place, write_atomically
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.reporting.voice import Voice
-from retina_dist.settings import DataConfig, EvaluateConfig
+from retina_dist.settings import DataConfig, EvaluateConfig, category_names
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
@@ -88,15 +95,17 @@ def format_table(result: CocoResult) -> str:
 def _of_results(config: EvaluateConfig) -> CocoResult:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
-    truth = _truth(config)
-    rows = load_results(Path(str(config.results)), truth)
-    return evaluate_rows(truth, rows, backend=config.backend)  # type: ignore[arg-type]
-
-
-def _truth(config: EvaluateConfig) -> dict:
-    """The ground truth of a json without its pictures."""
-    path = place(str(config.annotations))
-    return load_annotations(path, path.parent, missing_images="ignore").coco
+    results = read_results(Path(str(config.results)))
+    truth = place(str(config.annotations))
+    annotations = load_annotations(
+        truth,
+        truth.parent,
+        categories=results.categories,
+        category_map=category_names(config.category_map),
+        missing_images="ignore",
+    )
+    rows = rows_of_results(results, annotations.coco, annotations.categories)
+    return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
 
 
 def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
@@ -118,7 +127,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
     )
     evaluator = CocoEvaluator(
         annotations_coco=annotations.coco,
-        categories=detector.categories,
+        categories=annotations.categories,
         batches=module.val_batches,
         strategy=strategy,
         autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
@@ -146,7 +155,10 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
     if config.annotations:
-        data = replace(data, format="coco", val_annotations=config.annotations, val_images=config.images)
+        data = replace(
+            data, format="coco", val_annotations=config.annotations, val_images=config.images, category_map=[]
+        )
+    data = replace(data, category_map=[*data.category_map, *config.category_map])
     annotations = read_split(data, "val", detector.categories)
     if annotations is None:
         raise ConfigError(f"{path} names no validation set; give annotations=FILE.json and images=FOLDER.")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from retina_dist.config import entry_point
+from retina_dist.data.categories import Categories
 from retina_dist.data.images import read_image
 from retina_dist.detector import Detector
 from retina_dist.errors import DataError, ImageError
@@ -29,7 +30,8 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", "
 def predict(config: PredictConfig) -> Path:
     """Write `output_dir`/NAME.jpg for each picture and `output_dir`/results.json; return the folder.
 
-    results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says.
+    results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
+    also names its category ids, those of the training data.
     """
     files = find_pictures(config.input)
     device = SingleDeviceStrategy(config.device).device
@@ -58,7 +60,7 @@ def predict(config: PredictConfig) -> Path:
     if len(failures) == len(files):
         raise DataError(f"none of the {len(files)} files of input={config.input} is a readable picture.")
     write_results(np.concatenate(rows), folder / "results.json")
-    write_image_list(files, failures, folder / "images.json")
+    write_image_list(files, failures, detector.categories, folder / "images.json")
     left_out = f", {len(failures)} unreadable files left out" if failures else ""
     print(f"{len(files) - len(failures)} pictures and results.json in {folder}{left_out}")
     return folder
@@ -79,12 +81,13 @@ def find_pictures(pattern: str) -> list[Path]:
     return files
 
 
-def write_image_list(files: list[Path], left_out: list[Path], path: Path) -> None:
-    """Which image id of results.json is which file, in COCO's form."""
+def write_image_list(files: list[Path], left_out: list[Path], categories: Categories, path: Path) -> None:
+    """Which image id of results.json is which file and which category id has which name, in COCO's form."""
     import json
 
     images = [{"id": i, "file_name": str(f)} for i, f in enumerate(files) if f not in left_out]
-    path.write_text(json.dumps({"images": images}, indent=1) + "\n")
+    named = [{"id": i, "name": name} for i, name in zip(categories.ids, categories.names, strict=True) if i >= 0]
+    path.write_text(json.dumps({"images": images, "categories": named}, indent=1) + "\n")
 
 
 @entry_point("predict")

@@ -6,8 +6,8 @@ Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,14 @@ UNREMARKABLE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, when the run goes on, its step; on the main rank also the checkpoint's path and content."""
+    """A folder to write to and, when the run goes on, its step, the checkpoint's path and its categories; on the main rank also
+    the checkpoint's content."""
 
     folder: Path
     resume_step: int | None = None
     resumed_from: Place | None = None
     checkpoint: dict[str, Any] | None = None
+    categories: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:

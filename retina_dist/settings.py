@@ -45,6 +45,9 @@ class DataConfig:
     classes: str | None = None  # csv only: name,index
     shapes: ShapesConfig | None = None  # draw this data set into root if it is not there
     label_mapping: str = "contiguous"  # contiguous | category_id (label = COCO id, as in torchvision's COCO weights)
+    # [THEIRS, OURS]: a category name (or id) of the validation file, on resume of both files, and the label's name that it is taken
+    # for, where names differ; OURS=null leaves a category out
+    category_map: list[list[str | None]] = field(default_factory=list)
     keep_empty_images: bool = True
     missing_images: str = "error"  # error | skip: files that the annotations name and that are not there
     bad_images: str = "error"  # error | skip: files that cannot be decoded
@@ -398,6 +401,7 @@ class EvaluateConfig:
     results: str | None = None  # ... or a COCO results json
     annotations: str | None = None  # null: the checkpoint's validation set
     images: str | None = None
+    category_map: list[list[str | None]] = field(default_factory=list)  # as data.category_map, of `annotations`
     output_dir: str | None = None
     nccl: NcclConfig = field(default_factory=NcclConfig)
     backend: str = (
@@ -654,6 +658,8 @@ def validate(config: Any) -> None:
         value = _get(config, key, None)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{key}={value} is not within 0 and 1.")
+    if hasattr(config, "category_map"):
+        _validate_category_map("category_map", config.category_map)
     if hasattr(config, "data"):
         _validate_data(config.data)
     if hasattr(config, "model"):
@@ -667,6 +673,7 @@ def validate(config: Any) -> None:
 def _validate_data(data: DataConfig) -> None:
     if data.name in ("", ".", "..") or re.search(r"[/\\\0]", data.name):
         raise ConfigError(f"data.name={data.name} is no name for a folder below runs/.")
+    _validate_category_map("data.category_map", data.category_map)
     if not data.min_sizes or min(data.min_sizes) < 1:
         raise ConfigError(f"data.min_sizes={data.min_sizes} needs at least one size in pixels, such as [800].")
     if data.format == "shards" and (data.train_images or data.val_images):
@@ -676,6 +683,11 @@ def _validate_data(data: DataConfig) -> None:
     factors = data.scale_jitter
     if factors is not None and not (len(factors) == 2 and 0 < factors[0] <= factors[1]):
         raise ConfigError(f"data.scale_jitter={factors} is not a pair of rising factors, such as [0.8,1.25].")
+
+
+def _validate_category_map(key: str, pairs: list[list[str | None]]) -> None:
+    if any(len(pair) != 2 or pair[0] is None for pair in pairs):
+        raise ConfigError(f"{key}={pairs} is not a list of pairs, such as [[Dog,dog],[tree,null]].")
 
 
 def _validate_model(model: ModelConfig) -> None:
@@ -716,6 +728,11 @@ def _validate_strategy(strategy: StrategyConfig, accumulate: int) -> None:
             f"strategy.compression={strategy.compression} is for averaged gradients; give strategy.compression=none with "
             "strategy.reduction=adasum."
         )
+
+
+def category_names(pairs: list[list[str | None]]) -> dict[str, str | None]:
+    """A category_map as what each name of theirs is taken for."""
+    return {str(theirs): ours for theirs, ours in pairs}
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

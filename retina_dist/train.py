@@ -42,7 +42,7 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState, best_of
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.files import write_atomically
+from retina_dist.files import place, write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
@@ -128,6 +128,8 @@ def _train(
     server = strategy.on_main(lambda: tracking_server(config.logging, say))
     again = bool(folders)
     run = _open_run(config, strategy, say, kept, folders)
+    if run.resume_step is not None:
+        strategy.together(lambda: task.take_labels(run.categories, run.resumed_from))
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
@@ -225,7 +227,7 @@ def _open_run(
     """The run folder that the main rank settles on, with the checkpoint to go on from on that rank only."""
     opened: list[Run] = []
 
-    def open_it() -> tuple[str, int | None]:
+    def open_it() -> tuple[str, int | None, str, dict[str, Any]]:
         if folders and kept:
             opened.append(Run(folders[0], kept["step"], Path("memory"), kept))
         elif folders:
@@ -235,11 +237,14 @@ def _open_run(
             opened.append(open_run(here, say) if again.resume_step is None and asked_for else again)
         else:
             opened.append(open_run(config, say))
-        return str(opened[0].folder), opened[0].resume_step
+        run = opened[0]
+        return str(run.folder), run.resume_step, str(run.resumed_from), (run.checkpoint or {}).get("categories", {})
 
-    folder, resume_step = strategy.on_main(open_it)
+    folder, resume_step, source, categories = strategy.on_main(open_it)
     folders[:] = [Path(folder)]
-    return opened[0] if opened else Run(Path(folder), resume_step=resume_step)
+    if opened:
+        return replace(opened[0], categories=categories)
+    return Run(Path(folder), resume_step, place(source), categories=categories)
 
 
 def _draw_once_checked(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
@@ -398,11 +403,6 @@ def _restore(
     """Put back the run's checkpoint, if it has one; whether there is nothing left to do."""
     if run.checkpoint is None:
         return False
-    if run.checkpoint["categories"] != task.train.categories.state():
-        raise CheckpointError(
-            f"{run.resumed_from} was trained on other categories than data={task.config.data.name} has; resume with the same "
-            f"data, or start a new run with model.weights={run.resumed_from}."
-        )
     place = run.checkpoint["sampler"]
     same_place = data.position(run.checkpoint["step"]) == (place["epoch"], place["cursor"])
     if run.checkpoint.get("images") != task.fingerprint() or not same_place:

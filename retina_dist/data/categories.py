@@ -1,24 +1,33 @@
-"""One mapping between COCO category ids, which may have gaps, and the labels that a model knows. Layer 1."""
+"""One mapping between COCO category ids, which may have gaps, and the labels that a model knows. Layer 1.
+
+Where two files meet, or a checkpoint and a file, category names decide which label a category has: ids are numbers that each
+export gives anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from retina_dist.errors import CheckpointError, DataError
+from retina_dist.words import counted
 
 LabelMapping = Literal["contiguous", "category_id"]
 MAX_LABELS = 10_000  # a head for more classes than that comes from an id that was never meant as a label
+MAX_LISTED = 20  # names in a message
 
 
 @dataclass(frozen=True)
 class Categories:
     """Labels 0..K-1: `ids[label]` is the category id, `names[label]` its name.
 
-    A label that stands for no category (where labels are the ids themselves) has id -1 and the name "".
+    A label without a category (where labels are the ids themselves) has id -1 and the name ""; one whose category a file lacks
+    (see `matched`) has id -1 and its name.
     """
 
     ids: tuple[int, ...]
@@ -45,6 +54,41 @@ class Categories:
             )
         slots = range(max(names) + 1)
         return cls(tuple(i if i in names else -1 for i in slots), tuple(names.get(i, "") for i in slots))
+
+    def matched(
+        self, entries: Sequence[Mapping[str, Any]], category_map: Mapping[str, str | None], source: object
+    ) -> Categories:
+        """These labels and names with the ids that `entries`, the `categories` of another file, give to these names.
+
+        `category_map` has names (or ids, as text) of that file: each is taken for one of our names, or with None left out, which
+        makes its id unknown here. A name that either side has twice is taken where both sides give it the same ids.
+        Raises DataError, naming `source`, that lists the names that do not agree.
+        """
+        ours: dict[str, list[int]] = defaultdict(list)
+        for label, name in enumerate(self.names):
+            if name:
+                ours[name].append(label)
+        theirs: dict[str, list[Mapping[str, Any]]] = defaultdict(list)  # by the name of ours that each is taken for
+        for entry in entries:
+            wanted = category_map.get(entry["name"], category_map.get(str(entry["id"]), entry["name"]))
+            if wanted is not None:
+                theirs[wanted].append(entry)
+
+        ids, wrong = [-1] * len(self.ids), {}
+        for wanted, found in theirs.items():
+            labels, found_ids = ours.get(wanted, []), [entry["id"] for entry in found]
+            if len(labels) == len(found_ids) == 1:
+                ids[labels[0]] = found_ids[0]
+            elif labels and [self.ids[label] for label in labels] == sorted(found_ids):
+                for label in labels:
+                    ids[label] = self.ids[label]
+            else:
+                wrong[wanted] = [entry["name"] for entry in found]
+        if wrong:
+            raise DataError(_disagreement(wrong, ours, source))
+        if not any(category_id >= 0 for category_id in ids):
+            raise DataError(f"{source}: category_map leaves no category; there is nothing to detect.")
+        return Categories(tuple(ids), self.names)
 
     @property
     def num_classes(self) -> int:
@@ -87,3 +131,34 @@ class Categories:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's categories cannot be read ({error}); use another one.") from error
         return cls(tuple(i for i, _ in pairs), tuple(name for _, name in pairs))
+
+
+def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], source: object) -> str:
+    """A sentence that lists names that do not agree: by the name that was looked for, the file's names for it."""
+    alike = {_plain(name): name for name in ours}
+    listed, example = [], "[[THEIRS,OURS]]"
+    for wanted, given in list(wrong.items())[:MAX_LISTED]:
+        near = alike.get(_plain(wanted))
+        if len(given) > 1 or wanted in ours:
+            listed.append(f"{wanted!r} ({len(given)} categories here, {counted(len(ours.get(wanted, [])), 'label')})")
+        elif near:
+            listed.append(f"{wanted!r} (a label is {near!r})")
+            example = f"[[{_quoted(given[0])},{_quoted(near)}]]"
+        else:
+            listed.append(repr(wanted))
+    listed += [f"{len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
+    return (
+        f"{source}: {counted(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
+        f"{', '.join(listed)}; rename them in the file, or map them with data.category_map={example} (evaluate: category_map; null "
+        "leaves a category out)."
+    )
+
+
+def _quoted(name: str) -> str:
+    """As Hydra reads it in a list."""
+    return f"'{name}'" if re.search(r"[^\w ./-]", name) else name
+
+
+def _plain(name: str) -> str:
+    """A name without what a retyped one may differ in."""
+    return re.sub(r"[\s_-]+", "", name).casefold()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from retina_dist.data.categories import Categories, LabelMapping
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.keras_csv import read_csv
-from retina_dist.data.records import ImageRecord, existing, make_record, shortened, shown, sized
+from retina_dist.data.records import ImageRecord, existing, make_record, shown, sized
 from retina_dist.data.shards import read_index
 from retina_dist.data.voc import read_voc
 from retina_dist.errors import DataError, UserError
@@ -52,6 +52,7 @@ def load_annotations(
     split: str = "train",
     label_mapping: LabelMapping = "contiguous",
     categories: Categories | None = None,
+    category_map: Mapping[str, str | None] | None = None,
     keep_empty: bool = True,
     missing_images: Literal["error", "skip", "ignore"] = "error",
     bad_images: Literal["error", "skip"] = "error",
@@ -61,10 +62,12 @@ def load_annotations(
     beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
     "shards", with a COCO json, the one that holds the shards of `split`. Both may be behind a URL.
 
-    `categories` fixes the labels, as a validation set takes those of training; a category it does not know is an
-    error. `keep_empty=False` leaves out images without a box to train on. Image files that do not exist are an error,
-    left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its annotations,
-    it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out ("skip").
+    `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
+    `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
+    theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
+    on. Image files that do not exist are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where
+    an image has no size in its annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is
+    an error or left out ("skip").
     Raises DataError, naming file and entry.
     """
     slices = None
@@ -87,8 +90,14 @@ def load_annotations(
     _check_lists(coco, annotations)
     _check_entries(coco, annotations)
     _number_from_one(coco["annotations"])
-    known = categories or Categories.from_coco(coco["categories"], label_mapping)
-    warnings = _check_categories(coco, annotations, known)
+    warnings: list[str] = []
+    if categories is None:
+        known = Categories.from_coco(coco["categories"], label_mapping)
+    else:
+        known = categories.matched(coco["categories"], category_map or {}, annotations)
+        coco = _without_unknown(coco, known)
+        if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
+            warnings.append(f"{annotations} gives other ids to the same category names; the names decide")
 
     records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
     if missing_images != "ignore":
@@ -185,19 +194,15 @@ def _number_from_one(entries: list[dict[str, Any]]) -> None:
             entry["id"] = i
 
 
-def _check_categories(coco: dict[str, Any], source: Place, known: Categories) -> list[str]:
-    """Raises DataError for a category without a label; returns a warning where ids agree and names do not."""
-    renamed = []
-    for entry in coco["categories"]:
-        if entry["id"] not in known:
-            raise DataError(
-                f"{source}: category {entry['id']} ({shown(entry['name'])}) is not among the {len(known.ids)} that the labels "
-                "were made from; training and validation need the same categories."
-            )
-        name = known.name_of(known.label_of(entry["id"]))
-        if name != entry["name"]:
-            renamed.append(f"{entry['id']} is {entry['name']}, not {name}")
-    return [f"{source} names categories differently: {shortened(renamed)}"] if renamed else []
+def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:
+    """The same without the categories that are not known, and their boxes."""
+    if all(entry["id"] in known for entry in coco["categories"]):
+        return coco
+    return {
+        **coco,
+        "categories": [entry for entry in coco["categories"] if entry["id"] in known],
+        "annotations": [entry for entry in coco["annotations"] if entry["category_id"] in known],
+    }
 
 
 def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Categories) -> Annotations:

@@ -12,12 +12,13 @@ import importlib.util
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -141,18 +142,56 @@ def write_results(rows: np.ndarray, path: Path) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(json.dumps(results)))
 
 
-def load_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
-    """Rows [n, 7] of a COCO results json for the ground truth `coco`. Raises DataError naming file and entry."""
+class Results(NamedTuple):
+    """A results json as it was read."""
+
+    path: Path
+    entries: list[Any]
+    categories: Categories | None  # None: the file has ids only
+    file_names: dict[int, str]  # of image ids, where the file has them
+
+
+def read_results(path: Path) -> Results:
+    """COCO's list of results, or a COCO dictionary whose annotations have scores. Raises DataError."""
     try:
-        entries = json.loads(path.read_bytes())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
+    entries = content.get("annotations") if isinstance(content, dict) else content
     if not isinstance(entries, list):
-        raise DataError(f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …].")
-    images = {image["id"] for image in coco["images"]}
-    categories = {category["id"] for category in coco["categories"]}
-    rows = np.zeros((len(entries), COLUMNS))
-    for i, entry in enumerate(entries):
+        raise DataError(
+            f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …], or a dictionary with such "
+            "annotations."
+        )
+    if isinstance(content, list):
+        return Results(path, entries, None, {})
+    try:
+        categories = Categories.from_coco(content["categories"]) if content.get("categories") else None
+        return Results(path, entries, categories, {image["id"]: _base(image) for image in content.get("images") or ()})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"{path} has images or categories that cannot be read ({error!r}); each needs an id and a name."
+        ) from error
+
+
+def rows_of_results(results: Results, coco: dict[str, Any], categories: Categories | None = None) -> np.ndarray:
+    """Rows [n, 7] of results for the ground truth `coco`. Raises DataError naming file and entry.
+
+    `categories` are those of the results matched with the ground truth's by name: detections of others are left out. Without
+    them category ids must be those of the ground truth, as image ids always must.
+    """
+    images = {image["id"]: _base(image) for image in coco["images"]}
+    for image_id, name in results.file_names.items():
+        if name and images.get(image_id, name) not in (name, ""):
+            raise DataError(
+                f"{results.path}: image {image_id} is {name!r}, and {images[image_id]!r} in the ground truth; give the results of "
+                "its images."
+            )
+    category_of = {category["id"]: category["id"] for category in coco["categories"]}
+    if results.categories and categories:
+        category_of = dict(zip(results.categories.ids, categories.ids, strict=True))
+    rows = np.zeros((len(results.entries), COLUMNS))
+    for i, entry in enumerate(results.entries):
         try:
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
@@ -161,15 +200,19 @@ def load_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
+                f"{results.path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
             ) from error
-        if entry["image_id"] not in images:
-            raise DataError(f"{path}: entry {i} is of image {entry['image_id']}, which the ground truth does not have.")
-        if entry["category_id"] not in categories:
-            raise DataError(
-                f"{path}: entry {i} is of category {entry['category_id']}, which the ground truth does not have."
-            )
-    return rows
+        for what, known in (("image", images), ("category", category_of)):
+            if entry[f"{what}_id"] not in known:
+                raise DataError(
+                    f"{results.path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth does not have."
+                )
+        rows[i, 6] = category_of[entry["category_id"]]
+    return rows[rows[:, 6] >= 0]
+
+
+def _base(image: dict[str, Any]) -> str:
+    return re.split(r"[/\\]", str(image.get("file_name") or ""))[-1]
 
 
 class CocoEvaluator:

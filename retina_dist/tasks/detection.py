@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,12 +27,12 @@ from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
 from retina_dist.engine.checkpoint import located
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.files import Place, Url, place
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import load_backbone_weights, load_weights
-from retina_dist.settings import DataConfig, ModelConfig, TrainConfig
+from retina_dist.settings import DataConfig, ModelConfig, TrainConfig, category_names
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch
 from retina_dist.words import counted
@@ -65,6 +66,7 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         "format": data.format,
         "label_mapping": data.label_mapping,
         "categories": categories,
+        "category_map": category_names(data.category_map),
         "keep_empty": data.keep_empty_images or split == "val",
         "missing_images": data.missing_images,
         "bad_images": data.bad_images,
@@ -152,6 +154,35 @@ class DetectionTask:
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
         self.evaluator: CocoEvaluator | None = None
+
+    def take_labels(self, state: Mapping[str, Any], source: object) -> None:
+        """Number the categories as a checkpoint, `source`, does, by their names. Raises CheckpointError where those do not agree.
+
+        `state` is what the checkpoint says of its categories. Ids stay those of the annotation files.
+        """
+        now = self.train.categories
+        entries = [{"id": old, "name": name} for old, name in enumerate(now.names) if name]
+        named = category_names(self.config.data.category_map)
+        renamed = {theirs: ours for theirs, ours in named.items() if ours is not None}
+        try:
+            labels = Categories.from_state(state)
+            if labels.names == now.names:
+                return
+            old_labels = labels.matched(entries, renamed, f"data={self.config.data.name}").ids
+            if any(name and old < 0 for name, old in zip(labels.names, old_labels, strict=True)):
+                raise DataError("some of them are missing")
+        except UserError as error:
+            reason = str(error).split(";")[0]
+            raise CheckpointError(
+                f"{source} was trained on other categories than data={self.config.data.name} has ({reason}); resume with the same "
+                f"data, map their names with data.category_map, or start a new run with model.weights={source}."
+            ) from error
+        renumbered = np.zeros(len(now.names), np.int64)
+        renumbered[[old for old in old_labels if old >= 0]] = [new for new, old in enumerate(old_labels) if old >= 0]
+        for part in {id(part): part for part in (self.train, self.val) if part is not None}.values():
+            part.labels = [renumbered[row] for row in part.labels]
+            ids = tuple(part.categories.ids[old] if old >= 0 else -1 for old in old_labels)
+            part.categories = Categories(ids, labels.names)
 
     @property
     def num_images(self) -> int:

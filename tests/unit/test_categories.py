@@ -85,3 +85,51 @@ def test_padding_for_a_larger_model():
     assert padded.num_classes == 4
     assert padded.label_of(8) == 1
     assert padded.padded(2) == padded
+
+
+OURS = Categories.from_coco(
+    [{"id": 1, "name": "person"}, {"id": 2, "name": "traffic light"}, {"id": 18, "name": "dog"}]
+)
+
+
+def entries(**ids: int) -> list[dict[str, object]]:
+    return [{"id": i, "name": name.replace("_", " ")} for name, i in ids.items()]
+
+
+def test_names_decide_and_ids_are_those_of_the_other_file():
+    found = OURS.matched(entries(dog=1, person=2, traffic_light=3), {}, "val.json")
+    assert (found.ids, found.names) == ((2, 3, 1), OURS.names)
+    assert found.labels_of(np.array([1, 2, 3])).tolist() == [2, 0, 1]
+    fewer = OURS.matched(entries(dog=7), {}, "val.json")  # as of a validation set that has no other
+    assert (fewer.ids, fewer.names) == ((-1, -1, 7), OURS.names)
+    by_id = Categories.from_coco(ENTRIES, "category_id").matched(entries(dog=0, person=5), {}, "val.json")
+    assert (by_id.ids[1], by_id.ids[18], by_id.num_classes) == (5, 0, 19)
+    assert OURS.padded(5).matched(entries(dog=3), {}, "val.json").ids == (-1, -1, 3, -1, -1)
+
+
+def test_names_that_do_not_agree_are_listed_and_can_be_mapped():
+    theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic_light"}, {"id": 3, "name": "tree"}]
+    message = (
+        r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic_light' \(a label is .*, 'tree'; .*"
+    )
+    with pytest.raises(DataError, match=message + r"data.category_map=\[\[traffic_light,traffic light\]\]"):
+        OURS.matched(theirs, {}, "val.json")
+    mapped = OURS.matched(theirs, {"Person": "person", "traffic_light": "traffic light", "3": None}, "val.json")
+    assert mapped.ids == (1, 2, -1)
+    with pytest.raises(DataError, match="1 category name .*'god'"):
+        OURS.matched(entries(dog=3), {"dog": "god"}, "val.json")
+    with pytest.raises(DataError, match=r"'dog' \(2 categories here, 1 label\)"):
+        OURS.matched(entries(dog=3, person=4), {"person": "dog"}, "val.json")
+    with pytest.raises(DataError, match="leaves no category"):
+        OURS.matched(entries(dog=3), {"dog": None}, "val.json")
+    with pytest.raises(DataError, match=r"1000 category names .*, '19', 980 more; rename"):
+        OURS.matched([{"id": i, "name": str(i)} for i in range(1000)], {}, "val.json")
+
+
+def test_a_name_twice_is_taken_where_the_ids_agree():
+    twice = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}])
+    same = [{"id": 4, "name": "cell"}, {"id": 0, "name": "cell"}, {"id": 9, "name": "dog"}]
+    assert twice.matched(same, {}, "val.json").ids == (0, 4, 9)
+    for other in ([{"id": 1, "name": "cell"}], [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}], same[:1]):
+        with pytest.raises(DataError, match=r"val.json: 1 category name .*'cell' \([12] categories here, 2 labels\)"):
+            twice.matched(other, {}, "val.json")

@@ -250,12 +250,35 @@ def test_no_value_of_any_type_ends_in_a_traceback(tmp_path: Path):
 def test_validation_takes_the_labels_of_training(tmp_path: Path):
     train = Categories((1, 2, 18), ("person", "bicycle", "dog"))
     found = load(tmp_path, COCO, categories=train)
-    assert found.categories is train
+    assert (found.categories.ids, found.categories.names) == ((1, -1, 18), train.names)
     assert [labels.tolist() for labels in found.labels] == [[0], [2]]
-    with pytest.raises(DataError, match=r"a.json: category 18 \(dog\) is not among the 1"):
+    assert found.warnings == []
+    with pytest.raises(DataError, match=r"a.json: 1 category name of it .*'dog'; rename"):
         load(tmp_path, COCO, categories=Categories((1,), ("person",)))
-    renamed = load(tmp_path, COCO, categories=Categories((1, 18), ("human", "dog")))
-    assert "1 is person, not human" in renamed.warnings[0]
+
+
+def test_names_decide_between_files(tmp_path: Path):
+    """The same classes under the ids of an alphabetical export."""
+    train = Categories((1, 18), ("person", "dog"))
+    other = copy.deepcopy(COCO)
+    for entry in [*other["categories"], *other["annotations"]]:
+        key = "id" if "name" in entry else "category_id"
+        entry[key] = {18: 1, 1: 2}[entry[key]]
+    found, expected = (load(tmp_path, coco, categories=train) for coco in (other, COCO))
+    assert [labels.tolist() for labels in found.labels] == [labels.tolist() for labels in expected.labels] == [[0], [1]]
+    assert found.categories.ids == (2, 1)
+    assert "a.json gives other ids to the same category names; the names decide" in found.warnings[0]
+    assert found.coco == other  # the metric sees the file as it is
+
+
+def test_a_category_map_renames_and_leaves_out(tmp_path: Path):
+    train = Categories((5,), ("human",))
+    found = load(tmp_path, COCO, categories=train, category_map={"person": "human", "dog": None})
+    assert (found.categories.ids, found.categories.names) == ((1,), ("human",))
+    assert [labels.tolist() for labels in found.labels] == [[0], []]
+    assert [entry["name"] for entry in found.coco["categories"]] == ["person"]
+    assert [entry["id"] for entry in found.coco["annotations"]] == [2]
+    assert len(found.coco["images"]) == 2
 
 
 NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)

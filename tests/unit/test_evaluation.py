@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from retina_dist.data.categories import Categories
 from retina_dist.errors import DataError
+from retina_dist.evaluate import evaluate
 from retina_dist.evaluation.coco import (
     EVALUATORS,
     STATS,
@@ -21,9 +23,11 @@ from retina_dist.evaluation.coco import (
     detections_to_rows,
     evaluate_rows,
     installed_backends,
-    load_results,
+    read_results,
+    rows_of_results,
     write_results,
 )
+from retina_dist.settings import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.types import Batch
 
@@ -128,7 +132,7 @@ def test_random_cases_equal_pycocotools_on_a_results_json(backend: str, seed: in
     expected.evaluate()
     expected.accumulate()
     expected.summarize()
-    rows = load_results(tmp_path / "results.json", truth)
+    rows = rows_of_results(read_results(tmp_path / "results.json"), truth)
     result = evaluate_rows(truth, rows, backend=backend)  # type: ignore[arg-type]
     tolerance = 1e-12 if backend == "faster-coco-eval" else 0.0
     np.testing.assert_allclose(list(result.stats.values()), expected.stats, rtol=0, atol=tolerance)
@@ -140,7 +144,7 @@ def test_official_numbers(real_data: Path, backend: str) -> None:
     folder = real_data / "cocoapi-reference"
     truth = json.loads((folder / "instances_val2014_100.json").read_text())
     expected = json.loads((folder / "expected.json").read_text())["bbox"]
-    rows = load_results(folder / "instances_val2014_fakebbox100_results.json", truth)
+    rows = rows_of_results(read_results(folder / "instances_val2014_fakebbox100_results.json"), truth)
     result = evaluate_rows(truth, rows, backend=backend)  # type: ignore[arg-type]
     for name, value in expected.items():
         assert result.stats[name] == pytest.approx(value, abs=1e-9), name
@@ -157,7 +161,7 @@ def test_official_numbers(real_data: Path, backend: str) -> None:
 def test_a_real_detector(real_data: Path, backend: str, name: str, annotations: str) -> None:
     truth = json.loads((real_data / "coco-mini" / "annotations" / annotations).read_text())
     expected = json.loads((real_data / "real-detections" / "expected.json").read_text())[name]
-    rows = load_results(real_data / "real-detections" / f"{name}.json", truth)
+    rows = rows_of_results(read_results(real_data / "real-detections" / f"{name}.json"), truth)
     result = evaluate_rows(truth, rows, backend=backend)  # type: ignore[arg-type]
     for key in STATS:
         assert result.stats[key] == pytest.approx(expected[key], abs=1e-9), key
@@ -183,7 +187,7 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
     rows = detections_to_rows([found], [BIG_ID], categories)  # type: ignore[list-item]
     assert rows.tolist() == [[BIG_ID, 1, 2, 3, 6, 0.5, 9], [BIG_ID, 0, 0, 5, 5, 0.25, 3]]
     write_results(rows, tmp_path / "results.json")
-    assert np.array_equal(load_results(tmp_path / "results.json", ground_truth()), rows)
+    assert np.array_equal(rows_of_results(read_results(tmp_path / "results.json"), ground_truth()), rows)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +195,10 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
     [
         ("{", "cannot be read"),
         ("{}", "no list"),
+        ("[" + "1" * 5000 + "]", "cannot be read"),
+        ('{"annotations": [], "categories": [{"id": 1}]}', "categories that cannot be read"),
+        ('{"annotations": [], "images": [3]}', "images or categories that cannot be read"),
+        ('{"annotations": [{"image_id": 1, "category_id": 3, "bbox": [1,2,3,4]}]}', "entry 0 .* and score"),
         ('[{"image_id": 1}]', "entry 0"),
         ('[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "image 2"),
         ('[{"image_id": 1, "category_id": 4, "bbox": [1,2,3,4], "score": 1}]', "category 4"),
@@ -201,7 +209,43 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
 def test_wrong_results_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        load_results(tmp_path / "results.json", ground_truth())
+        rows_of_results(read_results(tmp_path / "results.json"), ground_truth())
+
+
+def test_a_dictionary_with_scores_is_read_by_its_names(tmp_path: Path) -> None:
+    truth = ground_truth()
+    found = [{**{k: e[k] for k in ("image_id", "category_id", "bbox")}, "score": 0.5} for e in truth["annotations"][:3]]
+    swapped = [{**entry, "category_id": {3: 7, 7: 3}[entry["category_id"]]} for entry in found]
+    names = [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 8, "name": "newt"}, {"id": 1, "name": "owl"}]
+    owl = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.9}  # not judged here
+    images = [{**image, "file_name": f"{image['id']}.png"} for image in truth["images"]]
+    coco = {**truth, "images": images, "annotations": [{**e, "id": i} for i, e in enumerate(truth["annotations"], 1)]}
+    (tmp_path / "truth.json").write_text(json.dumps(coco))
+    expected = evaluate_rows(truth, rows_of(found, tmp_path, truth))
+    for content in (
+        found,
+        {"annotations": found},
+        {"annotations": [*swapped, owl], "categories": names},
+        {"annotations": found, "images": [{"id": 1, "file_name": "val/1.png"}], "categories": truth["categories"]},
+    ):
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        settings = EvaluateConfig(results=str(tmp_path / "results.json"), annotations=str(tmp_path / "truth.json"))
+        result = evaluate(settings)
+        assert result.to_dict() == expected.to_dict()
+    (tmp_path / "results.json").write_text(json.dumps({"annotations": swapped, "categories": names[:2]}))
+    with pytest.raises(DataError, match=r"truth.json: 1 category name .*'newt'; rename .* \(evaluate: category_map"):
+        evaluate(settings)
+    assert evaluate(replace(settings, category_map=[["newt", None]])).stats == expected.stats
+    (tmp_path / "results.json").write_text(
+        json.dumps({"annotations": found, "images": [{"id": 1, "file_name": "x.png"}]})
+    )
+    with pytest.raises(DataError, match=r"results.json: image 1 is 'x.png', and '1.png' in the ground truth"):
+        evaluate(settings)
+
+
+def rows_of(entries: list[dict[str, Any]], folder: Path, truth: dict[str, Any]) -> np.ndarray:
+    (folder / "list.json").write_text(json.dumps(entries))
+    return rows_of_results(read_results(folder / "list.json"), truth)
 
 
 class Perfect(torch.nn.Module):

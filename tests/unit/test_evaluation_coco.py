@@ -23,7 +23,8 @@ from retina_dist.evaluation.coco import (
     CocoEvaluator,
     evaluate_rows,
     installed_backends,
-    load_results,
+    read_results,
+    rows_of_results,
 )
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.types import Batch
@@ -112,7 +113,7 @@ def test_ids_that_float32_cannot_tell_apart(backend: Backend) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_some_images_equal_a_ground_truth_of_those_images(real_data: Path, backend: Backend) -> None:
     truth = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
-    rows = load_results(real_data / "real-detections" / "yolox_nano_tiny_coco100_val2017.json", truth)
+    rows = rows_of_results(read_results(real_data / "real-detections" / "yolox_nano_tiny_coco100_val2017.json"), truth)
     some = [image["id"] for image in truth["images"]][::3]
     cut = {
         **truth,
@@ -206,7 +207,7 @@ def test_results_that_are_no_numbers_are_refused(tmp_path: Path, values: dict[st
     path = tmp_path / "results.json"
     path.write_text(json.dumps([good, good | values]))
     with pytest.raises(DataError, match=r"results\.json: entry 1 "):
-        load_results(path, truth_of([1]))
+        rows_of_results(read_results(path), truth_of([1]))
 
 
 class Rank(SingleDeviceStrategy):
