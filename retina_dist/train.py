@@ -133,11 +133,11 @@ def _train(
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
-    model, best = strategy.together(task.build_model), best if validates else None
+    model, judge = strategy.together(task.build_model), best if validates else None
     num_shapes = data.num_train_shapes if config.trainer.compile else 0
     if num_shapes:
         say(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
-    state = build_state(config, model, strategy, best, num_shapes=num_shapes, warn=warn)
+    state = build_state(config, model, strategy, judge, num_shapes=num_shapes, warn=warn)
     if strategy.on_main(lambda: _restore_checked(state, run, task, data, plan, say)):
         say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
         return {}

@@ -13,7 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from retina_dist.errors import UserError
+
 WARM_UP = 3  # runs before a capture: libraries choose their algorithms in them
+# The first torch whose allocator leaves capture mode when the end of a capture fails (https://github.com/pytorch/pytorch/pull/180395).
+ENDS_CAPTURE = "2.13"
 
 Losses = dict[str, Tensor]
 
@@ -39,7 +43,9 @@ class CapturedSteps:
 
     `work` is the forward and the backward pass. The first batch of a shape is captured; buffers and gradients of `model` are then
     as if the warm-up had not been. Gradients stay where they are: zero them, do not drop them. Losses are overwritten by the next
-    call. When a capture fails, `report` says so and `work` is called as it is.
+    call. When a capture fails, `report` says so and `work` is called as it is; raises UserError where torch cannot run on.
+    All shapes share the memory of their inputs, since only one graph runs at a time: it holds the largest batch, at most four
+    times, where an input for each canvas of a training at several scales would take gigabytes.
     """
 
     def __init__(
@@ -53,7 +59,9 @@ class CapturedSteps:
         self.model, self.work, self.device, self.report = model, work, device, report
         self.capture = capture or _CudaCapture()
         self.failed = False
-        self._inputs: dict[tuple[Any, ...], Tensor] = {}
+        self._inputs: dict[
+            tuple[str, torch.dtype], Tensor
+        ] = {}  # flat; graphs captured before it grew keep the older one
         self._slots: dict[tuple[Any, ...], _Slot] = {}
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -81,17 +89,22 @@ class CapturedSteps:
             self._slots[key] = _Slot(batch, weight, *self.capture(lambda: self.work(batch, weight)))
         except RuntimeError as error:  # out of memory, or something that cannot be captured
             self.failed = True
-            reason = str(error).strip().splitlines()[0]
-            self.report(f"warning: no further CUDA graphs are captured, because one could not be ({reason})")
+            self.report(
+                f"warning: no further CUDA graphs are captured, because one could not be ({_first_line(error)})"
+            )
         for tensor, before in held:
             tensor.copy_(before)
 
     def _input(self, name: str, like: Tensor) -> Tensor:
-        """The memory that graphs read this input from; those for one shape of it share it."""
-        key = (name, *like.shape, like.dtype, like.stride())
-        if key not in self._inputs:
-            self._inputs[key] = like.clone()
-        return self._inputs[key]
+        """A copy of `like` in the memory that graphs read this input from."""
+        key, count = (name, like.dtype), like.numel()
+        held = self._inputs.get(key)
+        if (
+            held is None or len(held) < count
+        ):  # doubled at least, so that the older ones add up to no more than this one
+            self._inputs[key] = held = like.new_empty(count if held is None else max(count, 2 * len(held)))
+        layout = torch.empty_like(like, device="meta").stride()
+        return held[:count].as_strided(like.shape, layout).copy_(like)
 
 
 class _CudaCapture:
@@ -108,10 +121,29 @@ class _CudaCapture:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # what other threads do meanwhile, such as pinning memory for the next batch, is none of the graph's business
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            losses = {name: value.detach() for name, value in work().items()}
+        losses: Losses = {}
+        failure: RuntimeError | None = None
+        try:
+            # what other threads do meanwhile, such as pinning memory for the next batch, is none of the graph's business
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                try:
+                    losses = {name: value.detach() for name, value in work().items()}
+                except RuntimeError as error:  # raised once the capture has ended
+                    failure = error
+        except RuntimeError as error:
+            failure = failure or error
+            if torch.__version__ < ENDS_CAPTURE:
+                raise UserError(
+                    f"a CUDA graph could not be captured ({_first_line(failure)}), and torch {torch.__version__} cannot run on "
+                    f"after that, as {ENDS_CAPTURE} can; set trainer.cuda_graphs=false."
+                ) from failure
+        if failure:
+            raise failure
         return graph, losses
+
+
+def _first_line(error: RuntimeError) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:
