@@ -27,7 +27,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.errors import ConfigError, UserError
@@ -81,11 +81,13 @@ _SCHEMAS = {
 
 
 @functools.cache
-def register_schemas() -> None:
-    """Make the schemas known to Hydra as `train_schema` and so on; the files of conf/ begin with them."""
+def register_schema(name: str) -> None:
+    """Make the schema of `conf/NAME.yaml` known to Hydra as NAME_schema, with which that file begins."""
     store = ConfigStore.instance()
-    for name, schema in _SCHEMAS.items():
-        store.store(name=f"{name}_schema", node=schema)
+    store.store(name=f"{name}_schema", node=_SCHEMAS[name])
+    # Hydra 1.3.8 copies its repository, with this store in it, about 90 times for --help, against a change that never reaches
+    # the store: what it loads from there is a copy already.
+    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
 
 
 def load_config(name: str, overrides: list[str]) -> Any:
@@ -94,7 +96,7 @@ def load_config(name: str, overrides: list[str]) -> Any:
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
     Raises ConfigError.
     """
-    register_schemas()
+    register_schema(name)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose(name, overrides)
     return to_object(composed, name)
@@ -154,7 +156,7 @@ def entry_point(
                 return function(to_object(composed, name))
 
         def main() -> None:
-            register_schemas()
+            register_schema(name)
             debug = "debug=true" in sys.argv[1:]
             with reported_errors(debug, same_everywhere=True):
                 jobs = _check_overrides(name, sys.argv[1:])
@@ -253,8 +255,7 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     looking = any(a in ("--cfg", "-c") for a in arguments)  # a configuration may be looked at unfinished
     multirun = any(a in ("--multirun", "-m") for a in arguments)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
-        jobs = [] if looking else _jobs_of(name, values, multirun)
-        composed = None if jobs else compose(name, values)
+        jobs, composed = ([], compose(name, values)) if looking else _jobs_of(name, values, multirun)
     if jobs:
         _check_a_job(jobs)
     elif not looking:
@@ -262,28 +263,34 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     return jobs
 
 
-def _jobs_of(name: str, values: list[str], multirun: bool) -> list[SweepJob]:
-    """Hydra's product of all values, those that a file gives as hydra.sweeper.params included; none without a sweep."""
+def _jobs_of(name: str, values: list[str], multirun: bool) -> tuple[list[SweepJob], Any]:
+    """Hydra's product of all values, those that a file gives as hydra.sweeper.params included; and a job's composed config.
+
+    Without a sweep there are no jobs, and the config is that of `values`.
+    """
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(values)
     multirun = multirun or "hydra.mode=MULTIRUN" in values
-    settings = _hydra_settings(name, BasicSweeper.split_arguments(parsed, None)[0] if multirun else [values])
+    composed = _first_composed(name, BasicSweeper.split_arguments(parsed, None)[0] if multirun else [values])
+    settings = composed.hydra
+    with open_dict(composed):
+        del composed["hydra"]
     if not multirun and settings.mode != RunMode.MULTIRUN:
-        return []
+        return [], composed
     params = [f"{key}={value}" for key, value in (settings.sweeper.get("params") or {}).items()]
     said = [o for o in parsed if not o.get_key_element().startswith(("hydra.sweeper.", "hydra.mode"))]
     overrides = {o.get_key_element(): o for o in [*parser.parse_overrides(params), *said]}  # the command line wins
     jobs = BasicSweeper.split_arguments(list(overrides.values()), None)[0]
     swept = [key for key, override in overrides.items() if override.is_sweep_override()]
-    return [SweepJob(name, tuple(job), _texts(job, swept)) for job in jobs]
+    return [SweepJob(name, tuple(job), _texts(job, swept)) for job in jobs], composed
 
 
-def _hydra_settings(name: str, jobs: list[list[str]]) -> Any:
-    """What the command line and the files say to Hydra itself, by the first job that can be composed."""
+def _first_composed(name: str, jobs: list[list[str]]) -> Any:
+    """The first job that can be composed, with what the command line and the files say to Hydra itself."""
     first = None
     for job in jobs:
         try:
-            return compose(name, job, return_hydra_config=True).hydra
+            return compose(name, job, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             first = first or error
     assert first, "there is a job"

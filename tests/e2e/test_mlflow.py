@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.config import SweepJob, _check_overrides, load_config, register_schemas
+from retina_dist.config import SweepJob, _check_overrides, load_config, register_schema
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
 from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
@@ -191,7 +191,7 @@ def test_a_run_that_exists_is_joined_and_left_open(
 
 
 def jobs_of(*arguments: str) -> list[SweepJob]:
-    register_schemas()
+    register_schema("train")
     return _check_overrides("train", ["-m", *arguments])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from retina_dist.config import SweepJob, _check_overrides, register_schemas
+from retina_dist.config import SweepJob, _check_overrides, register_schema
 from retina_dist.engine.trainer import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.plots import plot_sweep
@@ -36,7 +36,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 
 
 def jobs_of(*arguments: str) -> list[SweepJob]:
-    register_schemas()
+    register_schema("train")
     return _check_overrides("train", ["-m", *arguments])
 
 
