@@ -64,19 +64,28 @@ class NonFiniteGuard:
         self.folder, self.inspect, self.autocast, self.checkpoint = folder, inspect, autocast, checkpoint
         self.report = report
         self._weights: str | None = None  # the file with those of the steps in a row that are left out now
-        self._statistics: list[tuple[Tensor, Tensor]] = []
+        self._statistics: list[Tensor] = []
+        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # those of one type, as they are and as they were
 
     def begin(self) -> None:
-        """Remember what a forward pass changes."""
-        self._statistics = [(buffer, buffer.clone()) for buffer in _running_statistics(self.state.model)]
+        """Remember what a forward pass changes, with one operator for each type of number."""
+        statistics = list(_running_statistics(self.state.model))
+        if list(map(id, statistics)) != list(map(id, self._statistics)):
+            groups: dict[torch.dtype, list[Tensor]] = {}
+            for buffer in statistics:
+                groups.setdefault(buffer.dtype, []).append(buffer)
+            self._statistics = statistics
+            self._copies = [(group, [torch.empty_like(buffer) for buffer in group]) for group in groups.values()]
+        for group, before in self._copies:
+            torch._foreach_copy_(before, group)
 
     def accept(self, norm: Tensor) -> bool:
         """Whether the step is to be taken; `norm` is that of the mean gradient, the same on all ranks."""
         if bool(norm.isfinite()):
             self.state.skipped_in_row = 0
             return True
-        for buffer, before in self._statistics:
-            buffer.copy_(before)
+        for group, before in self._copies:
+            torch._foreach_copy_(group, before)
         return False
 
     def record(self, micro_batches: Sequence[Any], losses: dict[str, Tensor], norm: Tensor) -> None:

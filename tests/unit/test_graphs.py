@@ -92,7 +92,7 @@ def test_when_a_capture_fails_the_work_is_done_as_it_is() -> None:
 
 
 def test_inputs_of_all_shapes_share_the_memory_of_the_largest() -> None:
-    """The canvases of `experiment=torchvision_v2` at 16 images, on a device without memory: 7.5 GB of one each, 0.9 GB at most shared."""
+    """Those of `experiment=torchvision_v2` at 16 images, on no device: 7.5 GB of one each, at most 0.9 GB shared."""
     heights = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
     ratios = (1.0, 1.2, 1.35, 1.5, 1.65, 1.8)
     shapes = [(16, 3, h, int(h * ratio) // 32 * 32) for h in heights for ratio in ratios]
