@@ -27,6 +27,17 @@ from retina_dist.strategies.select import make_strategy
 from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import build_state
 
+NUMBER = (int, float)
+FIELDS: dict[str, Any] = {
+    "step": int,
+    "steps_before": int,
+    "world_size": int,
+    "epoch": NUMBER,
+    "lr": NUMBER,
+    "ranks": list,
+}
+FIELDS["checkpoint"] = (str, type(None))
+
 
 def replay(config: ReplayConfig) -> None:
     """Print each batch's losses, gradient norm and first module whose output is not finite, and each image's losses."""
@@ -76,15 +87,19 @@ def replay(config: ReplayConfig) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The event, with values of the right types. Raises ConfigError."""
     try:
-        event = json.loads(path.read_text())
-        event["step"], event["steps_before"], event["checkpoint"], event["world_size"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        event: dict[str, Any] = json.loads(path.read_bytes())
+        for key, kind in FIELDS.items():
+            if not isinstance(event[key], kind) or isinstance(event[key], bool):
+                raise TypeError(f"its {key} is {str(event[key])[:40]}")
+        if not (event["step"] >= 0 <= event["steps_before"] and 1 <= event["world_size"] == len(event["ranks"])):
+            raise ValueError(f"it has {len(event['ranks'])} ranks and world_size {str(event['world_size'])[:40]}")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ConfigError(
             f"event={path} is no nonfinite_STEP.json of a run ({error}); a run folder has them."
         ) from error
-    found: dict[str, Any] = event
-    return found
+    return event
 
 
 def _watch(name: str, bad: list[str]) -> Callable[[nn.Module, Any, Any], None]:
