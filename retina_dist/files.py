@@ -150,6 +150,17 @@ class Url:
     def write_bytes(self, data: bytes) -> None:
         self._call("written", lambda system, path: _put(system, path, lambda: system.pipe_file(path, data)))
 
+    def create_bytes(self, data: bytes) -> None:
+        """Write a file that is not there yet, as one request where the service has one. Raises FileExistsError."""
+        try:
+            self._call(
+                "written", lambda system, path: _put(system, path, lambda: system.pipe_file(path, data, mode="create"))
+            )
+        except UserError as error:
+            if isinstance(error.__cause__, FileExistsError):
+                raise error.__cause__ from None
+            raise
+
     def upload(self, source: Path) -> None:
         """Write the content of a local file, which is not held in memory as a whole."""
         self._call("written", lambda system, path: _put(system, path, lambda: system.put_file(str(source), path)))

@@ -5,6 +5,7 @@ Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,8 +15,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from retina_dist.engine.checkpoint import load_checkpoint, load_latest
+from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, names_in, place, write_atomically
+from retina_dist.files import Place, Url, names_in, place, write_atomically
 from retina_dist.reporting.mlflow_run import without_password
 from retina_dist.settings import TrainConfig
 
@@ -68,7 +70,11 @@ class Run:
     categories: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
+def open_run(
+    config: TrainConfig,
+    report: Callable[[str], None],
+    locks: FolderLocks | None = None,
+) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
 
     1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given,
@@ -79,27 +85,46 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there, and whatever else
     starts there must find it without checkpoints.
 
-    Nothing is written. Raises ConfigError or CheckpointError, or UserError for a place that cannot be reached.
+    With `locks` the folder of the run and that of its checkpoints are locked before they are looked into, and a new one is made;
+    without, nothing is written. Raises ConfigError, also when another process holds a folder, or CheckpointError, or UserError
+    for a place that cannot be reached.
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
     elsewhere = place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
+
+    def lock(folder: Path | None) -> Path | None:
+        if locks:
+            lock_run(locks, config, folder)
+        return folder
+
+    def fresh(folder: Path | None) -> Run:
+        if folder is None and locks:
+            folder = make_next_folder(name)
+            locks.created.append(folder)
+        folder = folder or next_folder(name)
+        lock(folder)
+        return Run(folder)
+
     if not config.resume:
         _refuse_a_run(given)
         _refuse_checkpoints(elsewhere)
-        return Run(given or next_folder(name))
+        run = fresh(given)
+        _refuse_a_run(given)  # the one that held the lock just now may have left one
+        _refuse_checkpoints(elsewhere)
+        return run
     if config.resume == "auto":
-        folder = given or _newest_folder(name)
+        folder = lock(given or _newest_folder(name))
         where = elsewhere or (folder / CHECKPOINTS if folder else None)
         newest = load_latest(where, report) if where else None
         if newest is None:
             report(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
-            return Run((given if elsewhere else folder) or next_folder(name))
-        return _continued(config, folder or next_folder(name), *newest)
-    source, content = _named(config.resume, report)
-    inside = isinstance(source, Path) and source.parent.name == CHECKPOINTS
-    own = source.parent.parent if inside and isinstance(source, Path) else None
-    folder = given or own
+            return fresh(given if elsewhere else folder)
+        return _continued(config, folder or fresh(None).folder, *newest)
+    named = place(config.resume)
+    own = _run_folder_of(named)
+    folder = lock(given or own)
+    source, content = _named(named, report)
     if folder is None:
         raise ConfigError(f"resume={source} lies in no run folder; say where to write with output_dir=….")
     if own is None or folder.resolve() != own.resolve():
@@ -109,14 +134,35 @@ def open_run(config: TrainConfig, report: Callable[[str], None]) -> Run:
     return _continued(config, folder, source, content)
 
 
+def lock_run(
+    locks: FolderLocks, config: TrainConfig, folder: Path | None, predecessors: Mapping[str, str] | None = None
+) -> None:
+    """Lock the run folder and that of its checkpoints, as far as they are known. See `FolderLocks.acquire`."""
+    if folder:
+        locks.acquire(folder, "output_dir", predecessors)
+    if config.trainer.checkpoint_dir:
+        locks.acquire(place(config.trainer.checkpoint_dir), "trainer.checkpoint_dir", predecessors)
+    elif folder:
+        locks.acquire(folder / CHECKPOINTS, "output_dir", predecessors)
+
+
 def checkpoint_folder(config: TrainConfig, folder: Path) -> Place:
     """Where the run in `folder` keeps its checkpoints."""
     return place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
 
 
-def _named(resume: str, report: Callable[[str], None]) -> tuple[Place, dict[str, Any]]:
-    """The checkpoint that `resume` names, a .pt file, or the newest of the folder that it names; and its content."""
-    source = place(resume)
+def _run_folder_of(source: Place) -> Path | None:
+    """The run folder that `source` is, or that it lies in as a checkpoint or as the folder of the checkpoints."""
+    if isinstance(source, Url):
+        return None
+    folder = source.parent if source.is_file() else source
+    checkpoints = folder if folder.name == CHECKPOINTS else folder / CHECKPOINTS
+    inside = folder == checkpoints or (folder == source and bool(names_in(checkpoints)))
+    return checkpoints.parent if inside else None
+
+
+def _named(source: Place, report: Callable[[str], None]) -> tuple[Place, dict[str, Any]]:
+    """The checkpoint `source`, a .pt file, or the newest of the folder `source`; and its content."""
     if isinstance(source, Path) and not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
@@ -129,7 +175,7 @@ def _named(resume: str, report: Callable[[str], None]) -> tuple[Place, dict[str,
 
 def _refuse_a_run(folder: Path | None) -> None:
     """Raise ConfigError when `folder` holds a run, whose checkpoints a second one would mix with its own."""
-    if folder and (folder / CHECKPOINTS).is_dir():
+    if folder and any(name != LOCK for name in names_in(folder / CHECKPOINTS)):
         raise ConfigError(f"output_dir={folder} already holds a run; go on with resume=auto, or give another folder.")
 
 
@@ -197,7 +243,28 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
 def next_folder(name: str) -> Path:
     """runs/NAME, or the first runs/NAME-N after all that are there."""
     taken = _numbered(name)
-    return Path("runs") / (f"{name}-{taken[-1][0] + 1}" if taken else name)
+    return _folder(name, taken[-1][0] + 1 if taken else 1)
+
+
+def make_next_folder(name: str) -> Path:
+    """As `next_folder`, and made: of processes that start together each gets its own. Raises ConfigError."""
+    taken = _numbered(name)
+    for number in itertools.count(taken[-1][0] + 1 if taken else 1):
+        folder = _folder(name, number)
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
+            return folder
+        except FileExistsError as error:
+            if not folder.parent.is_dir():
+                raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
+    raise AssertionError("there is always another number")
+
+
+def _folder(name: str, number: int) -> Path:
+    return Path("runs") / (name if number == 1 else f"{name}-{number}")
 
 
 def _newest_folder(name: str) -> Path | None:

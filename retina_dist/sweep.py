@@ -27,10 +27,11 @@ import torch
 
 from retina_dist.config import SweepJob
 from retina_dist.engine.best import default_mode
+from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.sinks import read_metrics
-from retina_dist.runs import CHECKPOINTS, next_folder
+from retina_dist.runs import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.settings import TrainConfig
 from retina_dist.strategies.launch import Launch, detect_launch
 from retina_dist.tracking import as_child, tracked_sweep
@@ -128,8 +129,7 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[TrainConfig], Any]) -> int:
     others may be waiting for it. sweep.csv is written anew after each job, so an interrupted sweep leaves those it did.
     """
     launch = detect_launch()
-    sweep = Sweep(jobs, launch)
-    with sweep.tracked as tracked:
+    with FolderLocks() as locks, (sweep := Sweep(jobs, launch, locks)).tracked as tracked:
         try:
             for number, job in enumerate(jobs):
                 sweep.say(f"\njob {number + 1} of {len(jobs)}: {settings_of(job.swept)}")
@@ -145,7 +145,7 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[TrainConfig], Any]) -> int:
 class Sweep:
     """The jobs' folders and the rows of the table. Raises ConfigError where a sweep cannot be written."""
 
-    def __init__(self, jobs: list[SweepJob], launch: Launch) -> None:
+    def __init__(self, jobs: list[SweepJob], launch: Launch, locks: FolderLocks) -> None:
         self.launch = launch
         config = _first_config(jobs)
         if config.launcher and launch.world_size > 1:
@@ -155,7 +155,8 @@ class Sweep:
         if any("output_dir" in job.swept for job in jobs):
             raise _for_all("output_dir cannot be swept; give one folder, and each job gets its own in it.")
         self.writes = launch.rank == 0 and not config.dry_run
-        self.folder = _sweep_folder(config) if launch.rank == 0 else Path()  # the other ranks' runs are told by rank 0
+        # the other ranks' runs are told by rank 0
+        self.folder = _sweep_folder(config, locks if self.writes else None) if launch.rank == 0 else Path()
         self.monitor = config.trainer.monitor
         self.mode = config.trainer.monitor_mode or default_mode(self.monitor)
         self.keys = list(jobs[0].swept)
@@ -304,11 +305,15 @@ def _for_all(text: str) -> ConfigError:
     return error
 
 
-def _sweep_folder(config: TrainConfig) -> Path:
-    """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep."""
-    if not config.output_dir:
-        return next_folder(f"{config.data.name}-sweep")
-    folder = Path(config.output_dir)
+def _sweep_folder(config: TrainConfig, locks: FolderLocks | None) -> Path:
+    """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep; locked, if that is asked for."""
+    if config.output_dir:
+        folder = Path(config.output_dir)
+    else:
+        name = f"{config.data.name}-sweep"
+        folder = make_next_folder(name) if locks else next_folder(name)
+    if locks:
+        locks.acquire(folder, "output_dir")
     for path, what in ((folder / TABLE, "sweep"), (folder / CHECKPOINTS, "run")):
         if path.exists():
             raise ConfigError(f"output_dir={folder} already holds a {what}; give another folder.")

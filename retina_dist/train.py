@@ -34,6 +34,7 @@ from retina_dist.data.module import CocoDataModule
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.checkpoint import CheckpointStore
 from retina_dist.engine.compiled import compile_model
+from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan, resolve_plan
@@ -50,7 +51,7 @@ from retina_dist.reporting.mlflow_run import TrackedRun, status_of
 from retina_dist.reporting.progress import Progress
 from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.voice import Voice, tell
-from retina_dist.runs import Run, changed_settings, checkpoint_folder, open_run, write_config
+from retina_dist.runs import Run, changed_settings, checkpoint_folder, lock_run, open_run, write_config
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -75,15 +76,20 @@ def train(config: TrainConfig) -> dict[str, float]:
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     # MLflow learns how the training ended when the other ranks wait for nothing any more.
     with ExitStack() as at_end, build_strategy(config) as strategy:
-        before = Before([], [])
+        before = Before([], [], {}, at_end.enter_context(FolderLocks()))
         return strategy.attempts(lambda kept: _train(config, strategy, kept, before, at_end))
 
 
 class Before(NamedTuple):
-    """What a further attempt of an elastic job finds of the first: where that wrote and its MLflow run; nothing at first."""
+    """What a further attempt of an elastic job finds of the first: where that wrote and its MLflow run; nothing at first.
+
+    `locks` are those of this process, `owners` says which of the main process hold the folders.
+    """
 
     folders: list[Path]
     tracked: list[TrackedRun]
+    owners: dict[str, str]
+    locks: FolderLocks
 
 
 def build_strategy(config: TrainConfig) -> DistributedStrategy:
@@ -127,7 +133,8 @@ def _train(
         return {}
     server = strategy.on_main(lambda: tracking_server(config.logging, say))
     again = bool(folders)
-    run = _open_run(config, strategy, say, kept, folders)
+    before.locks.report = say
+    run = _open_run(config, strategy, say, kept, before)
     if run.resume_step is not None:
         strategy.together(lambda: task.take_labels(run.categories, run.resumed_from))
 
@@ -147,6 +154,7 @@ def _train(
         keep_top=config.trainer.keep_top,
         best=state.best,
         resumed_at=run.resume_step or 0,
+        check=before.locks.check,
     )
     strategy.on_main(checkpoints.check_writable)
     strategy.on_main(lambda: _begin(config, run, task, data))
@@ -222,26 +230,31 @@ def _open_run(
     strategy: DistributedStrategy,
     say: Callable[[str], None],
     kept: dict[str, Any] | None,
-    folders: list[Path],
+    before: Before,
 ) -> Run:
-    """The run folder that the main rank settles on, with the checkpoint to go on from on that rank only."""
+    """The run folder that the main rank settles on and locks, with the checkpoint to go on from on that rank only."""
     opened: list[Run] = []
+    folders, owners, locks = before.folders, before.owners, before.locks
 
-    def open_it() -> tuple[str, int | None, str, dict[str, Any]]:
+    def open_it() -> tuple[str, int | None, str, dict[str, Any], dict[str, str]]:
+        if folders:
+            lock_run(locks, config, folders[0], owners)
         if folders and kept:
             opened.append(Run(folders[0], kept["step"], Path("memory"), kept))
         elif folders:
             here = replace(config, output_dir=str(folders[0]))
-            again = open_run(replace(here, resume="auto"), say)
+            again = open_run(replace(here, resume="auto"), say, locks)
             asked_for = config.resume not in (None, "auto")  # nothing was saved since, so that is where it goes on
-            opened.append(open_run(here, say) if again.resume_step is None and asked_for else again)
+            opened.append(open_run(here, say, locks) if again.resume_step is None and asked_for else again)
         else:
-            opened.append(open_run(config, say))
+            opened.append(open_run(config, say, locks))
         run = opened[0]
-        return str(run.folder), run.resume_step, str(run.resumed_from), (run.checkpoint or {}).get("categories", {})
+        categories = (run.checkpoint or {}).get("categories", {})
+        return str(run.folder), run.resume_step, str(run.resumed_from), categories, locks.owners
 
-    folder, resume_step, source, categories = strategy.on_main(open_it)
+    folder, resume_step, source, categories, now = strategy.on_main(open_it)
     folders[:] = [Path(folder)]
+    owners.update(now)
     if opened:
         return replace(opened[0], categories=categories)
     return Run(Path(folder), resume_step, place(source), categories=categories)

@@ -72,7 +72,8 @@ class CheckpointStore:
 
     `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
     kept until there is one ranked by this metric. A run that goes on says by `resumed_at` from which step; later checkpoints
-    in the folder go once it saves its first.
+    in the folder go once it saves its first. `check` is called before anything is written or removed, and raises a UserError
+    when the folder is another process's.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class CheckpointStore:
         keep_top: int = 1,
         best: BestMetric | None = None,
         resumed_at: int | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder = place(folder)
+        self.folder, self.check = place(folder), check
         self.keep_last, self.keep_top, self.resumed_at = max(1, keep_last), keep_top, resumed_at
         self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
@@ -130,7 +132,10 @@ class CheckpointStore:
     def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
         try:
             data = _sealed(content)
-            self._tidy(self._replace(data, step, metric))
+            self.check()
+            kept = self._replace(data, step, metric)
+            self.check()
+            self._tidy(kept)
         except UserError as error:
             raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
         except OSError as error:

@@ -84,6 +84,7 @@ def test_what_can_be_known_is_refused_before_pictures_are_drawn(tmp_path: Path) 
     ):
         run(tmp_path / "run", "schedule.warmup=20steps")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "manifest.json").write_text("[]")
     with pytest.raises(ConfigError, match="already holds a run"):
         run(tmp_path / "run")
     assert not (tmp_path / "data").exists()
