@@ -25,6 +25,7 @@ from PIL import Image
 
 from retina_dist.data.coco import Annotations, ImageRecord
 from retina_dist.data.images import ORIENTATION_TAG, SWAPPING, image_size, read_image
+from retina_dist.data.processes import without_main
 from retina_dist.data.sources import read
 from retina_dist.errors import DataError, ImageError
 
@@ -72,11 +73,13 @@ def check_images(
         yield from map(check, records)
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])  # or each process would import torch for itself
+    context.set_forkserver_preload([__name__])  # or each process would import torch for itself
     ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # which is for the main process
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=signal.signal, initargs=ignore_ctrl_c)
     try:
-        yield from pool.map(check, records, chunksize=IMAGES_A_TASK)
+        with without_main():
+            checks = pool.map(check, records, chunksize=IMAGES_A_TASK)  # starts the processes
+        yield from checks
     except BrokenProcessPool as error:
         raise DataError(
             "a process that decoded images was ended from outside, most likely for want of memory; free some, or look at "

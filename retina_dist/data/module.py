@@ -1,8 +1,8 @@
 """Training and validation batches from flat settings.
 
 Layer 1, the front door of `retina_dist.data`. Data workers are started by a fork server: unlike plain forks
-they are safe beside CUDA, MPI and InfiniBand, and unlike spawned processes they start at once. As with every
-such start method, a script that trains must keep its code under `if __name__ == "__main__":`.
+they are safe beside CUDA, MPI and InfiniBand, and unlike spawned processes they start at once. They do not import the
+main script, which so needs no `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from retina_dist.data.buckets import make_buckets
 from retina_dist.data.collate import padded_rows
 from retina_dist.data.dataset import BadImagePolicy, DetectionDataset, ResizedBy
 from retina_dist.data.images import MAX_PIXELS
+from retina_dist.data.processes import without_main
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.data.transforms import EvalTransform, TrainTransform
 from retina_dist.errors import ConfigError, UserError
@@ -186,7 +187,8 @@ class CocoDataModule:
             worker_init_fn=partial(_end_with, os.getpid()) if self._num_workers else None,
             generator=torch.Generator(),  # or else every start would draw from the global one
         )
-        items = iter(loader)
+        with without_main():
+            items = iter(loader)
         try:
             for item in items:
                 if isinstance(item, UserError):
@@ -243,7 +245,7 @@ def _start_fork_server() -> None:
     if _start_method() == "forkserver":
         from multiprocessing import forkserver, resource_tracker
 
-        forkserver.set_forkserver_preload(["__main__", "retina_dist.data.dataset"])
+        forkserver.set_forkserver_preload(["retina_dist.data.dataset"])
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # what is blocked here is inherited
         try:
             resource_tracker.ensure_running()  # deaf to SIGTERM by itself; starting it unblocks that here

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import sys
 from dataclasses import fields
-from multiprocessing import forkserver
+from multiprocessing import forkserver, spawn
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,7 +194,10 @@ def test_every_world_size_sees_the_same_augmented_images(annotations, world_size
         assert all(torch.equal(one[i], many[i]) for i in one)
 
 
-def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations):
+def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations, monkeypatch):
+    prepared: dict[str, dict] = {}
+    prepare = spawn.get_preparation_data
+    monkeypatch.setattr(spawn, "get_preparation_data", lambda name: prepared.setdefault(name, prepare(name)))
     module = make_module(annotations, num_workers=2)
     before = set(multiprocessing.active_children())
     torch.manual_seed(0)
@@ -205,6 +209,11 @@ def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations
     steps.close()
     assert set(multiprocessing.active_children()) == before
 
+    # or a script without `if __name__ == "__main__":` would run again in each
+    prepared.pop("ignore", None)  # the fork server's, of which it takes the path only
+    assert [key for each in prepared.values() for key in each if key.startswith("init_main")] == []
+    assert len(prepared) == 2
+    assert sys.modules["__main__"].__spec__ or sys.modules["__main__"].__file__  # as they were
     assert torch.equal(torch.get_rng_state(), state)  # reading draws nothing from the global stream
     assert same_steps(found, list(make_module(annotations).train_steps(0, 5)))
 
