@@ -97,6 +97,7 @@ def load_config(name: str, overrides: list[str]) -> Any:
     Raises ConfigError.
     """
     register_schema(name)
+    _check_numbers(overrides)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose(name, overrides)
     return to_object(composed, name)
@@ -252,6 +253,7 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     values = [v for v in values if v.startswith(HYDRAS_OWN) or not v.startswith("hydra.")]
     if search:
         values.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
+    _check_numbers(values)
     looking = any(a in ("--cfg", "-c") for a in arguments)  # a configuration may be looked at unfinished
     multirun = any(a in ("--multirun", "-m") for a in arguments)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
@@ -261,6 +263,17 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     elif not looking:
         to_object(composed, name)
     return jobs
+
+
+def _check_numbers(overrides: list[str]) -> None:
+    """Raise ConfigError for 1_0, which Hydra reads as 10, in text too: a folder 2026_01 would become 202601."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
+            plain = value.replace("_", "")
+            raise ConfigError(
+                f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" for a text."
+            )
 
 
 def _jobs_of(name: str, values: list[str], multirun: bool) -> tuple[list[SweepJob], Any]:
@@ -405,9 +418,65 @@ def _unknown(name: str, key: str) -> str:
     ]
     same = [k for k, e in zip(known, ends, strict=True) if e == end]
     near = list(dict.fromkeys([*same, *(alike if key == end else [])])) if same else alike
+    if not same and (other := ELSEWHERE.get(end.lower())):
+        if other.partition("=")[0] in known:
+            near = [other]
+        elif " " in other:
+            return f"{key} is not a setting; {other}."
     command = f"python -m retina_dist.{name.replace('_', ' ')} --cfg job"
     hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command}."
     return f"{key} is not a setting; {hint}"
+
+
+_LENGTH, _SIZES = "trainer.length=12epochs", "data.min_sizes=[800]"
+_PROCESSES = "the launcher starts the processes: torchrun --nproc-per-node N"
+
+# What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case.
+ELSEWHERE = {
+    "epochs": _LENGTH,
+    "max_epochs": _LENGTH,
+    "num_epochs": _LENGTH,
+    "max_steps": "trainer.length=90ksteps",
+    "max_iter": "trainer.length=90ksteps",
+    "max_iters": "trainer.length=90ksteps",
+    "num_steps": "trainer.length=90ksteps",
+    "learning_rate": "optimizer.lr",
+    "base_lr": "optimizer.lr",
+    "lr0": "optimizer.lr",
+    "lr_scheduler": "schedule",
+    "warmup_epochs": "schedule.warmup=1epoch",
+    "warmup_iters": "schedule.warmup=1000steps",
+    "warmup_steps": "schedule.warmup=1000steps",
+    "batch": "data.batch_size",
+    "ims_per_batch": "data.batch_size",
+    "workers": "data.num_workers",
+    "imgsz": _SIZES,
+    "img_size": _SIZES,
+    "min_size_train": _SIZES,
+    "max_size_train": "data.max_size",
+    "accumulate_grad_batches": "trainer.accumulate",
+    "gradient_clip_val": "trainer.clip",
+    "check_val_every_n_epoch": "trainer.validate_every=1epoch",
+    "val_check_interval": "trainer.validate_every=1epoch",
+    "val_interval": "trainer.validate_every=1epoch",
+    "eval_period": "trainer.validate_every=1epoch",
+    "checkpoint_period": "trainer.checkpoint_every=1epoch",
+    "log_every_n_steps": "trainer.log_every",
+    "amp": "trainer.precision=bf16",
+    "accelerator": "strategy.device",
+    "devices": _PROCESSES,
+    "gpus": _PROCESSES,
+    "num_gpus": _PROCESSES,
+    "num_nodes": _PROCESSES,
+    "pretrained": "model.backbone_weights",
+    "ckpt_path": "resume",
+    "default_root_dir": "output_dir",
+    "save_dir": "output_dir",
+    "project": "output_dir",
+    "conf": "score_threshold",
+    "source": "input",
+    "seed_everything": "seed",
+}
 
 
 def _settings(schema: type, prefix: str = "") -> dict[str, Any]:

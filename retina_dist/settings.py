@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -561,6 +562,11 @@ AT_LEAST = {
     "data.val_batch_size": 1,
     "data.num_workers": 0,
     "data.val_min_size": 1,
+    "data.shapes.num_train": 1,
+    "data.shapes.num_val": 0,
+    "data.shapes.image_size": 32,
+    "data.shapes.seed": 0,
+    "model.trainable_layers": 0,
     "data.max_size": 32,
     "data.num_buckets": 1,
     "data.max_pixels": 1,
@@ -571,9 +577,7 @@ AT_LEAST = {
     "model.topk_candidates": 1,
     "model.focal_gamma": 0,
     "model.smooth_l1_beta": 0,
-    "optimizer.lr": 0,
     "optimizer.lr_reference_batch": 1,
-    "optimizer.eps": 0,
     "optimizer.weight_decay": 0,
     "optimizer.norm_weight_decay": 0,
     "optimizer.bias_weight_decay": 0,
@@ -581,7 +585,6 @@ AT_LEAST = {
     "trainer.log_every": 1,
     "trainer.accumulate": 1,
     "trainer.overfit_batches": 0,
-    "trainer.checkpoint_minutes": 0,
     "trainer.keep_last": 1,
     "trainer.keep_top": 0,
     "trainer.patience": 1,
@@ -592,6 +595,10 @@ AT_LEAST = {
     "strategy.cycle_time_ms": 0,
     "strategy.commit_every": 1,
     "pictures": 1,
+    "steps": 1,
+    "warmup": 0,
+    "boxes": 0,
+    "threads": 0,
     "rounds": 1,
     "shard_mb": 1,
     "batch_size": 1,
@@ -615,6 +622,66 @@ AT_LEAST = {
     "num_pictures": 1,
     "box_tolerance": 0,
     "score_tolerance": 0,
+}
+
+ABOVE = {
+    "optimizer.lr": 0,
+    "optimizer.eps": 0,
+    "trainer.clip": 0,
+    "trainer.checkpoint_minutes": 0,
+    "trainer.ema_decay": 0,
+    "model.foreground_iou": 0,
+    "model.focal_alpha": 0,
+    "strategy.fp16_scale": 0,
+    "strategy.bucket_mb": 0,
+    "bucket_mb": 0,
+    "gradient_mb": 0,
+    "fail_under": 0,
+}
+
+BELOW = {
+    "optimizer.momentum": 1,
+    "trainer.ema_decay": 1,
+    "model.focal_alpha": 1,
+    "model.score_threshold": 1,
+    "score_threshold": 1,
+}
+
+# Far beyond what anyone trains with, and near enough that what passes fits into memory and time.
+AT_MOST = {
+    "data.shapes.num_train": 10**7,
+    "data.shapes.num_val": 10**7,
+    "data.shapes.image_size": 10**4,
+    "data.batch_size": 10**6,
+    "data.val_batch_size": 10**5,
+    "data.num_workers": 10**3,
+    "data.max_size": 10**5,
+    "data.num_buckets": 10**4,
+    "model.num_classes": 10**6,
+    "model.fpn_channels": 10**5,
+    "model.trainable_layers": 5,
+    "model.batch_norm_eps": 1,
+    "model.detections_per_image": 10**5,
+    "model.topk_candidates": 10**6,
+    "model.focal_gamma": 100,
+    "model.smooth_l1_beta": 10**6,
+    "optimizer.lr": 10**4,
+    "optimizer.lr_reference_batch": 10**6,
+    "optimizer.eps": 1,
+    "optimizer.weight_decay": 10**3,
+    "optimizer.norm_weight_decay": 10**3,
+    "optimizer.bias_weight_decay": 10**3,
+    "optimizer.backbone_lr_scale": 10**4,
+    "trainer.accumulate": 10**6,
+    "trainer.clip": 10**9,
+    "trainer.checkpoint_minutes": 10**6,
+    "trainer.overfit_batches": 10**6,
+    "trainer.num_threads": 10**4,
+    "strategy.fp16_scale": 2**24,
+    "strategy.timeout_s": 10**7,
+    "strategy.bucket_mb": 10**6,
+    "strategy.fusion_mb": 10**6,
+    "strategy.cycle_time_ms": 10**6,
 }
 
 FRACTIONS = (
@@ -644,6 +711,8 @@ def validate(config: Any) -> None:
             raise ConfigError(f"{key}={value} is no finite number.")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
+        if isinstance(value, str) and any(unicodedata.category(c) == "Cc" for c in value):
+            raise ConfigError(f"{key}={value!r} has a control character; leave it out.")
     for key, allowed in CHOICES.items():
         value = _get(config, key, allowed[0])
         if value not in allowed:
@@ -654,6 +723,19 @@ def validate(config: Any) -> None:
         value = _get(config, key, None)
         if value is not None and value < least:
             raise ConfigError(f"{key}={value} is too small; it must be at least {least}.")
+    for key, limit in ABOVE.items():
+        value = _get(config, key, None)
+        if value is not None and value <= limit:
+            off = f"; {key}=null turns it off" if key in ("trainer.clip", "trainer.ema_decay") else ""
+            raise ConfigError(f"{key}={value} is too small; it must be above {limit}{off}.")
+    for key, limit in BELOW.items():
+        value = _get(config, key, None)
+        if value is not None and value >= limit:
+            raise ConfigError(f"{key}={value} is too large; it must be below {limit}.")
+    for key, limit in AT_MOST.items():
+        value = _get(config, key, None)
+        if value is not None and value > limit:
+            raise ConfigError(f"{key}={value} is too large; it must be at most {limit}.")
     for key in FRACTIONS:
         value = _get(config, key, None)
         if value is not None and not 0 <= value <= 1:
@@ -665,7 +747,8 @@ def validate(config: Any) -> None:
     if hasattr(config, "model"):
         _validate_model(config.model)
     if hasattr(config, "optimizer"):
-        _validate_training(config.optimizer, config.trainer)
+        _validate_training(config.optimizer)
+        _validate_schedule(config.schedule)
     if hasattr(config, "strategy"):
         _validate_strategy(config.strategy, _get(config, "trainer.accumulate", 1))
 
@@ -676,13 +759,21 @@ def _validate_data(data: DataConfig) -> None:
     _validate_category_map("data.category_map", data.category_map)
     if not data.min_sizes or min(data.min_sizes) < 1:
         raise ConfigError(f"data.min_sizes={data.min_sizes} needs at least one size in pixels, such as [800].")
+    for key, size in (("min_sizes", min(data.min_sizes)), ("val_min_size", data.val_min_size)):
+        if size is not None and size > data.max_size:
+            raise ConfigError(
+                f"data.{key}={getattr(data, key)} is above data.max_size={data.max_size}, the most for the longer side; raise "
+                "data.max_size."
+            )
     if data.format == "shards" and (data.train_images or data.val_images):
         raise ConfigError(
             f"data={data.name} has its pictures in data.root; leave out data.*_images, or write those into shards."
         )
     factors = data.scale_jitter
-    if factors is not None and not (len(factors) == 2 and 0 < factors[0] <= factors[1]):
-        raise ConfigError(f"data.scale_jitter={factors} is not a pair of rising factors, such as [0.8,1.25].")
+    if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):
+        raise ConfigError(
+            f"data.scale_jitter={factors} is not a pair of rising factors from 0.01 to 100, such as [0.8,1.25]."
+        )
 
 
 def _validate_category_map(key: str, pairs: list[list[str | None]]) -> None:
@@ -700,17 +791,32 @@ def _validate_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.anchor_sizes={sizes} needs equally many sizes in pixels, at least one, on each level."
         )
-    if not ratios or min(ratios) <= 0:
+    if max(map(max, sizes)) > 10**5:
+        raise ConfigError(f"model.anchor_sizes={sizes} is too large; a size is at most {10**5} pixels.")
+    if not ratios or min(ratios) < 0.001 or max(ratios) > 1000:
         raise ConfigError(f"model.aspect_ratios={ratios} needs at least one ratio of height to width, such as [1.0].")
 
 
-def _validate_training(optimizer: OptimizerConfig, trainer: TrainerConfig) -> None:
+def _validate_training(optimizer: OptimizerConfig) -> None:
     if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
         raise ConfigError(f"optimizer.betas={optimizer.betas} is not a pair of numbers from 0 to below 1.")
     if optimizer.nesterov and optimizer.momentum == 0:
         raise ConfigError("optimizer.nesterov=true needs a momentum; give optimizer.momentum=0.9.")
-    if trainer.clip is not None and trainer.clip <= 0:
-        raise ConfigError(f"trainer.clip={trainer.clip} leaves no gradient; trainer.clip=null turns clipping off.")
+
+
+def _validate_schedule(schedule: ScheduleConfig) -> None:
+    if schedule.milestones and schedule.name != "multistep":
+        raise ConfigError(
+            f"schedule.milestones={schedule.milestones} has no effect with schedule={schedule.name}; give schedule=multistep, "
+            "or schedule.milestones=[]."
+        )
+    if schedule.name == "multistep" and not schedule.milestones:
+        raise ConfigError(
+            "schedule=multistep has no milestone to lower the rate at; give schedule.milestones=[16epochs,22epochs], or "
+            "schedule=constant."
+        )
+    if schedule.name == "multistep" and not 0 < schedule.gamma < 1:
+        raise ConfigError(f"schedule.gamma={schedule.gamma} does not lower the rate; it must be above 0 and below 1.")
 
 
 def _validate_strategy(strategy: StrategyConfig, accumulate: int) -> None:
@@ -719,10 +825,6 @@ def _validate_strategy(strategy: StrategyConfig, accumulate: int) -> None:
             f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
             "average all gradients; give strategy.static_graph=false."
         )
-    for key in ("fp16_scale", "bucket_mb"):
-        value = getattr(strategy, key)
-        if value is not None and value <= 0:
-            raise ConfigError(f"strategy.{key}={value} is too small; it must be above 0.")
     if strategy.reduction == "adasum" and strategy.compression != "none":
         raise ConfigError(
             f"strategy.compression={strategy.compression} is for averaged gradients; give strategy.compression=none with "

@@ -197,6 +197,8 @@ class Sweep:
             return self._failed(error)
         if config.launcher:
             failure = start(command(config.launcher, job, folder, self.parent))
+            if not (failure or config.dry_run or read_result(folder)):
+                failure = f"launcher={config.launcher} started no training: it ended well, but left no {RESULT}"
             if failure:
                 print(f"the job failed: {read_result(folder).get('error') or failure}", file=sys.stderr, flush=True)
             return failure
@@ -360,6 +362,10 @@ def command(launcher: str, job: SweepJob, folder: Path, parent: str | None = Non
         raise ConfigError(
             f"launcher={launcher} is no command line ({error}); write such as launcher='mpirun -np 2'."
         ) from error
+    if not words or words[0].lower() in ("true", "false"):
+        raise ConfigError(
+            f"launcher={launcher} is no command; write such as launcher='mpirun -np 2', or launcher=null."
+        )
     module = ["-m", "retina_dist.train"]
     if not Path(words[0]).name.startswith("torchrun"):  # which starts a Python by itself
         module.insert(0, sys.executable)

@@ -55,7 +55,8 @@ def test_torchvisions_recipe_is_what_it_published() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_group_file_composes(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
-        load_config("train", [f"{group}={path.stem}"])
+        more = ["schedule.milestones=[1epoch]"] if path.stem == "multistep" else []
+        load_config("train", [f"{group}={path.stem}", *more])
 
 
 def test_hydra_copies_no_schema_for_each_group_that_it_lists() -> None:
@@ -126,6 +127,19 @@ def test_files_begin_with_what_they_are() -> None:
         ("batch_size=4", "batch_size is not a setting; did you mean data.batch_size?"),
         ("num_worker=4", "num_worker is not a setting; did you mean data.num_workers?"),
         ("trainer.min_sizes=[8]", "trainer.min_sizes is not a setting; did you mean data.min_sizes?"),
+        # what other tools call it
+        ("epochs=12", "epochs is not a setting; did you mean trainer.length=12epochs?"),
+        ("trainer.max_epochs=12", "trainer.max_epochs is not a setting; did you mean trainer.length=12epochs?"),
+        ("learning_rate=0.1", "learning_rate is not a setting; did you mean optimizer.lr?"),
+        ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.length=90ksteps?"),
+        ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
+        ("imgsz=640", "imgsz is not a setting; did you mean data.min_sizes=[800]?"),
+        # read otherwise than written
+        ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
+        ("optimizer.lr=1_0.5", "optimizer.lr=1_0.5 is not a plain number"),
+        ("output_dir=2026_01", "write output_dir=202601, or \"output_dir='2026_01'\" for a text."),
+        ("data.root='a\tb'", "data.root='a\\tb' has a control character; leave it out."),
+        ("output_dir='a\x00b'", "output_dir='a\\x00b' has a control character; leave it out."),
         ("data.name.x=1", "data.name.x is not a setting; did you mean data.name?"),
         ("dat=coco", "dat is not a setting; did you mean data?"),
         (
@@ -183,11 +197,18 @@ def test_files_begin_with_what_they_are() -> None:
         ("data.min_sizes=[]", "data.min_sizes=[] needs at least one size"),
         ("data.min_sizes=[0]", "data.min_sizes=[0] needs at least one size"),
         ("data.scale_jitter=[2,1]", "data.scale_jitter=[2.0, 1.0] is not a pair of rising factors"),
+        ("optimizer.lr=0", "optimizer.lr=0.0 is too small; it must be above 0."),
+        ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
+        ("trainer.ema_decay=1", "trainer.ema_decay=1.0 is too large; it must be below 1."),
+        ("data.min_sizes=[2000]", "data.min_sizes=[2000] is above data.max_size="),
+        ("data.val_min_size=2000", "data.val_min_size=2000 is above data.max_size="),
+        ("schedule.milestones=[1epoch]", "schedule.milestones=['1epoch'] has no effect with schedule=cosine"),
+        ("schedule=multistep", "schedule=multistep has no milestone to lower the rate at"),
         ("model.background_iou=0.6", "model.background_iou=0.6 is above model.foreground_iou=0.5; swap them."),
         ("model.anchor_sizes=[[8],[]]", "model.anchor_sizes=[[8], []] needs equally many sizes"),
         ("model.aspect_ratios=[]", "model.aspect_ratios=[] needs at least one ratio"),
         ("optimizer.betas=[0.9]", "optimizer.betas=[0.9] is not a pair of numbers"),
-        ("trainer.clip=0", "trainer.clip=0.0 leaves no gradient; trainer.clip=null turns clipping off."),
+        ("trainer.clip=0", "trainer.clip=0.0 is too small; it must be above 0; trainer.clip=null turns it off."),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:
