@@ -6,6 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+from retina_dist.strategies.devices import nvidia_gpus
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where torch cannot use this machine's GPUs, which is an error in a training, the tests and their processes see none."""
+    if nvidia_gpus() and not torch.cuda.is_available():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from typing_extensions import Self
 from retina_dist.errors import ConfigError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
-from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch import DEFAULT_PORT, Launch
 from retina_dist.strategies.roll_call import lost, missing_ranks
 
@@ -51,8 +51,8 @@ class DDPStrategy(DistributedStrategy):
     the first step, which torch would arrange anew after it: a sum over three or more ranks then has the same order in a run that
     was resumed.
 
-    Raises ConfigError on entering when the processes cannot find each other, and from `prepare` for `static_graph` with
-    accumulation, which torch does not do right.
+    Raises ConfigError on entering when the processes cannot find each other or two have one GPU, and from `prepare` for
+    `static_graph` with accumulation, which torch does not do right.
     """
 
     def __init__(
@@ -98,6 +98,13 @@ class DDPStrategy(DistributedStrategy):
         if dist.is_initialized():  # Ray Train makes a group of its own, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
+        # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have
+        try:
+            store.set(f"device{self.rank}", device_identity(self.device))
+            found = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
+        except (dist.DistError, RuntimeError) as error:
+            raise self._not_joined(error) from error
+        check_devices([identity.decode() for identity in found])
         if self.device.type == "cuda":
             options["device_id"] = self.device
         try:

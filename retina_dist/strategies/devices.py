@@ -3,39 +3,138 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch import Launch
 
+# The oldest driver that CUDA of a major version starts on.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+LEAST_DRIVER = {"12": 525, "13": 580}
+# torch 2.14 is the last that is built for CUDA 12: https://github.com/pytorch/pytorch/issues/190385
+FOR_CUDA_12 = 'pip install "torch<2.15" torchvision --index-url https://download.pytorch.org/whl/cu126'
+
+DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
+
 
 def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noqa: B008 - frozen
-    """The device for "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N", and make it current.
+    """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", and make it current.
 
-    "auto" and "cuda" take the GPU of the process's local rank. Raises ConfigError when this machine lacks the device, or
-    has fewer GPUs than processes.
+    "auto" and "cuda" take the GPU of the process's local rank, or the only one that this process sees: `check_devices` then
+    finds out whether another process sees the same. Raises ConfigError when this machine lacks the device, has fewer GPUs than
+    processes, or has NVIDIA's GPUs that torch cannot use, which "auto" does not replace by the CPU.
     """
+    asked = name
+    usable = name != "cpu" and torch.cuda.is_available()
+    unusable = [] if name == "cpu" or usable else nvidia_gpus()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and torch.cuda.is_available():
+        name = "cuda" if usable or unusable else "cpu"
+    if name == "cuda" and usable:
         count = torch.cuda.device_count()
-        if launch.local_rank >= count:
+        if launch.local_rank >= count > 1:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
             raise ConfigError(
-                f"{launch.local_world_size or 'more'} processes were started on this host, but it has "
-                f"{count} GPU{'s' * (count != 1)}{note}: "
-                f"none is left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu "
-                "(where each process sees a GPU of its own only, strategy.device=cuda:0)."
+                f"{launch.local_world_size or 'more'} processes were started on this host, but it has {count} GPUs{note}: none is "
+                f"left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu."
             )
-        name = f"cuda:{launch.local_rank}"
+        name = f"cuda:{launch.local_rank if count > 1 else 0}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device={name} cannot be used ({reason}); use auto or cpu.") from error
+        if name.startswith("cuda") and unusable:
+            reason, remedy = _why_no_cuda(unusable, reason)
+        else:
+            remedy = "use auto or cpu"
+        raise ConfigError(f"device={asked} cannot be used ({reason}); {remedy}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def nvidia_gpus() -> list[str]:
+    """The device files of NVIDIA's GPUs that this process may use, [] where CUDA_VISIBLE_DEVICES hides them all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not re.match(r"\d|GPU-|MIG-", visible.strip()):  # "", -1, Slurm's NoDevFiles
+        return []
+    return [str(path) for path in sorted(DEV.glob("nvidia[0-9]*")) if _may_open(path)]
+
+
+def _may_open(path: Path) -> bool:
+    """A scheduler gives a job without GPUs the device files too, but not the right to open them."""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except PermissionError:
+        return False
+    except OSError:  # a driver that does not answer is no reason to train on the CPU
+        pass
+    return True
+
+
+def _why_no_cuda(gpus: Sequence[str], reason: str) -> tuple[str, str]:
+    """Why torch cannot use the GPUs of this machine, and what to do about it."""
+    here = f"this machine has {gpus[0]}" + (f" and {len(gpus) - 1} more" if len(gpus) > 1 else "")
+    if torch.version.cuda is None:
+        return f"{here}, but torch {torch.__version__} is built without CUDA", (
+            "install torch's CUDA build (pip install --force-reinstall torch torchvision), or give device=cpu"
+        )
+    driver = driver_version()
+    least = LEAST_DRIVER.get(torch.version.cuda.partition(".")[0], 0)
+    facts = f"{here} with NVIDIA driver {driver or 'unknown'}, torch {torch.__version__} is built for CUDA {torch.version.cuda}"
+    if driver and int(driver.partition(".")[0]) < least:
+        return f"{facts}, which needs driver {least} or newer", (
+            f"update the driver, install torch for CUDA 12.6 ({FOR_CUDA_12}), or give device=cpu"
+        )
+    return f"{facts}: {reason}", "make nvidia-smi work here, or give device=cpu"
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
+    try:
+        found = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def device_identity(device: torch.device) -> str:
+    """This process's GPU, by the UUID that no other has, or "cpu", and the host."""
+    gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else "cpu"
+    return f"{gpu} on {socket.gethostname()}"
+
+
+def check_devices(identities: Sequence[str]) -> None:
+    """Raise ConfigError, on every rank, if two ranks have one GPU, or some have a GPU and others the CPU.
+
+    `identities` are those of all ranks, in order.
+    """
+    ranks = defaultdict(list)
+    for rank, identity in enumerate(identities):
+        ranks[identity].append(rank)
+    on_cpu = {identity: found for identity, found in ranks.items() if identity.startswith("cpu ")}
+    shared = {identity: found for identity, found in ranks.items() if len(found) > 1 and identity not in on_cpu}
+    problem = None
+    if shared:
+        identity, found = next(iter(shared.items()))
+        problem = (
+            f"ranks {', '.join(map(str, found))} all have the GPU {identity}; start at most as many processes on a host as it has "
+            "GPUs, or let each process see another GPU."
+        )
+    elif on_cpu and len(on_cpu) < len(ranks):
+        identity, found = next(iter(on_cpu.items()))
+        problem = (
+            f"rank {found[0]} works on the {identity}, others on a GPU; give strategy.device=cuda to learn why it found none, or "
+            "strategy.device=cpu for all."
+        )
+    if problem:
+        error = ConfigError(problem)
+        error.everywhere = True
+        raise error

@@ -31,7 +31,7 @@ from typing_extensions import Self
 from retina_dist.errors import ConfigError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
-from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch import Launch
 from retina_dist.strategies.roll_call import lost, missing_ranks
 
@@ -39,6 +39,8 @@ T = TypeVar("T")
 Reduction = Literal["average", "adasum"]
 
 GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
+
+IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 
 _running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
 
@@ -59,7 +61,7 @@ class HorovodStrategy(DistributedStrategy):
     Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
     what they kept in memory, every `commit_every` steps, and go on.
 
-    Raises ConfigError on entering when Horovod is missing, or was built without what this job needs.
+    Raises ConfigError on entering when Horovod is missing, was built without what this job needs, or two processes have one GPU.
     """
 
     def __init__(
@@ -145,6 +147,8 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.mpi_enabled() and self.world_size > 1:
             self._left = threading.Event()
             threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
+        if not self.elastic:  # elastic jobs may not communicate before they are within `attempts`
+            self._check_devices()
         return self
 
     def __exit__(
@@ -189,6 +193,13 @@ class HorovodStrategy(DistributedStrategy):
                     f"strategy.reduction=adasum combines pairs; {nodes} is no power of two of participants."
                 )
 
+    def _check_devices(self) -> None:
+        if self.world_size == 1:
+            return
+        own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
+        everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
+        check_devices([bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyone.tolist()])
+
     def _transport(self) -> str:
         if self.device.type == "cuda" and self.hvd.nccl_built():
             return "NCCL"
@@ -201,7 +212,11 @@ class HorovodStrategy(DistributedStrategy):
             return work(None)
         import horovod.torch.elastic as elastic
 
-        again: Callable[[_Membership], T] = elastic.run(lambda membership: work(membership.kept))
+        def attempt(membership: _Membership) -> T:
+            self._check_devices()
+            return work(membership.kept)
+
+        again: Callable[[_Membership], T] = elastic.run(attempt)
         return again(self._membership)
 
     def commit(self, content: Callable[[], dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Which strategy a launcher gets, which combinations are refused, and the device of each process."""
+"""Which strategy a launcher gets, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from retina_dist.errors import ConfigError
-from retina_dist.strategies import devices, horovod
+from retina_dist.strategies import horovod
 from retina_dist.strategies.ddp import DDPStrategy
-from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch import Launch
 from retina_dist.strategies.select import choose_strategy, make_strategy, why_alone
@@ -229,59 +228,3 @@ def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
         make_strategy("horovod", launch=PYTHON, device="cpu")
     assert not horovod.horovod_is_installed()
-
-
-class Host:
-    """A host with some GPUs, as torch shows it; keeps which of them was made current."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-        self.current: torch.device | None = None
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(self, "current", device))
-        monkeypatch.setattr(devices.torch, "empty", lambda *size, device: None)
-
-
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_each_process_gets_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    host = Host(monkeypatch, gpus=2)
-    assert resolve_device(name, Launch("torchrun", 3, 4, 1, 2)) == torch.device("cuda:1")
-    assert host.current == torch.device("cuda:1")
-
-
-def test_a_gpu_that_was_asked_for_is_taken_whatever_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, gpus=1)
-    assert resolve_device("cuda:0", Launch("mpirun", 1, 2, 1, 2)) == torch.device("cuda:0")
-    assert host.current == torch.device("cuda:0")
-
-
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_more_processes_than_gpus_are_refused_before_they_share_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    host = Host(monkeypatch, gpus=2)
-    with pytest.raises(ConfigError) as caught:
-        resolve_device(name, Launch("torchrun", 2, 3, 2, 3))
-    assert str(caught.value) == (
-        "3 processes were started on this host, but it has 2 GPUs: none is left for local rank 2; start at most 2 a host, or "
-        "give strategy.device=cpu (where each process sees a GPU of its own only, strategy.device=cuda:0)."
-    )
-    assert host.current is None
-
-
-def test_hidden_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    Host(monkeypatch, gpus=2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(ConfigError, match=r"it has 2 GPUs \(CUDA_VISIBLE_DEVICES=4,5\): none is left for local rank 2"):
-        resolve_device("auto", Launch("mpirun", 2, 3, 2, 3))
-
-
-def test_without_gpus_auto_is_the_cpu_for_any_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, gpus=0)
-    assert resolve_device("auto", Launch("torchrun", 7, 8, 7, 8)) == torch.device("cpu")
-    assert host.current is None
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^device={name} cannot be used \(.+\); use auto or cpu\."):
-        resolve_device(name)  # strategy.device of train, device of predict, evaluate, serve
