@@ -214,7 +214,9 @@ class HorovodStrategy(DistributedStrategy):
 
         def attempt(membership: _Membership) -> T:
             self._check_devices()
-            return work(membership.kept)
+            result = work(membership.kept)
+            membership.answer()  # no question is left under way
+            return result
 
         again: Callable[[_Membership], T] = elastic.run(attempt)
         return again(self._membership)
@@ -223,8 +225,7 @@ class HorovodStrategy(DistributedStrategy):
         if not self.elastic:
             return
         membership = self._membership
-        flag = torch.tensor([int(membership.changed)])  # under a name of its own: another question may be under way
-        changed = bool(self.hvd.allreduce(flag, name="membership", op=self.hvd.Max))
+        changed = membership.answer()
         membership.steps += 1
         if changed or membership.steps % self.commit_every == 0:
             membership.kept = copy.deepcopy(content())
@@ -232,6 +233,7 @@ class HorovodStrategy(DistributedStrategy):
             from horovod.common.exceptions import HostsUpdatedInterrupt
 
             raise HostsUpdatedInterrupt(False)
+        membership.asked = self.highest(int(membership.changed), "membership")
 
     # training
 
@@ -400,12 +402,18 @@ class _Membership:
         self.strategy = strategy
         self.kept: dict[str, Any] | None = None
         self.changed, self.steps = False, 0
+        self.asked: Callable[[], int] | None = None
+
+    def answer(self) -> bool:
+        """Whether any rank had seen a change one commit ago; asked then, so that no rank waits for it, and known to all now."""
+        asked, self.asked = self.asked, None
+        return bool(asked()) if asked else False
 
     def on_hosts_updated(self, timestamp: float, result: Any) -> None:
         self.changed = True  # by a thread of Horovod's
 
     def on_reset(self) -> None:
-        self.changed, self.steps = False, 0
+        self.changed, self.steps, self.asked = False, 0, None
         self.strategy._forget()
 
     def sync(self) -> None: ...
