@@ -1,6 +1,32 @@
-"""Numbers in sentences. Layer 0."""
+"""Numbers in sentences and in text files, and text that may be shown. Layer 0."""
 
 from __future__ import annotations
+
+import math
+import re
+
+NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+# Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a character (JSON's "\ud800").
+UNSHOWABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def is_text(value: object) -> bool:
+    """Not empty, and without what a terminal acts on or no file can hold."""
+    return isinstance(value, str) and value != "" and UNSHOWABLE.search(value) is None
+
+
+def showable(text: object) -> str:
+    """Text that others wrote, with what a terminal acts on written out, as Python does.
+
+    >>> showable("a\\x1b[2J")
+    'a\\\\x1b[2J'
+    """
+    return UNSHOWABLE.sub(lambda found: repr(found[0])[1:-1], str(text))
+
+
+def number(text: str) -> float:
+    """The decimal number that a text file holds; NaN for anything else, such as the "1_0" and "nan" that `float` takes."""
+    return float(text) if NUMBER.fullmatch(text) else math.nan
 
 
 def counted(number: int | str, noun: str, none: str = "0") -> str:

@@ -214,11 +214,12 @@ def unpack(path: Path, root: Path, folder: str) -> None:
 
 def _unpack(path: Path, root: Path, folder: str) -> None:
     with zipfile.ZipFile(path) as archive:
-        members = [member for member in archive.infolist() if not member.is_dir()]
+        members = [member for member in archive.infolist() if not member.filename.endswith("/")]
         for member in members:
             pure, kind = PurePosixPath(member.filename), stat.S_IFMT(member.external_attr >> 16)
             if (
-                pure.is_absolute()
+                not pure.parts  # "" and ".", which are the folder itself
+                or pure.is_absolute()
                 or ".." in pure.parts
                 or re.search(r"[\\:\0]", member.filename)
                 or kind not in (0, stat.S_IFREG)

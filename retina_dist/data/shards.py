@@ -26,8 +26,10 @@ from typing import Any
 from retina_dist.data.sources import Slice, Source, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url, write_atomically, write_bytes
+from retina_dist.words import showable
 
 FORMAT = 1
+MEMBER_NAME = re.compile(r"(\d{12,20})\.[a-z0-9]{1,8}", re.ASCII)
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
 PIECE = 8 * 2**20  # bytes read at once where a whole shard is, and four such behind a URL
 TOGETHER = 4
@@ -288,21 +290,38 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
         index: dict[str, Any] = json.loads(data)
         if index["format"] != FORMAT:
             raise DataError(f"{path} has format {index['format']}, not {FORMAT}; read it by the version that wrote it.")
+        seen: set[int] = set()
         for shard in index["shards"]:
-            if (
-                not SHARD_NAME.fullmatch(shard["file"])
-                or min([shard["bytes"], *(min(r[2:]) for r in shard["images"])]) < 0
-            ):
-                raise ValueError(f"an entry is of {shard['file']}")
-            if any([type(value) for value in row] != [int, str, int, int, int] for row in shard["images"]):
-                raise ValueError(f"a row of {shard['file']} is of other types")
-            if any(row[2] + row[3] > shard["bytes"] for row in shard["images"]):
-                raise ValueError(f"a picture reaches out of {shard['file']}")
-        return {"complete": bool(index["complete"]), "input": str(index["input"]), "shards": list(index["shards"])}
+            if not SHARD_NAME.fullmatch(shard["file"]) or not shard["file"].startswith(f"{split}-"):
+                raise ValueError(f"an entry is of {showable(shard['file'][:80])}")
+            if type(shard["bytes"]) is not int or not re.fullmatch("[0-9a-f]{64}", shard["sha256"]):
+                raise ValueError(f"length or SHA-256 of {shard['file']} are none")
+            for row in shard["images"]:
+                _check_row(row, shard)
+                if row[0] in seen:
+                    raise ValueError(f"image {row[0]} is in it twice")
+                seen.add(row[0])
+        if type(index["complete"]) is not bool or index["split"] != split:
+            raise ValueError(
+                f"it is of split {showable(index['split'])[:80]}, complete {showable(index['complete'])[:80]}"
+            )
+        return {"complete": index["complete"], "input": str(index["input"]), "shards": list(index["shards"])}
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is no index of shards ({error}); copy or write it anew.") from error
+
+
+def _check_row(row: Any, shard: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError for a row of the index that the writer did not write: a name begins with its image's id."""
+    if [type(value) for value in row] != [int, str, int, int, int]:
+        raise ValueError(f"a row of {shard['file']} is of other types")
+    image_id, name, offset, length, crc32 = row
+    named = MEMBER_NAME.fullmatch(name)
+    if named is None or int(named[1]) != image_id:
+        raise ValueError(f"image {image_id} has the member {showable(name[:80])}")
+    if min(offset, length, crc32) < 0 or offset + length > shard["bytes"]:
+        raise ValueError(f"image {image_id} reaches out of {shard['file']}")
 
 
 def _slice(folder: Place, file: str, row: list[Any]) -> Slice:

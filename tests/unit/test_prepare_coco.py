@@ -220,13 +220,22 @@ def test_a_zip_without_all_images_is_said(site, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["../out.jpg", "val2017/../../out.jpg", "/out.jpg", "val2017\\..\\out.jpg", "C:out.jpg"]
+    "name", ["../out.jpg", "val2017/../../out.jpg", "/out.jpg", "val2017\\..\\out.jpg", "C:out.jpg", ".", "./."]
 )
 def test_nothing_is_unpacked_outside_of_the_folder(tmp_path, name):
     (tmp_path / "bad.zip").write_bytes(packed({"val2017/a.jpg": b"a", name: b"b"}))
     with pytest.raises(PrepareError, match="refused"):
         unpack(tmp_path / "bad.zip", tmp_path / "root", "val2017")
     assert [p.name for p in tmp_path.rglob("*")] == ["bad.zip"]
+
+
+def test_a_member_without_a_name_is_refused(tmp_path):
+    member = zipfile.ZipInfo("a")
+    member.filename = ""
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive, archive.open(member, "w") as file:
+        file.write(b"b")
+    with pytest.raises(PrepareError, match="holds '', which is no file within the folder; refused"):
+        unpack(tmp_path / "bad.zip", tmp_path / "root", "val2017")
 
 
 def test_links_are_not_unpacked(tmp_path):

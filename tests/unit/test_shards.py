@@ -367,6 +367,11 @@ def test_a_header_with_too_many_pixels_is_not_decoded(written: Path) -> None:
         (",512,", ",999999999,", "reaches out of train-00000.tar"),
         ('"format":1', '"format":2', "has format 2, not 1"),
         ('{"format"', '"format"', "no index of shards"),
+        ("[1000,", "[1007,", "image 1007 has the member 000000001000.jpg"),
+        ('"split":"train"', '"split":"val"', "it is of split val"),
+        ('"complete":true', '"complete":"yes"', "complete yes"),
+        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("sha256", "bytes", "file", "images")),
+        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("shards", "complete", "input", "split")),
     ],
 )
 def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:
