@@ -23,6 +23,7 @@ from retina_dist.evaluation.coco import detections_to_rows, write_results
 from retina_dist.reporting.draw import draw_boxes
 from retina_dist.settings import PredictConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.words import showable
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -44,7 +45,7 @@ def predict(config: PredictConfig) -> Path:
             pixels = read_image(file, max_pixels=config.max_pixels)
         except ImageError as error:
             failures.append(file)
-            print(f"warning: {str(error).split(';')[0]}; left out", file=sys.stderr)
+            print(f"warning: {showable(str(error).split(';')[0])}; left out", file=sys.stderr)
             continue
         found = detector.predict([pixels])[0]
         rows.append(detections_to_rows([found], [image_id], detector.categories))
@@ -56,7 +57,7 @@ def predict(config: PredictConfig) -> Path:
         picture.save(target, quality=92)
         counts = torch.bincount(found["labels"][shown], minlength=len(names)).tolist()
         what = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
-        print(f"{file}: {what} -> {target}")
+        print(showable(f"{file}: {what} -> {target}"))
     if len(failures) == len(files):
         raise DataError(f"none of the {len(files)} files of input={config.input} is a readable picture.")
     write_results(np.concatenate(rows), folder / "results.json")

@@ -152,6 +152,8 @@ def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collecti
             findings += _finding("warning", split, f"images {problem}", found, "left out of training, as you set")
         else:
             findings += _finding("error", split, f"images {problem}", found, remedy)
+    if checks and all(check.problem in tolerated for check in checks):
+        findings += [Finding("error", split, "images, and none can be used", len(checks), (), "restore some")]
 
     by_digest = defaultdict(list)
     for check in checks:

@@ -7,7 +7,6 @@ against stays what the file says.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,14 +17,15 @@ import numpy as np
 from retina_dist.data.categories import Categories, LabelMapping
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.keras_csv import read_csv
-from retina_dist.data.records import ImageRecord, existing, make_record, shown, sized
+from retina_dist.data.records import ImageRecord, existing, make_record, shortened, shown, sized
 from retina_dist.data.shards import read_index
 from retina_dist.data.voc import read_voc
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import Place, Url
-from retina_dist.words import counted
+from retina_dist.words import counted, is_text
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
+MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 
 
 @dataclass
@@ -88,9 +88,8 @@ def load_annotations(
     else:
         raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
     _check_lists(coco, annotations)
-    _check_entries(coco, annotations)
+    warnings = _check_entries(coco, annotations)
     _number_from_one(coco["annotations"])
-    warnings: list[str] = []
     if categories is None:
         known = Categories.from_coco(coco["categories"], label_mapping)
     else:
@@ -135,16 +134,23 @@ def _check_lists(coco: dict[str, Any], source: Place) -> None:
         raise DataError(f"{source} has no category; there is nothing to detect.")
 
 
-def _check_entries(coco: dict[str, Any], source: Place) -> None:
-    """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in."""
+def _check_entries(coco: dict[str, Any], source: Place) -> list[str]:
+    """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in.
+
+    Returns a warning where an area is none that a metric could use: it is taken for left out.
+    """
     for key in ("categories", "images"):
         _check_ids(coco[key], key, source)
     for entry in coco["categories"]:
-        if not _is_text(entry.get("name")):
-            raise DataError(f"{source}: category {entry['id']} has no name that is text; add one.")
+        if not is_text(entry.get("name")):
+            raise DataError(
+                f"{source}: category {entry['id']} has no name that is text without control characters; add one."
+            )
     for entry in coco["images"]:
-        if not _is_text(entry.get("file_name")):
-            raise DataError(f"{source}: image {entry['id']} has no file_name that is text; add one.")
+        if not is_text(entry.get("file_name")):
+            raise DataError(
+                f"{source}: image {entry['id']} has no file_name that is text without control characters; add one."
+            )
     entries = coco["annotations"]
     if entries and not any("id" in entry for entry in entries):
         for i, entry in enumerate(entries, start=1):
@@ -152,6 +158,7 @@ def _check_entries(coco: dict[str, Any], source: Place) -> None:
     _check_ids(entries, "annotations", source)
     image_ids = {entry["id"] for entry in coco["images"]}
     category_ids = {entry["id"] for entry in coco["categories"]}
+    without_area, invented = [], []
     for entry in entries:
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
@@ -160,17 +167,22 @@ def _check_entries(coco: dict[str, Any], source: Place) -> None:
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise DataError(f"{source}: annotation {entry['id']} has bbox {shown(box)}, not [x, y, width, height].")
-        if "area" not in entry:
-            entry["area"] = box[2] * box[3]
-        elif not _is_number(entry["area"]):
+        if "area" in entry and not _is_number(entry["area"]):
             raise DataError(f"{source}: annotation {entry['id']} has area {shown(entry['area'])}, not a number.")
+        if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
+            without_area.append(entry)
+            invented += [f"annotation {entry['id']}: {entry['area']}"] if "area" in entry else []
         if entry.setdefault("iscrowd", 0) not in (0, 1):
             raise DataError(f"{source}: annotation {entry['id']} has iscrowd {shown(entry['iscrowd'])}, not 0 or 1.")
-
-
-def _is_text(value: object) -> bool:
-    r"""Not empty, without NUL, and without half a character (JSON's "\ud800"), which could not be written anywhere."""
-    return isinstance(value, str) and re.fullmatch(r"[^\0\ud800-\udfff]+", value) is not None
+        entry["iscrowd"] = int(entry["iscrowd"])  # 0.0 and false are the same, but not to the evaluators
+    for entry in without_area:
+        *_, width, height = entry["bbox"]
+        area = width * height
+        entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
+    if not invented:
+        return []
+    what = f"{counted(len(invented), 'area')} that no metric can use ({shortened(invented)})"
+    return [f"{source}: {what}; width x height is taken instead"]
 
 
 def _is_number(value: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import Place
+from retina_dist.words import number
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
@@ -58,12 +59,14 @@ def read_csv(annotations: Place, classes: Place) -> dict[str, Any]:
 
 def _read_classes(path: Place) -> dict[str, int]:
     categories: dict[str, int] = {}
+    taken: set[int] = set()
     for line, (name, index) in _rows(path, columns=2):
-        if not index.strip().isdecimal() or len(index) > MAX_DIGITS:
+        if not index.isascii() or not index.strip().isdecimal() or len(index) > MAX_DIGITS:
             raise DataError(f"{path}:{line} has index {index[:80]!r}, not a whole number; write class,index.")
-        if name in categories or int(index) in categories.values():
+        if name in categories or int(index) in taken:
             raise DataError(f"{path}:{line} gives class {name!r} or index {index} a second time.")
         categories[name] = int(index)
+        taken.add(int(index))
     if not categories:
         raise DataError(f"{path} lists no class; write one class,index a row.")
     return categories
@@ -87,10 +90,7 @@ def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(text: str, path: Place, line: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not math.isfinite(value):
         raise DataError(f"{path}:{line} has {text[:80]!r} where a coordinate in pixels belongs.")
     return value

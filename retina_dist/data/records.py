@@ -18,6 +18,7 @@ from retina_dist.data.images import image_size
 from retina_dist.data.sources import Object, Slice, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url
+from retina_dist.words import showable
 
 MAX_NAMED = 5  # how many of many are named in a message
 MAX_SIDE = 2**31
@@ -36,7 +37,7 @@ class ImageRecord:
 
 def shown(value: object) -> str:
     """The beginning of a value, on one line."""
-    return " ".join(str(value)[:80].split())
+    return showable(" ".join(str(value)[:80].split()))
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from retina_dist import words
 from retina_dist.errors import DataError
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
@@ -75,9 +76,14 @@ def _read_list(root: Path, split: str) -> list[str]:
 
 def _read_xml(path: Path) -> ElementTree.Element:
     try:
-        return ElementTree.parse(path).getroot()
+        root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
         raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
+    if root.tag != "annotation":
+        raise DataError(
+            f"{path} has the root element {root.tag[:80]!r}, not Pascal VOC's 'annotation'; restore the file."
+        )
+    return root
 
 
 def _classes(root: Path) -> dict[str, int]:
@@ -99,10 +105,7 @@ def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:
 
 def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> float:
     text = thing.findtext(f"bndbox/{tag}")
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
+    value = words.number(text or "")
     if not math.isfinite(value):
         raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.")
     return value

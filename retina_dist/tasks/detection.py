@@ -74,7 +74,13 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
     }
     if data.format == "csv" and data.classes:
         options["classes"] = place(data.classes)
-    return load_annotations(*files, split=split, **options)
+    found = load_annotations(*files, split=split, **options)
+    if not found.records:
+        raise DataError(
+            f"{files[0]} leaves no image for {split}; name the right file with data.{split}_annotations=FILE, or look at it with "
+            "retina_dist.doctor."
+        )
+    return found
 
 
 def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,21 @@ def test_categories_survive_a_checkpoint():
     for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
         with pytest.raises(CheckpointError, match="categories cannot be read"):
             Categories.from_state(state)
+
+
+def test_more_categories_than_a_head_can_have():
+    many = [{"id": i, "name": str(i)} for i in range(1_000_000)]
+    start = time.perf_counter()
+    for mapping in ("contiguous", "category_id"):
+        with pytest.raises(DataError, match="20000|19999"):
+            Categories.from_coco(many, mapping)
+    assert Categories.from_coco(many[:20_000]).matched(many[:20_000], {}, "val.json").num_classes == 20_000
+    assert time.perf_counter() - start < 20
+
+
+def test_names_of_a_strangers_checkpoint_are_text():
+    with pytest.raises(CheckpointError, match="control characters"):
+        Categories.from_state({"ids": [1], "names": ["\x1b[2J"]})
 
 
 def test_unknown_categories_and_labels():

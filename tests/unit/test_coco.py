@@ -19,6 +19,7 @@ from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.images import read_image
 from retina_dist.data.layout import find_split
 from retina_dist.errors import DataError, UserError
+from retina_dist.evaluation.coco import evaluate_rows, installed_backends
 
 COCO: dict[str, Any] = {
     "images": [
@@ -111,6 +112,35 @@ def test_what_coco_may_leave_out_is_filled_in(tmp_path: Path):
         (1, 6, 0),
         (2, 15, 0),
     ]
+
+
+@pytest.mark.parametrize("backend", installed_backends())
+def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, backend: Any):
+    """A perfect detector has AP 1 whatever `iscrowd` and `area` say of a sound box."""
+    values = [
+        {"iscrowd": 0.0},
+        {"iscrowd": False},
+        {"area": -1},
+        {"area": math.nan},
+        {"area": math.inf},
+        {"area": 2e10},
+    ]
+    for value in values:
+        found = load(tmp_path, with_boxes([10, 10, 20, 20], [50, 10, 20.5, 10], **value))
+        assert [(type(a["iscrowd"]), a["iscrowd"], a["area"]) for a in found.coco["annotations"]] == [
+            (int, 0, 400),
+            (int, 0, 205),
+        ]
+        text = f"2 areas that no metric can use (annotation 1: {value.get('area')}, annotation 2: {value.get('area')})"
+        assert found.warnings == (
+            [f"{tmp_path}/a.json: {text}; width x height is taken instead"] if "area" in value else []
+        )
+        rows = np.array([[7, 10, 10, 20, 20, 0.9, 1], [7, 50, 10, 20.5, 10, 0.8, 1]], dtype=np.float64)
+        assert evaluate_rows(found.coco, rows, backend=backend).stats["AP"] == pytest.approx(1)
+    for box in ([10, 10, -5, 20], [10, 10, math.inf, 20], [10, 10, math.nan, 20]):  # missed by any detector
+        found = load(tmp_path, with_boxes([10, 10, 20, 20], box))
+        assert found.coco["annotations"][1]["area"] == 0
+        assert evaluate_rows(found.coco, rows[:1], backend=backend).stats["AR100"] == pytest.approx(0.5)
 
 
 def test_annotation_ids_leave_out_zero(tmp_path: Path):
@@ -214,6 +244,9 @@ def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
         (changed("annotations", area="big"), "annotation 1 has area big"),
         (changed("annotations", iscrowd=2), "annotation 1 has iscrowd 2"),
         (changed("categories", name=5), "category 18 has no name"),
+        (changed("categories", name="a\x1b[2Jb"), "category 18 has no name that is text without control characters"),
+        (changed("images", file_name="a\nb.png"), "image 7 has no file_name that is text without control characters"),
+        (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
     ],
 )
 def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
@@ -297,7 +330,7 @@ def annotation_files(draw: st.DrawFn) -> dict[str, Any]:
             "image_id": draw(st.sampled_from(images))["id"],
             "category_id": draw(st.sampled_from(categories))["id"],
             "bbox": [draw(NUMBERS) for _ in range(4)],
-            "area": draw(NUMBERS),
+            "area": draw(st.floats(0, 1e10) | st.integers(0, 9)),
             "iscrowd": int(draw(st.integers(0, 9)) == 0),
         }
         for i in draw(st.lists(st.integers(1, 2**53), unique=True, max_size=8 if images else 0))

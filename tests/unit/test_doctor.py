@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.model.targets import pairwise_iou
 from retina_dist.settings import DoctorConfig
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tasks.detection import DetectionTask
 
 ANCHOR_SIZES = [[8, 10], [16, 20], [32, 40], [64, 80], [128, 160]]
 RATIOS = [0.5, 1.0, 2.0]
@@ -229,8 +232,34 @@ def test_annotations_without_a_box(tmp_path: Path) -> None:
     assert found == {("error", "train"), ("warning", "val")}
     assert report.coverage.unreached == 0
     assert "there is no box" in format_report(report)
-    write_coco(tmp_path / "annotations/instances_train.json", [], [])  # not even an image
-    assert examine(settings(tmp_path)).count("error") == 1
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_without_images_is_refused_as_training_does(tmp_path: Path, split: str) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (60, 40)).save(tmp_path / name / "a.png")
+        images = [{"id": 1, "file_name": "a.png", "width": 60, "height": 40}] if name != split else []
+        boxes = [(1, 1, [5, 5, 20, 20], 0)] if images else []
+        write_coco(tmp_path / f"annotations/instances_{name}.json", images, boxes)
+    message = f"instances_{split}.json leaves no image for {split}; name the right file with data.{split}_annotations"
+    with pytest.raises(DataError, match=message):
+        examine(settings(tmp_path))
+    with pytest.raises(DataError, match=message):
+        DetectionTask(load_config("train", arguments(tmp_path)), SingleDeviceStrategy("cpu"))
+
+
+def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
+    defective(tmp_path)
+    shutil.rmtree(tmp_path / "val")
+    (tmp_path / "val").mkdir()
+    report = examine(settings(tmp_path, "data.missing_images=skip"))
+    found = {(f.level, f.split, f.what, f.count) for f in report.findings}
+    assert ("error", "val", "images, and none can be used", 2) in found
+    with pytest.raises(DataError, match="instances_val.json leaves no image for val"):
+        DetectionTask(
+            load_config("train", [*arguments(tmp_path), "data.missing_images=skip"]), SingleDeviceStrategy("cpu")
+        )
 
 
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,8 @@ def test_spreadsheet_quirks(tmp_path: Path):
         ("a.jpg,1,4,3,2,cow", "annotations.csv:2 has x1,y1,x2,y2 = 1,4,3,2"),
         (",1,2,3,4,cow", "annotations.csv:2 names no image"),
         ("a.jpg,1,2,nan,4,cow", "annotations.csv:2 has 'nan' where a coordinate"),
+        ("a.jpg,1,2,1_0,4,cow", "annotations.csv:2 has '1_0' where a coordinate"),
+        ("a.jpg,1,2,٣,4,cow", "annotations.csv:2 has '٣' where a coordinate"),
         ("a.jpg,1,2,3,1e999,cow", "annotations.csv:2 has '1e999' where a coordinate"),
     ],
 )
@@ -69,6 +72,7 @@ def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
         ("cow,0\ncow,1\n", "classes.csv:2 gives class 'cow' or index 1 a second time"),
         ("cow,0\ncat,0\n", "classes.csv:2 gives class 'cat' or index 0 a second time"),
         ("cow,-1\n", "classes.csv:1 has index '-1', not a whole number"),
+        ("cow,1_0\n", "classes.csv:1 has index '1_0', not a whole number"),
         (f"cow,{'9' * 5000}\n", "classes.csv:1 has index '999"),
         ("", "classes.csv lists no class"),
     ],
@@ -76,6 +80,18 @@ def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
 def test_errors_of_the_class_file(tmp_path: Path, classes: str, message: str):
     with pytest.raises(DataError, match=message):
         read_csv(*write(tmp_path, "a.jpg,1,2,3,4,cow\n", classes))
+
+
+def test_numbers_as_programs_write_them(tmp_path: Path):
+    coco = read_csv(*write(tmp_path, "a.jpg, 1.,.5,+3e0,1E1 ,cow\n"))
+    assert coco["annotations"][0]["bbox"] == [1, 0.5, 2, 9.5]
+
+
+def test_many_classes_take_no_longer_each(tmp_path: Path):
+    classes = "".join(f"class {i},{i}\n" for i in range(100_000))  # a scan of those before took minutes
+    start = time.perf_counter()
+    assert len(read_csv(*write(tmp_path, "a.jpg,1,2,3,4,class 7\n", classes))["categories"]) == 100_000
+    assert time.perf_counter() - start < 10
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path: Path):

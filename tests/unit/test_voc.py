@@ -110,11 +110,22 @@ def test_lists_with_flags_and_repeats(tmp_path: Path):
         (thing("dog", (1, "nan", 9, 9)), "a.xml: object 1 has ymin 'nan', not a number"),
         (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
         ("<object>", "a.xml is no readable annotation"),
+        (thing("dog", (1, "1_0", 9, 9)), "a.xml: object 1 has ymin '1_0', not a number"),
     ],
 )
 def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str):
     with pytest.raises(DataError, match=message):
         read_voc(make(tmp_path, {"train": {"a": content}}), "train")
+
+
+@pytest.mark.parametrize("root", ["html", "{http://www.w3.org/2000/svg}svg", "object"])
+def test_another_root_element_is_no_image_without_boxes(tmp_path: Path, root: str):
+    folder = make(tmp_path, {"train": {"a": SIZE}})
+    name, _, tag = root.rpartition("}")
+    xml = f'<{tag} xmlns="{name[1:]}"/>' if name else f"<{root}><annotation/></{root}>"
+    (folder / "Annotations" / "a.xml").write_text(xml)
+    with pytest.raises(DataError, match=f"a.xml has the root element '{root}', not Pascal VOC's 'annotation'"):
+        read_voc(folder, "train")
 
 
 def test_errors_of_the_folder(tmp_path: Path):
