@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
+import logging
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -26,8 +28,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.errors import ConfigError, UserError
@@ -119,6 +124,11 @@ def to_object(composed: Any, name: str) -> Any:
 
 def train_config_of(content: dict[str, Any]) -> TrainConfig:
     """The settings that a checkpoint holds; those that it is too old for have their defaults. Raises ConfigError."""
+    for key, value in leaves(content):
+        if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too
+            raise ConfigError(
+                f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
+            )
     try:
         found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), content))
     except OmegaConfBaseException as error:
@@ -232,8 +242,9 @@ FLAGS_WITH_VALUE = (
 )
 
 
-# Of what can be said to Hydra itself, what decides which jobs there are and what they are.
-HYDRAS_OWN = ("hydra.searchpath", "hydra.sweeper.", "hydra.mode")
+# What Hydra makes an object of, by the class that a configuration names; nothing else of a configuration names one.
+HYDRAS_CLASSES = {"hydra.callbacks": Callback, "hydra.launcher": Launcher, "hydra.sweeper": Sweeper}
+LOGGING = ("hydra.job_logging", "hydra.hydra_logging")
 
 
 def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
@@ -250,7 +261,6 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
             raise ConfigError(f"--config-dir {folder} is no folder.")
     pairs = zip(arguments, ["", *arguments], strict=False)
     values = [a for a, before in pairs if not a.startswith("-") and before not in FLAGS_WITH_VALUE]
-    values = [v for v in values if v.startswith(HYDRAS_OWN) or not v.startswith("hydra.")]
     if search:
         values.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
     _check_numbers(values)
@@ -286,16 +296,55 @@ def _jobs_of(name: str, values: list[str], multirun: bool) -> tuple[list[SweepJo
     multirun = multirun or "hydra.mode=MULTIRUN" in values
     composed = _first_composed(name, BasicSweeper.split_arguments(parsed, None)[0] if multirun else [values])
     settings = composed.hydra
+    _check_classes(settings, "hydra")
     with open_dict(composed):
         del composed["hydra"]
     if not multirun and settings.mode != RunMode.MULTIRUN:
         return [], composed
     params = [f"{key}={value}" for key, value in (settings.sweeper.get("params") or {}).items()]
-    said = [o for o in parsed if not o.get_key_element().startswith(("hydra.sweeper.", "hydra.mode"))]
+    said = [o for o in parsed if not re.match(r"[+~]*hydra\.(?!searchpath)", o.get_key_element())]
     overrides = {o.get_key_element(): o for o in [*parser.parse_overrides(params), *said]}  # the command line wins
     jobs = BasicSweeper.split_arguments(list(overrides.values()), None)[0]
     swept = [key for key, override in overrides.items() if override.is_sweep_override()]
     return [SweepJob(name, tuple(job), _texts(job, swept)) for job in jobs], composed
+
+
+def _check_classes(node: Any, path: str) -> None:
+    """Raise ConfigError where a configuration names anything to call that is not a class of the kind that belongs there.
+
+    Such a name is code, as the rest of the command line is; but only where a class is looked for, and never a function, such
+    as torch.load, which could run what a data file holds.
+    """
+    keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        try:
+            value = None if OmegaConf.is_missing(node, key) else node[key]
+        except OmegaConfBaseException:  # an interpolation of what a run only knows later
+            value = None
+        where = f"{path}.{key}"
+        if isinstance(value, (DictConfig, ListConfig)):
+            _check_classes(value, where)
+        elif key in ("_target_", "()") or (key == "class" and path.startswith(LOGGING)):
+            _check_class(where, path, value)
+
+
+def _check_class(key: str, path: str, name: Any) -> None:
+    group = ".".join(path.split(".")[:2])
+    if group in LOGGING:
+        kind: Any = (logging.Handler, logging.Formatter, logging.Filter)
+    elif group not in HYDRAS_CLASSES:
+        raise ConfigError(f"{key}={name}: only {', '.join(HYDRAS_CLASSES)} name classes; leave it out.")
+    else:  # parts of such an object are of any class
+        whole = path == group or (group == "hydra.callbacks" and path.count(".") == 2)
+        kind = HYDRAS_CLASSES[group] if whole else object
+    module, _, attribute = str(name).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{key}={name} cannot be imported ({error}).") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ConfigError(f"{key}={name} is not a class of the kind {kinds}; name one, or leave it out.")
 
 
 def _first_composed(name: str, jobs: list[list[str]]) -> Any:
@@ -409,6 +458,8 @@ def _wrong_type(key: str, value: str, hint: Any) -> str:
 
 def _unknown(name: str, key: str) -> str:
     """That there is no such setting, and which one may be meant: one that ends alike, else one spelled alike."""
+    if key.endswith("_target_"):
+        return f"{key} is not a setting: only {', '.join(HYDRAS_CLASSES)} name classes; leave it out."
     settings = _settings(_SCHEMAS[name])
     known = [k for k in settings if not key.startswith(f"{k}.") or not is_dataclass(_plain(settings[k]))]
     ends = [k.rpartition(".")[2] for k in known]

@@ -121,7 +121,7 @@ def test_the_image_installs_what_setup_cfg_asks_for() -> None:
     line = line.replace("/opt/build/setup.cfg", str(AZURE / "image" / "setup.cfg"))
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     wanted = {requirement.strip() for requirement in done.stdout.splitlines() if requirement.strip()}
-    assert {"cloudpickle", "hydra-core>=1.3.2,<1.4"} <= wanted
+    assert {"cloudpickle", "hydra-core>=1.3.7,<1.4"} <= wanted
     assert all(" " not in requirement for requirement in wanted)
 
 

@@ -12,7 +12,14 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
-from retina_dist.config import config_dir, load_config, reported_errors
+from retina_dist.config import (
+    _check_overrides,
+    config_dir,
+    load_config,
+    register_schema,
+    reported_errors,
+    train_config_of,
+)
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.settings import TrainConfig
 from retina_dist.train import build_plan
@@ -264,6 +271,63 @@ def test_files_of_the_users_own(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("train", overrides)
     assert message in str(caught.value)
+
+
+LOADED = "{_target_: torch.load, f: evil.pkl, weights_only: false}"
+CALLBACK = "hydra.experimental.callbacks.LogJobReturnCallback"
+HYDRAS_OWN = {  # by what is refused, command line and content of an experiment file
+    "callback of the command line": (["+hydra.callbacks.x._target_=torch.load", "+hydra.callbacks.x.f=evil.pkl"], ""),
+    "callback of a file": ([], f"hydra: {{callbacks: {{x: {LOADED}}}}}"),
+    "part of a callback": ([], f"hydra: {{callbacks: {{x: {{_target_: {CALLBACK}, log: {LOADED}}}}}}}"),
+    "class of another kind": (["+hydra.callbacks.x._target_=subprocess.Popen"], ""),
+    "launcher": (["hydra.launcher._target_=torch.load", "+hydra.launcher.f=evil.pkl"], ""),
+    "launcher of a sweep": (["hydra.mode=MULTIRUN", "hydra.launcher._target_=torch.load"], ""),
+    "sweeper": (["hydra.sweeper._target_=os.system"], ""),
+    "log handler": ([], "hydra: {job_logging: {handlers: {x: {class: torch.load, f: evil.pkl}}}}"),
+    "log filter": ([], "hydra: {hydra_logging: {filters: {x: {'()': torch.load, f: evil.pkl}}}}"),
+    "interpolation": ([], f"hydra: {{callbacks: {{x: '${{hydra.job_logging.y}}'}}, job_logging: {{y: {LOADED}}}}}"),
+    "our group": (["+model._target_=torch.load"], ""),
+    "our group in a file": ([], f"model: {LOADED}"),
+}
+
+
+@pytest.mark.parametrize("how", ["searchpath", "--config-dir"])
+@pytest.mark.parametrize("name", HYDRAS_OWN)
+def test_a_configuration_calls_no_function_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    """Hydra would: torch.load of a pickle, which runs what is in it."""
+    overrides, content = HYDRAS_OWN[name]
+    if not content and how == "--config-dir":
+        pytest.skip("the same command line")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n")
+    register_schema("train")
+    folder = ["--config-dir", str(tmp_path)] if how == "--config-dir" else [f"hydra.searchpath=[file://{tmp_path}]"]
+    with pytest.raises(
+        ConfigError, match=r"=torch\.load.* (is|are|name)|=os\.system|Popen is not|_target_ is not a setting"
+    ):
+        _check_overrides("train", [*folder, "experiment=mine", *overrides])
+
+
+def test_hydras_own_classes_may_be_named() -> None:
+    register_schema("train")
+    for overrides in (
+        [f"+hydra.callbacks.x._target_={CALLBACK}"],
+        ["hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher"],
+        ["hydra/job_logging=default"],
+        ["hydra.run.dir=x"],
+    ):
+        assert _check_overrides("train", overrides) == []
+
+
+@pytest.mark.parametrize(
+    "content", [{"model": {"_target_": "torch.load", "f": "evil.pkl"}}, {"data": {"root": "${oc.env:HOME}"}}]
+)
+def test_the_settings_of_a_checkpoint_are_data(content: dict) -> None:
+    with pytest.raises(ConfigError, match="the checkpoint's"):
+        train_config_of(content)
 
 
 def test_config_dir_on_the_command_line(tmp_path: Path) -> None:
