@@ -34,6 +34,7 @@ from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import load_torch, write_atomically
 from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
 from retina_dist.model.retinanet import as_torchvision
+from retina_dist.model.weights import batch_norm_eps
 from retina_dist.predict import find_pictures
 from retina_dist.settings import ExportConfig
 from retina_dist.types import Batch, Detections
@@ -69,6 +70,9 @@ def export(config: ExportConfig) -> dict[str, float]:
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on "
         f"{len(pictures)} pictures: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
     )
+    eps = batch_norm_eps(detector.model)
+    if output.suffix == ".pt" and eps != 1e-5:
+        print(f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it")
     return found
 
 

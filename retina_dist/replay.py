@@ -55,7 +55,7 @@ def replay(config: ReplayConfig) -> None:
     with make_strategy("single", device=config.device) as strategy:
         task = DetectionTask(settings, strategy, report=lambda text: None)
         task.take_labels(content.get("categories", {}), event["checkpoint"])
-        model = task.build_model()
+        model = task.build_model(resumed=True, checkpoint=content)
         state = build_state(settings, model, strategy)
         state.load_state_dict(content)
         data = task.build_data()

@@ -84,7 +84,7 @@ class ModelConfig:
     fpn_channels: int = 256
     trainable_layers: int = 5  # ResNet stages that train, counted from the last; 5 is all
     batch_norm: str = "live"  # frozen | live | sync
-    batch_norm_eps: float = 1e-5
+    batch_norm_eps: float | None = None  # null: that of the weights where they tell it (COCO_V1: 0), else 1e-5
     anchor_sizes: list[list[int]] = field(
         default_factory=lambda: [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
     )
@@ -163,7 +163,7 @@ class TrainerConfig:
     patience: int | None = None  # stop after so many validations without a better monitor
     scheduled_events: str | None = None  # Azure: http://169.254.169.254, to stop in time when the machine is taken away
     max_nonfinite_steps: int = 5  # steps in a row with an infinite or NaN loss or gradient that are skipped
-    check_replicas_every: str = "1epoch"  # compare all ranks' weights and optimizer bit by bit; 0steps: never
+    check_replicas_every: str = "1epoch"  # compare the ranks' weights, optimizer and modules bit by bit; 0steps: never
     checkpoint_dir: str | None = None  # a folder or a URL such as az://container/run; null: the run's checkpoints/
     keep_last: int = 1  # checkpoints kept
     keep_top: int = 1

@@ -140,7 +140,8 @@ def _train(
 
     seed_everything(config.seed)
     data = strategy.together(task.build_data)
-    model, judge = strategy.together(task.build_model), best if validates else None
+    model = task.build_model(run.resume_step is not None, run.checkpoint)
+    judge = best if validates else None
     num_shapes = data.num_train_shapes if config.trainer.compile else 0
     if num_shapes:
         say(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
@@ -175,7 +176,7 @@ def _train(
         evaluate=task.build_evaluator(data),
         checkpoints=checkpoints,
         checkpoint_minutes=config.trainer.checkpoint_minutes,
-        metadata=task.metadata() | {"versions": versions(), **facts},
+        metadata=task.metadata(state.model) | {"versions": versions(), **facts},
         precision=config.trainer.precision,  # type: ignore[arg-type]
         clip=config.trainer.clip,
         clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,23 +48,35 @@ def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
             yield from (module.running_mean, module.running_var)
 
 
-def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
-    """Raise ReplicaMismatch, on every rank, if a tensor of `parts` (nested dicts and lists) differs between ranks in one bit.
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """What makes the model the function it is beside its state_dict: the public attributes of its modules, by name."""
+    return _public(model) | {name: _public(module) for name, module in model.named_modules() if name}
 
-    Each rank computes a checksum of 64 bits for each tensor; two collectives compare them, whatever their number.
+
+def _public(thing: object) -> dict[str, Any]:
+    return {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+
+
+def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
+    """Raise ReplicaMismatch, on every rank, if anything of `parts` differs between ranks in one bit.
+
+    `parts` are nested dicts, lists and plain objects of tensors, numbers and texts; other values, and modules, are not
+    compared. Each rank computes a checksum of 64 bits for each; two collectives compare them, whatever their number.
     """
     if strategy.world_size == 1:
         return
-    named = dict(_tensors(parts))
+    named = dict(_leaves(parts))
     counts = strategy.all_gather(torch.tensor([len(named)], device=strategy.device)).tolist()
     if len(set(counts)) > 1:
-        raise ReplicaMismatch(f"after step {step} the ranks hold different numbers of tensors: {counts}.")
-    own = torch.stack([checksum(tensor).to(strategy.device) for tensor in named.values()])
+        raise ReplicaMismatch(f"after step {step} the ranks hold different numbers of tensors and settings: {counts}.")
+    plain = {name: _digest(f"{name}={x!r}") for name, x in named.items() if not isinstance(x, Tensor)}
+    tensors = [checksum(x).to(strategy.device)[None] for x in named.values() if isinstance(x, Tensor)]
+    names = [*(name for name in named if name not in plain), *plain]
+    own = torch.cat([*tensors, torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)])
     everyone = strategy.all_gather(own[None])  # [world_size, T]
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if not different:
         return
-    names = list(named)
     lines = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     raise ReplicaMismatch(
@@ -95,10 +108,17 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
-def _tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(dotted name, tensor) of everything in nested dicts and lists, in order."""
-    if isinstance(tree, Tensor):
+def _digest(text: str) -> int:
+    """64 bits of a text's SHA-256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every tensor, number and text below `tree`, in order."""
+    if isinstance(tree, Tensor | bool | int | float | str | None):
         yield name, tree
     elif isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    elif hasattr(tree, "__dict__") and not isinstance(tree, nn.Module | type):  # such as a matcher
+        yield from _leaves(_public(tree), name)

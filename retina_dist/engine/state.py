@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from retina_dist.engine.best import BestMetric
+from retina_dist.engine.replicas import settings_of
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import load_optimizer
 from retina_dist.seeding import random_state, set_random_state
@@ -62,11 +63,13 @@ class TrainState:
         }
 
     def replicated(self) -> dict[str, Any]:
-        """The tensors that are equal on all ranks, by name."""
+        """What is equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}  # type: ignore[index]
         ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
-        return {"model": self.model.state_dict(), "optimizer": dict(sorted(optimizer.items())), **ema}
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        settings = {"settings": settings_of(self.model), "groups": groups}
+        return {"model": self.model.state_dict(), "optimizer": dict(sorted(optimizer.items())), **ema, **settings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""

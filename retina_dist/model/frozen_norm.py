@@ -6,6 +6,8 @@ is most of what a frozen ResNet does beside its convolutions. Names and values o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -14,17 +16,17 @@ from torchvision.ops import FrozenBatchNorm2d
 class FoldedBatchNorm2d(FrozenBatchNorm2d):
     """Holds the statistics; the `FoldedConv2d` before it applies them, so this hands on what it gets."""
 
-    _cached: tuple[tuple[tuple[int, int], ...], tuple[Tensor, Tensor]] | None = None
+    _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """[C] each; computed anew only when a statistic was written or moved."""
+        """[C] each; computed anew only when a statistic was written or moved, or the epsilon changed."""
         if torch.compiler.is_compiling():
             return self._scale_and_shift()
         held = (self.weight, self.bias, self.running_mean, self.running_var)
-        key = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in held)
+        key = (self.eps, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in held))
         if self._cached is None or self._cached[0] != key:
             with torch.inference_mode(False), torch.no_grad():
                 fresh = self._scale_and_shift()

@@ -7,7 +7,7 @@ from everything but the class layer. Nothing but tensors and plain values is unp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum, get_weight
+from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, Url, load_torch, place
 
+TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
@@ -44,20 +46,43 @@ class WeightsReport:
 def load_weights(model: nn.Module, source: str) -> WeightsReport:
     """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
 
-    torchvision's v1 weights were trained with an epsilon of 0 in their batch norms, which is then set on the model too.
+    Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
+    does, and torchvision's COCO_V1 wants 0. Norms that are not frozen never take 0, because a batch can have no variance.
     Raises CheckpointError when the source cannot be had or nothing in it fits.
     """
-    report = _load(model, source, _state_dict_of(source), prefix="")
-    if source == "RetinaNet_ResNet50_FPN_Weights.COCO_V1":
-        for module in model.modules():
-            if hasattr(module, "running_var"):
-                module.eps = 0.0  # type: ignore[assignment]
+    state, eps = _weights_of(source)
+    report = _load(model, source, state, prefix="")
+    for module in _batch_norms(model):
+        if eps or (eps == 0 and isinstance(module, FrozenBatchNorm2d)):
+            module.eps = eps
     return report
 
 
 def load_backbone_weights(model: nn.Module, source: str) -> WeightsReport:
     """Load what fits of a classifier's ResNet into the detector's body: a file or e.g. `ResNet50_Weights.IMAGENET1K_V1`."""
-    return _load(model, source, _state_dict_of(source), prefix="backbone.body.")
+    return _load(model, source, _weights_of(source)[0], prefix="backbone.body.")
+
+
+def batch_norm_eps(model: nn.Module) -> float | None:
+    """The epsilon of a detector's batch norms, which have one in common; None without such norms."""
+    return next((module.eps for module in _batch_norms(model)), None)
+
+
+def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
+    """Give it to every batch norm."""
+    for module in _batch_norms(model):
+        module.eps = eps
+
+
+def eps_of_checkpoint(content: Mapping[str, Any]) -> float | None:
+    """The epsilon of the batch norms that a checkpoint of ours was trained with; None where it does not say."""
+    arguments = content.get("model_arguments")
+    eps = arguments.get("batch_norm_eps") if isinstance(arguments, Mapping) else None
+    return float(eps) if isinstance(eps, float | int) else None
+
+
+def _batch_norms(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if hasattr(module, "running_var"))
 
 
 def is_torchvision_name(source: str) -> bool:
@@ -93,22 +118,28 @@ def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: st
     return WeightsReport(source, tuple(fitting), tuple(left_out), tuple(kept))
 
 
-def _state_dict_of(source: str) -> Mapping[str, Tensor]:
+def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None]:
+    """The tensors by name, and the epsilon of the batch norms they were trained with, if the source tells it."""
     where = place(source)
     if isinstance(where, Path):
         where = where.expanduser()
     if isinstance(where, Url) or where.is_file():
         return _from_file(where)
     if is_torchvision_name(source):
-        return _from_torchvision(source)
+        return _from_torchvision(source), 0.0 if source == TRAINED_WITHOUT_EPS else None
     raise CheckpointError(
         f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
         "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
     )
 
 
-def _from_file(path: Place) -> Mapping[str, Tensor]:
-    content: Any = load_torch(path)[0]
+def _from_file(path: Place) -> tuple[Mapping[str, Tensor], float | None]:
+    content, sha256 = load_torch(path)
+    # torchvision's file names end with the first digits of their SHA-256.
+    published = Path(_published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
+    eps = 0.0 if sha256.startswith(published) else None
+    if eps is None and isinstance(content, Mapping):
+        eps = eps_of_checkpoint(content)
     # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
     for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -117,7 +148,7 @@ def _from_file(path: Place) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
     names = [str(k) for k in content]
     cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
-    return {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}
+    return {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}, eps
 
 
 def _published(name: str) -> WeightsEnum:

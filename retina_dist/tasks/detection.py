@@ -31,7 +31,13 @@ from retina_dist.errors import CheckpointError, ConfigError, DataError, UserErro
 from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.files import Place, Url, place
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.model.weights import load_backbone_weights, load_weights
+from retina_dist.model.weights import (
+    batch_norm_eps,
+    eps_of_checkpoint,
+    load_backbone_weights,
+    load_weights,
+    set_batch_norm_eps,
+)
 from retina_dist.settings import DataConfig, ModelConfig, TrainConfig, category_names
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch
@@ -119,7 +125,7 @@ def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str],
     """The detector with its weights, if any are named; what was left out is reported."""
     arguments = asdict(settings)
     weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
-    stated = arguments.pop("num_classes")
+    stated, eps = arguments.pop("num_classes"), arguments.pop("batch_norm_eps")
     if stated is not None and stated < num_classes:
         raise ConfigError(
             f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
@@ -129,6 +135,8 @@ def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str],
         report(str(load_weights(model, str(located(weights)))))
     elif backbone_weights:
         report(str(load_backbone_weights(model, backbone_weights)))
+    if eps is not None:
+        set_batch_norm_eps(model, eps)
     return model
 
 
@@ -247,12 +255,22 @@ class DetectionTask:
             pin_memory=self.strategy.device.type == "cuda",
         )
 
-    def build_model(self) -> RetinaNet:
-        """The detector, on the CPU; pretrained weights on the main rank only, from which the others will have them."""
+    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> RetinaNet:
+        """The detector, on the CPU. Every rank calls it.
+
+        Pretrained weights are loaded on the main rank only, from which the others will have them, and not in a run that is
+        `resumed`: its `checkpoint`, which the main rank holds, brings them. What no tensor carries, the epsilon of the batch
+        norms, is the main rank's on every rank.
+        """
         settings = self.config.model
-        if not self.strategy.is_main:
+        if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
-        return build_model(settings, self.train.categories.num_classes, self.report)
+        model = self.strategy.together(lambda: build_model(settings, self.train.categories.num_classes, self.report))
+        if settings.batch_norm_eps is None:
+            eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
+            if eps is not None:
+                set_batch_norm_eps(model, eps)
+        return model
 
     def build_evaluator(self, data: CocoDataModule) -> Callable[[nn.Module], dict[str, float]] | None:
         """COCO metrics of a model over the validation set; None without one."""
@@ -277,15 +295,18 @@ class DetectionTask:
             found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
         return found
 
-    def metadata(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the weights to be used on its own."""
-        model = {k: v for k, v in asdict(self.config.model).items() if k not in ("weights", "backbone_weights")}
+    def metadata(self, model: nn.Module) -> dict[str, Any]:
+        """What a checkpoint of `model` needs beside the weights to be used on its own."""
+        settings = self.config.model
+        arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
+        arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
+        arguments["batch_norm_eps"] = batch_norm_eps(model)
         return {
             "config": asdict(self.config),
             "categories": self.train.categories.state(),
             "images": self.fingerprint(),
             "resize": resized_by(self.config.data, self.strategy.device),
-            "model_arguments": model | {"num_classes": model["num_classes"] or self.train.categories.num_classes},
+            "model_arguments": arguments,
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
         }
 

@@ -15,6 +15,7 @@ from retina_dist.config import load_config
 from retina_dist.detector import Detector
 from retina_dist.engine.checkpoint import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.tasks.detection import build_model
 from retina_dist.train import train
 from tests.e2e.conftest import ROOT, SMALL
 
@@ -28,9 +29,12 @@ def run(folder: Path, *overrides: str) -> dict:
 
 
 def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", "data.num_workers=0")
-    run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2")
-    parts = run(tmp_path / "parts", "resume=auto", "data.num_workers=1")
+    start, begin = tmp_path / "start.pt", f"model.weights={tmp_path / 'start.pt'}"
+    torch.save(build_model(load_config("train", SMALL).model, 6, print).state_dict(), start)
+    whole = run(tmp_path / "whole", "data.num_workers=0", begin)
+    run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2", begin)
+    start.unlink()  # the checkpoint brings the weights
+    parts = run(tmp_path / "parts", "resume=auto", "data.num_workers=1", begin)
     assert whole["step"] == parts["step"] == 20
     for kind in ("model", "ema"):
         expected = whole[kind]["model"] if kind == "ema" else whole[kind]

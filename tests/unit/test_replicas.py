@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from retina_dist.engine import replicas
 from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, checksum
+from retina_dist.engine.state import TrainState
+from retina_dist.model.retinanet import build_retinanet
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.test_strategy_base import ThreadRank, on_ranks
@@ -173,6 +177,38 @@ def test_five_tensors_are_named_and_the_others_counted() -> None:
     error, _ = compare(*[{f"t{i}": torch.tensor([i * value]) for i in range(8)} for value in (1.0, 2.0)])
     assert re.findall(r"t\d", str(error)) == ["t1", "t2", "t3", "t4", "t5"]
     assert "t5 (rank 1 against 0) and 2 more;" in str(error)
+
+
+def change_anchors(model: Any) -> None:
+    first, *others = model.anchor_generator.sizes
+    model.anchor_generator.sizes = ((first[0] / 2, *first[1:]), *others)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "backbone.body.bn1.eps": lambda model: setattr(model.backbone.body.bn1, "eps", 0.0),
+    "backbone.body.layer1.0.bn1.momentum": lambda model: setattr(model.backbone.body.layer1[0].bn1, "momentum", 0.2),
+    "anchor_generator.sizes.0.0": change_anchors,
+    "anchor_generator.cell_anchors.4": lambda model: model.anchor_generator.cell_anchors[4].add_(1),
+    "proposal_matcher.high_threshold": lambda model: setattr(model.proposal_matcher, "high_threshold", 0.6),
+    "focal_alpha": lambda model: setattr(model, "focal_alpha", 0.3),
+}
+
+
+def test_what_the_state_dict_does_not_hold_is_compared() -> None:
+    def replicated(model: nn.Module, lr: float = 0.1) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        parts = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)).replicated()
+        return {name: part for name, part in parts.items() if name != "model"}  # its tensors take long
+
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    assert compare(replicated(model), replicated(copy.deepcopy(model))) == [None, None]
+    for name, change in CHANGES.items():
+        twin = copy.deepcopy(model)
+        change(twin)
+        error, _ = compare(replicated(model), replicated(twin))
+        assert f"differ in settings.{name} (rank 1 against 0);" in str(error)
+    error, _ = compare(replicated(model), replicated(model, lr=0.2))
+    assert "differ in groups.0.lr (rank 1 against 0);" in str(error)
 
 
 def test_two_collectives_for_any_number_of_tensors_and_none_alone() -> None:

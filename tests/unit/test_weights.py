@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -11,13 +15,16 @@ from torchvision.models import resnet18
 from torchvision.models._api import WeightsEnum
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
+from retina_dist.config import load_config
 from retina_dist.detector import Detector
-from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.checkpoint import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.model import weights
 from retina_dist.model.retinanet import build_retinanet
-from retina_dist.model.weights import load_backbone_weights, load_weights
+from retina_dist.model.weights import batch_norm_eps, load_backbone_weights, load_weights
 from retina_dist.settings import ModelConfig
-from retina_dist.tasks.detection import build_model
+from retina_dist.tasks.detection import DetectionTask, build_model, read_split
+from tests.unit.test_strategy_base import ThreadRank, on_ranks
 
 
 def small(num_classes: int = 3, **changes: object) -> torch.nn.Module:
@@ -79,6 +86,84 @@ def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatc
     model = build_retinanet(num_classes=91, batch_norm="frozen")
     load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
     assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """What torchvision's names hold here."""
+    state = small(batch_norm="frozen").state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: state)
+    return state
+
+
+def settings_with(weights: str, **changes: object) -> ModelConfig:
+    return ModelConfig(backbone="resnet18", fpn_channels=32, weights=weights, **{"batch_norm": "frozen", **changes})  # type: ignore[arg-type]
+
+
+COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
+
+
+def test_every_rank_has_the_epsilon_of_the_weights(
+    published: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
+    shapes = ["data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64"]
+    config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
+
+    def ranks(settings: ModelConfig, resumed: dict | None = None) -> list[Any]:
+        """The epsilon of each rank's model, or the error there; the checkpoint of a run resumed is the main rank's."""
+
+        def build(strategy: ThreadRank) -> float | None:
+            task = DetectionTask(replace(config, model=settings), strategy, lambda text: None)
+            model = task.build_model(resumed is not None, resumed if strategy.is_main else None)
+            found.append({"step": 1, "model": model.state_dict(), "ema": None, **task.metadata(model)})
+            return batch_norm_eps(model)
+
+        found: list[dict] = []
+        read_split(config.data, "train")  # drawn once
+        values = on_ranks(2, build)
+        contents[:] = found
+        return values
+
+    contents: list[dict] = []
+    assert ranks(settings_with(COCO_V1)) == [0.0, 0.0]
+    assert [content["model_arguments"]["batch_norm_eps"] for content in contents] == [0.0, 0.0]
+    checkpoint, path = contents[0], tmp_path / "ours.pt"
+    write_checkpoint(path, checkpoint)
+    assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
+    assert ranks(settings_with(str(path))) == [0.0, 0.0]
+    monkeypatch.setattr(
+        WeightsEnum, "get_state_dict", lambda *args, **kwargs: pytest.fail("a resumed run has its weights")
+    )
+    assert ranks(settings_with(COCO_V1), checkpoint) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "eps"),
+    [
+        ({"batch_norm_eps": 1e-3}, 1e-3),
+        ({"batch_norm": "live"}, 1e-5),  # a batch can have no variance
+        ({"batch_norm": "live", "batch_norm_eps": 0.0}, 0.0),
+    ],
+)
+def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
+    assert batch_norm_eps(build_model(settings_with(COCO_V1, **changes), 3, lambda text: None)) == eps
+
+
+def test_torchvisions_file_has_its_epsilon_by_any_name(
+    published: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(published, tmp_path / "mine.pth")
+    first = hashlib.sha256((tmp_path / "mine.pth").read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(
+        weights, "_published", lambda name: SimpleNamespace(url=f"https://host/retinanet_coco-{first}.pth")
+    )
+    model = small(batch_norm="frozen")
+    load_weights(model, str(tmp_path / "mine.pth"))
+    assert batch_norm_eps(model) == 0.0
+    torch.save({**published, "more": torch.zeros(1)}, tmp_path / "other.pth")
+    load_weights(model := small(batch_norm="frozen"), str(tmp_path / "other.pth"))
+    assert batch_norm_eps(model) == 1e-5
 
 
 def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
