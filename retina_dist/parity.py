@@ -1,6 +1,7 @@
 """Do all backends train the same model? The same few steps on one process and under each launcher, compared.
 
-    python -m retina_dist.parity                                     every launcher that is there, 1, 2 and 4 processes
+    python -m retina_dist.parity                                     every launcher that is there, 2 processes, fp64
+    python -m retina_dist.parity processes=[1,2,4] dtypes=[fp64,fp32] steps=3     what make parity does
     python -m retina_dist.parity data=coco data.root=/data/mine      on your own images
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50 dtypes=[fp32]
 
@@ -9,6 +10,8 @@ the weights of each step, and of the final batch norm statistics and weight aver
 kind. In fp64 the runs go on by themselves for all steps. In fp32 each step begins from one process's state: rounding moves
 inputs of ReLUs across zero, and what a network makes of that in two steps (a hundredth of a gradient, with batch norm from random
 weights) says nothing about the backend. Exit code 1 past the tolerance.
+
+Each launcher starts once for each number of processes and goes through all cases. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +37,7 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.launchers import command, environment, why_missing
+from retina_dist.reporting.voice import tell
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import ParityConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -43,6 +48,7 @@ from retina_dist.train import build_plan, build_state, build_strategy
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 LOSS_SCALE = 1024.0
+PROGRESS = "compared: "  # how a line of a launched process begins that the command shows, after what the launcher puts before it
 
 Tensors = dict[str, Tensor]
 
@@ -167,30 +173,32 @@ def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
         alone = SingleDeviceStrategy(str(strategy.device))
         for dtype in config.dtypes:
             for case in CASES:
-                in_step = dtype == "fp32"
+                in_step, name = dtype == "fp32", f"{dtype}/{case.name}"
                 reference = Outcome()
                 if strategy.is_main:
                     reference = run_case(case, dtype, config, alone, keep_states=in_step)
                 outcome = run_case(case, dtype, config, strategy, states=reference.states if in_step else None)
                 if strategy.is_main:
-                    found[f"{dtype}/{case.name}"] = reference.difference(outcome)
+                    found[name] = reference.difference(outcome)
+                    print(f"{PROGRESS}{name} differs by {_largest(found[name].values()):.1e}", flush=True)
     return found
 
 
 def parity(config: ParityConfig) -> bool:
     """Start every launcher that is there with each number of processes, print the table, return whether all agree."""
     draw_data(config.data)
-    columns: dict[str, dict[str, dict[str, float]]] = {}
-    for launcher in config.launchers:
-        reason = why_missing(launcher)  # type: ignore[arg-type]
+    usable = {name: why_missing(name) for name in config.launchers}  # type: ignore[arg-type]
+    for name, reason in usable.items():
         if reason:
-            print(f"{launcher} left out: {reason}", flush=True)
-            continue
-        for processes in config.processes:
-            print(f"{launcher}, {processes} process{'es' * (processes > 1)} ...", flush=True)
-            columns[f"{launcher} {processes}"] = _launch(launcher, processes)
-    if not columns:
+            print(f"{name} left out: {reason}", flush=True)
+    starts = [(name, n) for name, reason in usable.items() if not reason for n in config.processes]
+    if not starts:
         raise ConfigError(f"none of launchers={config.launchers} can be used here.")
+    columns: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (launcher, processes) in enumerate(starts, start=1):
+            tell(f"{launcher}, {processes} process{'es' * (processes > 1)} ({i} of {len(starts)})", sys.stderr)
+            columns[f"{launcher} {processes}"] = _launch(launcher, processes, Path(folder))
     good = _print_table(config, columns)
     if config.output:
         text = json.dumps(columns, indent=1) + "\n"
@@ -198,18 +206,29 @@ def parity(config: ParityConfig) -> bool:
     return good
 
 
-def _launch(launcher: str, processes: int) -> dict[str, dict[str, float]]:
+def _launch(launcher: str, processes: int, folder: Path) -> dict[str, dict[str, float]]:
     """The differences that a job of `processes` processes found. Raises UserError with its last words if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "found.json"
-        arguments = [*sys.argv[1:], f"worker={result}"]
-        line = command(launcher, processes, "retina_dist.parity", arguments)  # type: ignore[arg-type]
-        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
-        if done.returncode or not result.exists():
-            words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
-            raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
-        found: dict[str, dict[str, float]] = json.loads(result.read_text())
-        return found
+    result = folder / f"{launcher}_{processes}.json"
+    arguments = [*sys.argv[1:], f"worker={result}"]
+    line = command(launcher, processes, "retina_dist.parity", arguments)  # type: ignore[arg-type]
+    last: deque[str] = deque(maxlen=30)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, env=environment(1), stdout=pipe, stderr=subprocess.STDOUT, text=True) as job:
+        try:
+            for text in job.stdout or ():
+                _, mark, progress = text.partition(PROGRESS)
+                if mark:
+                    tell(f"  {progress.rstrip()}", sys.stderr)
+                else:
+                    last.append(text)
+        except BaseException:
+            job.kill()
+            raise
+    if job.returncode or not result.exists():
+        words = "".join(last).strip()
+        raise UserError(f"{launcher} with {processes} processes failed (exit code {job.returncode}):\n{words}")
+    found: dict[str, dict[str, float]] = json.loads(result.read_text())
+    return found
 
 
 def _print_table(config: ParityConfig, columns: dict[str, dict[str, dict[str, float]]]) -> bool:

@@ -52,7 +52,7 @@ else
   canvases="canvases=[[800,1088],[800,1216],[800,1344],[1088,800],[1216,800],[1344,800]]"
   shares="shares=[37.1,32.0,7.3,12.5,9.8,1.3]"
   model="model=retinanet_r50 model.batch_norm=frozen model.trainable_layers=3"
-  part parity 80 $PYTHON -m retina_dist.parity strategy.device=cuda "processes=[1]" launchers=$launchers "output=$out/parity.json"
+  part parity 80 $PYTHON -m retina_dist.parity strategy.device=cuda "processes=[1]" launchers=$launchers "dtypes=[fp64,fp32]" steps=3 "output=$out/parity.json"
   for batch in 2 8 16 32; do # a call each, so that one that takes too long costs no other's figures
     part step_$batch 55 $PYTHON -m retina_dist.benchmark step $model $canvases $shares "batch_sizes=[$batch]" steps=2 warmup=2 rounds=2 \
       count_canvas=null "paths=[torchvision,torchvision-tf32,torchvision-fp16,bf16,bf16-graph]" "output=$out/step_$batch.json" "plot=$out/step_$batch.png"

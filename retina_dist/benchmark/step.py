@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -36,6 +37,7 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
 from retina_dist.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.reporting.scaling import plot_steps
+from retina_dist.reporting.voice import tell
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import StepConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -191,6 +193,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
     seed_everything(config.seed)
     model = build_model(config.model, config.num_classes, lambda text: None)
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
+    where = f"{'x'.join(map(str, canvas))}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
     seconds: dict[str, list[float]] = {}
     first: dict[str, float] = {}
@@ -203,6 +206,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # what earlier paths hold
         try:
+            tell(f"{where}: first steps of {name}", sys.stderr)
             step = make(config, model, batch, way)
             with nullcontext() if flops or way.compiled or way.graph else FlopCounterMode(display=False) as counter:
                 first[name] = float(step())
@@ -217,7 +221,8 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
         _wait(device)
         memory[name] = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
         steps[name], seconds[name] = step, []
-    for _ in range(config.rounds):
+    for turn in range(config.rounds):
+        tell(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
         for name, step in steps.items():
             _wait(device)
             started = time.perf_counter()
@@ -272,6 +277,7 @@ def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str,
     """Operators, views apart, and waits for the device of forward and backward pass, by batch size."""
     rows = []
     for size in COUNTED:
+        tell(f"counting operators: batch {size}", sys.stderr)
         model = build_model(config.model, config.num_classes, lambda text: None)
         theirs = as_torchvision(model, canvas).train()
         batch = random_batch(size, canvas, config.num_classes, config.boxes, config.seed)
@@ -299,6 +305,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     device = SingleDeviceStrategy(config.strategy.device).device
+    tell("measuring what the device can do", sys.stderr)
     peak = {kind: peak_tflops(device, kind) for kind in {PATHS[name].precision for name in config.paths}}
     bandwidth = copy_gb_per_s(device)
     print(

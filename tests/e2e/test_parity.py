@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,32 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
+from retina_dist.errors import UserError
 from retina_dist.settings import ParityConfig
 
 
 def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:
-    arguments = ["processes=[2]", "launchers=[torchrun]", "dtypes=[fp64]", "steps=2", "output=found.json"]
-    printed = cli("retina_dist.parity", *arguments, cwd=tmp_path).stdout
-    assert "All others agree." in printed
+    arguments = ["launchers=[torchrun]", "output=found.json"]
+    done = cli("retina_dist.parity", *arguments, cwd=tmp_path)
+    assert "All others agree." in done.stdout
+    first, *progress = done.stderr.splitlines()
+    assert first == "torchrun, 2 processes (1 of 1)"
+    assert [line.partition(" differs by ")[0] for line in progress] == [f"  fp64/{case.name}" for case in parity.CASES]
     found = json.loads((tmp_path / "found.json").read_text())["torchrun 2"]
     assert found.keys() == {f"fp64/{case.name}" for case in parity.CASES}
     for case in parity.CASES:
         worst = max(found[f"fp64/{case.name}"].values())
         assert worst <= 1e-10 if case.agrees else worst > 1e-4, case.name
+
+
+def test_a_job_that_fails_shows_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    script = "import sys; print('[1,0]<stdout>: compared: fp64/clip differs by 1.0e-14'); sys.exit('no GPU here')"
+    monkeypatch.setattr(parity, "command", lambda *_: [sys.executable, "-c", script])
+    with pytest.raises(UserError, match=r"mpirun with 2 processes failed \(exit code 1\):\nno GPU here$"):
+        parity._launch("mpirun", 2, tmp_path)
+    assert capsys.readouterr().err == "  fp64/clip differs by 1.0e-14\n"
 
 
 @pytest.mark.parametrize(("difference", "good"), [(0.9e-10, True), (1.1e-10, False), (float("nan"), False)])

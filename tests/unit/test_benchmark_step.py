@@ -35,7 +35,11 @@ def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(row["waits"] == 0 for row in found["operators"] if row["path"] == "ours")
     assert theirs == [theirs[0] * size for size in step.COUNTED]
     assert "share_of_peak" in rows["fp32"]
-    assert "peak of matrix product and convolution, before the steps: " in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "peak of matrix product and convolution, before the steps: " in printed.out
+    progress = [line for line in printed.err.splitlines() if line.startswith("64x64, batch 2: ")]
+    paths = [f"first steps of {name}" for name in ("torchvision", "fp32", "bf16")]
+    assert [line[16:] for line in progress] == [*paths, "round 1 of 2", "round 2 of 2"]
 
 
 def test_no_step_is_above_the_peak_however_the_machine_was_disturbed(
