@@ -27,8 +27,9 @@ class Detections(TypedDict):
 class Batch:
     """B images on one canvas, with their boxes padded to a common number.
 
-    `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss by it, so that
-    micro-batches and ranks of unequal size add up to the mean over the whole step.
+    `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss over its real images by it, so
+    that micro-batches and ranks of unequal size add up to the mean over the whole step. Fillers, black images without boxes
+    at the end of the batch, keep its shape; they are in no loss, no gradient and no statistic.
     """
 
     images: Tensor  # [B, 3, H, W] RGB, 0 to 255, uint8 or float32, each image in the top left corner, zeros elsewhere
@@ -40,6 +41,7 @@ class Batch:
     num_boxes: Tensor  # [B] int64
     weight: float = 1.0
     warnings: tuple[str, ...] = ()  # what the reader had to say, for the main process to log
+    real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
 
     def __len__(self) -> int:
         return self.images.shape[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from retina_dist.data.raw import RawBatch
 from retina_dist.types import Batch
 
 FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
+NO_IMAGE = -1  # the image id of a filler
 RAW_MULTIPLE = 64  # pixels; few different shapes, so that memory made for one is used again
 
 
@@ -30,6 +31,12 @@ class Sample(NamedTuple):
     original_size: tuple[int, int]  # (height, width) of the stored image
     size: tuple[int, int] | None = None  # (height, width) on the canvas; None: that of `image`
     flips: tuple[bool, bool] = (False, False)  # still to be made: top to bottom, left to right
+    real: bool = True  # False for a filler
+
+
+def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
+    """A sample that only fills a batch up, of a black `image` [3, h, w] that will cover the canvas."""
+    return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, canvas, real=False)
 
 
 def collate(
@@ -118,7 +125,7 @@ def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
     return images
 
 
-def _rest(samples: Sequence[Sample]) -> dict[str, Tensor]:
+def _rest(samples: Sequence[Sample]) -> dict[str, Any]:
     """What both kinds of batch have beside images."""
     counts = [len(sample.labels) for sample in samples]
     most = padded_rows(max(counts))
@@ -133,4 +140,5 @@ def _rest(samples: Sequence[Sample]) -> dict[str, Tensor]:
         "boxes": boxes,
         "labels": labels,
         "num_boxes": torch.tensor(counts),
+        "real": None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
     }

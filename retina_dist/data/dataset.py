@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from retina_dist.data.cache import DecodedCache
-from retina_dist.data.collate import Sample, blank_images, collate, collate_raw, lay, raw_canvas
+from retina_dist.data.collate import Sample, blank_images, collate, collate_raw, filler, lay, raw_canvas
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import as_source, is_remote, read_all
@@ -50,8 +50,8 @@ class DetectionDataset(Dataset[Batch]):
 
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. An image that
     cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
-    the weight of the batch shrinks with it, so that the other images count as before. A batch of which
-    nothing is left is one black image without boxes, of weight 0. Pictures behind a URL are fetched a batch at a time.
+    the weight of the batch shrinks with it, so that the other images count as before. Fillers make up for what is missing
+    up to the spec's `size`, see `types.Batch`. Pictures behind a URL are fetched a batch at a time.
 
     With `resize="device"` the batches are `RawBatch`es: their `to` flips and resizes. `cache` is a folder to keep decoded
     pictures in, see `data.cache`; it changes nothing but the time.
@@ -108,7 +108,7 @@ class DetectionDataset(Dataset[Batch]):
         samples: list[Sample] = []
         warnings: list[str] = []
         fetched = self._fetched(spec.indices)
-        images = blank_images(len(spec.indices), self._room(spec))
+        images = blank_images(max(len(spec.indices), spec.size), self._room(spec))
         for index in spec.indices:
             try:
                 sample = self.sample(index, spec, warnings.append, fetched.pop(index, None))
@@ -119,10 +119,9 @@ class DetectionDataset(Dataset[Batch]):
             else:
                 # at once: the next image is then made in the same memory, which is at hand
                 samples.append(lay(sample, images[len(samples)]))
-        weight = spec.weight * len(samples) / len(spec.indices)
+        weight = spec.weight * len(samples) / max(1, len(spec.indices))
+        samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
         make = collate_raw if self.resize == "device" else collate
-        if not samples:
-            return make([self._blank(spec)], spec.canvas, weight, warnings)
         return make(samples, spec.canvas, weight, warnings, images[: len(samples)])
 
     def sample(
@@ -175,11 +174,7 @@ class DetectionDataset(Dataset[Batch]):
         """(height, width) that hold every `sample` of a batch. None is larger than its canvas, nor, raw, than it is stored."""
         if self.resize == "workers":
             return spec.canvas
+        if not spec.indices:
+            return raw_canvas(1, 1)
         height, width = self._sizes[list(spec.indices)].amax(dim=0).tolist()
         return raw_canvas(min(height, spec.canvas[0]), min(width, spec.canvas[1]))
-
-    def _blank(self, spec: BatchSpec) -> Sample:
-        index = spec.indices[0]
-        height, width = self._sizes[index].tolist()
-        image = torch.zeros(3, *spec.canvas, dtype=torch.uint8)
-        return Sample(image, torch.zeros(0, 4), torch.zeros(0), int(self._image_ids[index]), (height, width))

@@ -110,7 +110,7 @@ class CocoDataModule:
                     max_size=max_size,
                     num_buckets=num_buckets,
                 ),
-                batch_size=val_batch_size or max(1, batch_size // (world_size * accumulate)),
+                batch_size=val_batch_size or -(-batch_size // (world_size * accumulate)),
                 rank=rank,
                 world_size=world_size,
             )
@@ -136,11 +136,12 @@ class CocoDataModule:
 
     @property
     def num_train_shapes(self) -> int:
-        """How many shapes this rank's training batches can have: canvases x rows of boxes x numbers of images."""
+        """How many shapes this rank's training batches can have: canvases x rows of boxes, with and without fillers."""
         dataset, sampler = self._training()
         rows = {padded_rows(count) for count in range(dataset.most_boxes + 1)}
-        images = {len(spec.indices) for step in (0, sampler.steps_per_epoch - 1) for spec in sampler.step(step)}
-        return len(sampler.buckets.all_canvases()) * len(rows) * len(images)
+        specs = [spec for step in (0, sampler.steps_per_epoch - 1) for spec in sampler.step(step)]
+        kinds = 2 if dataset.on_bad_image == "skip" else len({len(spec.indices) < spec.size for spec in specs})
+        return len(sampler.buckets.all_canvases()) * len(rows) * kinds
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""

@@ -25,6 +25,7 @@ class BatchSpec:
     canvas: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
     weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `types.Batch`
+    size: int = 1  # images that the batch has at least; fillers make up for those it lacks
 
 
 class _Sharded:
@@ -43,11 +44,12 @@ class _Sharded:
 class TrainSampler(_Sharded):
     """Deals out each epoch's images, every one exactly once, `batch_size` an optimizer step over all ranks.
 
-    All images of a step lie on one canvas. A step's n images are split into `world_size * accumulate` slots
-    whose lengths differ by at most one; micro-batch `a` of rank `r` is slot `a * world_size + r`. Its weight
-    is len(slot) * world_size / n, so that the mean over ranks of the sum of weight * (mean over the slot) is
-    the mean over the step. A slot that gets no image holds the step's first one with weight 0, so that every
-    rank takes part.
+    All images of a step lie on one canvas. A step's n images are split into `accumulate` groups, and each group into
+    `world_size` slots; lengths of slots differ by at most one, and no count needs to divide another. Micro-batch
+    `a` of rank `r` is slot `r` of group `a`: which images are processed together, over all ranks, does not depend on the
+    number of ranks. Its weight is len(slot) * world_size / n, so that the mean over ranks of the sum of
+    weight * (mean over the slot) is the mean over the step. Fillers bring every slot to one size, so that every rank takes
+    part in every micro-batch, with one shape a canvas.
     """
 
     def __init__(
@@ -91,16 +93,18 @@ class TrainSampler(_Sharded):
         batch = self._epoch_plan(epoch)[index]
         min_size = self.min_sizes[derived_seed(self.seed, "min_size", epoch, step) % len(self.min_sizes)]
         canvas = self.buckets.canvas(batch, min_size)
-        slots = np.array_split(batch, self.world_size * self.accumulate)
+        most = min(self.batch_size, self.buckets.num_images)  # of a step
+        slots = [np.array_split(group, self.world_size)[self.rank] for group in np.array_split(batch, self.accumulate)]
         return [
             BatchSpec(
                 epoch=epoch,
-                indices=tuple(slot.tolist()) or (int(batch[0]),),
+                indices=tuple(slot.tolist()),
                 canvas=canvas,
                 min_size=min_size,
                 weight=len(slot) * self.world_size / len(batch),
+                size=-(-most // (self.world_size * self.accumulate)),
             )
-            for slot in slots[self.rank :: self.world_size]
+            for slot in slots
         ]
 
     def _epoch_plan(self, epoch: int) -> list[IntArray]:

@@ -23,17 +23,20 @@ class ReplicaMismatch(UserError):
     everywhere = True
 
 
-def average_statistics(model: nn.Module, strategy: DistributedStrategy) -> None:
+def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0) -> None:
     """Replace the running statistics of batch norms by their mean over ranks; one collective, none if there are no such norms.
 
     Each rank's norm sees its own images only, and gradients do not make its statistics equal. Norms that train on all
-    ranks' images together, or not at all, are equal as they are.
+    ranks' images together, or not at all, are equal as they are. `weight` is this rank's share of the step's images; where
+    no rank has any, nothing changes.
     """
     if strategy.world_size == 1:
         return
     statistics = list(_own_statistics(model))
     if statistics:
-        means = strategy.all_reduce(torch.cat([s.flatten() for s in statistics]), "mean")
+        own = torch.cat([s.flatten() for s in statistics])
+        sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
+        means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
         for mine, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
             mine.copy_(mean.view_as(mine))
 

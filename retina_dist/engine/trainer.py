@@ -248,7 +248,7 @@ class Trainer:
             self.guard.record(micro_batches, total, norm)
             mark("other")
             return {}
-        average_statistics(state.model, self.strategy)
+        average_statistics(state.model, self.strategy, sum(batch.weight for batch in micro_batches))
         if state.ema:
             state.ema.update(state.model)
         mark("optimizer")

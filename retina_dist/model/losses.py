@@ -40,22 +40,27 @@ def retinanet_losses(
     boxes: Tensor,
     labels: Tensor,
     *,
+    real: Tensor | None = None,
     alpha: float = 0.25,
     gamma: float = 2.0,
     box_loss: BoxLoss = "l1",
     smooth_l1_beta: float = 1.0 / 9,
 ) -> dict[str, Tensor]:
-    """Mean over images of classification and box loss, as two scalars under torchvision's names.
+    """Mean over real images of classification and box loss, as two scalars under torchvision's names.
 
     logits [B, A, K], offsets [B, A, 4] (of any float type: the maths is at least float32), anchors [A, 4],
-    matched [B, A] as `targets.match` gives it, boxes [B, M, 4], labels [B, M].
+    matched [B, A] as `targets.match` gives it, boxes [B, M, 4], labels [B, M]. Images whose `real` [B] bool is False
+    count nowhere; without any other, both losses are 0.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     offsets, anchors, boxes = (x.to(dtype) for x in (offsets, anchors, boxes))
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
     classes = torch.where(foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND))
-    weight = 1.0 / (len(logits) * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
+    images = len(logits) if real is None else real.sum().clamp(min=1)
+    weight = 1.0 / (images * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
+    if real is not None:
+        weight = weight.masked_fill(~real, 0.0)
 
     # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward of what is masked away.
     target = torch.where(foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors)

@@ -27,7 +27,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
 from retina_dist.model.losses import BoxLoss, retinanet_losses
 from retina_dist.model.postprocess import postprocess
-from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
+from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 from retina_dist.model.targets import match
 from retina_dist.types import Batch, Detections
 
@@ -83,7 +83,7 @@ class RetinaNet(TorchvisionRetinaNet):
         self._statistics: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:  # type: ignore[override]
-        """In training mode the losses (name -> scalar, mean over images), else the detections of each image."""
+        """In training mode the losses (name -> scalar, mean over real images), else the detections of each image."""
         if self.training:
             outputs, levels = self.predict(batch)
             return self.losses(outputs, torch.cat(levels), batch)
@@ -96,7 +96,8 @@ class RetinaNet(TorchvisionRetinaNet):
 
     def predict(self, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The heads' outputs (cls_logits [B, A, K], bbox_regression [B, A, 4]) and the anchors of each pyramid level."""
-        features = list(self.backbone(self.normalized(batch)).values())
+        with count_only(self.backbone, batch.real):
+            features = list(self.backbone(self.normalized(batch)).values())
         return self.head(features), self.anchors(batch.images.shape[-2:], features)
 
     def normalized(self, batch: Batch) -> Tensor:
@@ -151,7 +152,7 @@ class RetinaNet(TorchvisionRetinaNet):
             return list(self.anchor_generator(images, shapes)[0].split(counts))
 
     def losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """`classification` and `bbox_regression`: scalars, mean over the images of the batch."""
+        """`classification` and `bbox_regression`: scalars, mean over the real images of the batch, 0 if it has none."""
         with torch.autocast(anchors.device.type, enabled=False):
             if self.loss_path == "torchvision":
                 return self._torchvision_losses(outputs, anchors, batch)
@@ -165,6 +166,7 @@ class RetinaNet(TorchvisionRetinaNet):
                 matched,
                 batch.boxes,
                 batch.labels,
+                real=batch.real,
                 alpha=self.focal_alpha,
                 gamma=self.focal_gamma,
                 box_loss=self.box_loss,
@@ -172,11 +174,18 @@ class RetinaNet(TorchvisionRetinaNet):
             )
 
     def _torchvision_losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
+        real = [True] * len(batch) if batch.real is None else batch.real.tolist()
         targets = [
             {"boxes": boxes[:n], "labels": labels[:n]}
-            for boxes, labels, n in zip(batch.boxes, batch.labels, batch.num_boxes.tolist(), strict=True)
+            for boxes, labels, n, counts in zip(batch.boxes, batch.labels, batch.num_boxes.tolist(), real, strict=True)
+            if counts
         ]
         full = {k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in outputs.items()}
+        if not targets:
+            nothing = torch.stack([v.sum() for v in full.values()]).sum() * 0.0
+            return {"classification": nothing, "bbox_regression": nothing}
+        if batch.real is not None:
+            full = {k: v[batch.real] for k, v in full.items()}
         return self.compute_loss(targets, full, [anchors] * len(targets))
 
     def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:
@@ -201,6 +210,7 @@ TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
     LastLevels: LastLevelP6P7,
     FoldedConv2d: nn.Conv2d,
     FoldedBatchNorm2d: FrozenBatchNorm2d,
+    BatchNorm2d: nn.BatchNorm2d,
     SyncBatchNorm2d: nn.BatchNorm2d,
 }
 
@@ -312,7 +322,7 @@ def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Seque
 
 
 def _norm_layer(kind: BatchNorm, eps: float) -> Any:
-    layers = {"frozen": FrozenBatchNorm2d, "live": nn.BatchNorm2d, "sync": SyncBatchNorm2d}
+    layers = {"frozen": FrozenBatchNorm2d, "live": BatchNorm2d, "sync": SyncBatchNorm2d}
     return partial(layers[kind], eps=eps)
 
 

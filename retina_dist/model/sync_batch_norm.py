@@ -1,46 +1,59 @@
-"""Batch norm over the batch of all processes, by any backend, on any device. Layer 1.
+"""Batch norm over real images only, of this process or of all, by any backend, on any device. Layer 1.
 
-torch's and Horovod's own synchronised norms need GPUs and belong to one backend each; this one needs a sum over ranks.
+torch's and Horovod's own synchronised norms need GPUs and belong to one backend each; this one needs a sum over ranks. None of
+them can leave out the images that only fill a batch up.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 Sum = Callable[[Tensor], Tensor]
 
 
-class SyncBatchNorm2d(nn.BatchNorm2d):
-    """As `nn.BatchNorm2d`, with mean and variance of all ranks' batches once `connect` has been called.
+class BatchNorm2d(nn.BatchNorm2d):
+    """As `nn.BatchNorm2d`; within `count_only`, fillers are in no statistic and no gradient, and become zeros.
 
-    Same state_dict. In training, every rank must call it in the same order; each pass, forward and backward, adds up once over
-    ranks. All sums, and the squares in them, are made in float64: they lose nothing of a variance beside a large mean, and in
-    float32 their rounded results hardly ever depend on how images are shared out. nn.BatchNorm2d's own sums do, and can move a
-    gradient by a thousandth, because ReLUs behind the norm flip.
+    Same state_dict. `num_batches_tracked` counts passes, also those without a real image, which change no running statistic.
     """
 
     sum_over_ranks: Sum | None = None
+    real: Tensor | None = None  # [B] bool, of the pass under way; see `count_only`
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.sum_over_ranks is None:
+        if not self.training or (self.sum_over_ranks is None and self.real is None):
             return super().forward(x)
-        y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.sum_over_ranks)
+        sum_over_ranks = self.sum_over_ranks or _alone
+        y, mean, variance, count = _Normalise.apply(x, self.real, self.weight, self.bias, self.eps, sum_over_ranks)
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
             assert self.momentum is not None
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            momentum = (count > 0).to(self.running_mean.dtype) * self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
         return y
+
+
+class SyncBatchNorm2d(BatchNorm2d):
+    """With mean and variance of all ranks' batches once `connect` has been called.
+
+    In training, every rank must call it in the same order; each pass, forward and backward, adds up once over ranks. A rank
+    whose images are all fillers adds zeros. The sums within an image are made in the activation's precision, at least float32,
+    squares about the image's own mean; what is added over images and ranks is float64. So neither a large mean nor the way in
+    which images are shared out costs digits. nn.BatchNorm2d's own sums depend on the latter, and can move a gradient by a
+    thousandth, because ReLUs behind the norm flip.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
         """A copy that stands alone: a job has one set of connections."""
@@ -58,47 +71,89 @@ def connect(model: nn.Module, sum_over_ranks: Sum) -> None:
             module.sum_over_ranks = sum_over_ranks
 
 
+@contextmanager
+def count_only(model: nn.Module, real: Tensor | None) -> Iterator[None]:
+    """Within it, each BatchNorm2d of `model` leaves out the images of which `real` [B] bool is False; None leaves out none."""
+    norms = [] if real is None else [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    for norm in norms:
+        norm.real = real
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.real = None
+
+
 class _Normalise(torch.autograd.Function):
-    """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a channel.
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a channel in real images.
 
     dx = weight / sqrt(variance + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N), with sums over ranks (Ioffe and Szegedy
     2015, https://arxiv.org/abs/1502.03167). The gradients of weight and bias are this rank's, as those of every parameter.
+    Fillers' y and dx are 0. The host waits for nothing.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
+        ctx: Any,
+        x: Tensor,
+        real: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        sum_over_ranks: Sum,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # [B, C, H, W]
-        channels = x.shape[1]
-        own_count = torch.tensor([x.numel() // channels], dtype=torch.float64, device=x.device)
-        sums = sum_over_ranks(torch.cat((_channel_sums(x), _channel_sums(x.double().square()), own_count)))
+        images, channels, height, width = x.shape
+        pixels = height * width
+        own_means = wide.sum((2, 3)) / pixels  # [B, C]
+        squares = (wide - own_means[:, :, None, None]).square_().sum((2, 3)).double()
+        squares += own_means.double().square() * pixels
+        if real is None:
+            own_count = torch.full((1,), images * pixels, dtype=torch.float64, device=x.device)
+        else:
+            own_count = real.sum(0, keepdim=True).double() * pixels
+        own_sums = (_real_sum(own_means, real) * pixels, _real_sum(squares, real), own_count)
+        sums = sum_over_ranks(torch.cat(own_sums))
         count = sums[-1]
-        exact_mean = sums[:channels] / count
-        variance = (sums[channels:-1] / count - exact_mean.square()).clamp(min=0)
+        divisor = count.clamp(min=1)  # there may be no real image at all
+        exact_mean = sums[:channels] / divisor
+        # float64 has 29 bits more than the activations of float32, so this costs no digit of theirs up to a mean of 10^4 deviations
+        variance = (sums[channels:-1] / divisor - exact_mean.square()).clamp(min=0)
         mean = exact_mean.to(wide.dtype)
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
-        y = (wide - _per_channel(mean)) * _per_channel(inverse * weight) + _per_channel(bias)
-        ctx.save_for_backward(x, weight, mean, inverse, count)
-        ctx.sum_over_ranks = sum_over_ranks  # type: ignore[attr-defined]
+        y = (wide - _per_channel(mean)).mul_(_per_channel(inverse * weight)).add_(_per_channel(bias))
+        ctx.save_for_backward(x, real, weight, mean, inverse, divisor)
+        ctx.sum_over_ranks = sum_over_ranks
         ctx.mark_non_differentiable(mean, variance, count)
-        return y.to(x.dtype), mean, variance, count
+        return _without_fillers(y, real).to(x.dtype), mean, variance, count
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        x, weight, mean, inverse, count = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, None, Tensor, Tensor, None, None]:
+        x, real, weight, mean, inverse, divisor = ctx.saved_tensors
         wide = dy.to(mean.dtype)
         normed = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(inverse)
-        d_bias, d_weight = _channel_sums(wide), _channel_sums(wide * normed)
-        means = (ctx.sum_over_ranks(torch.stack((d_bias, d_weight))) / count).to(wide.dtype)
-        dx = _per_channel(inverse * weight) * (wide - _per_channel(means[0]) - normed * _per_channel(means[1]))
-        return dx.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(weight.dtype), None, None
+        d_bias = _real_sum(wide.sum((2, 3)), real)
+        d_weight = _real_sum((wide * normed).sum((2, 3)), real)
+        means = (ctx.sum_over_ranks(torch.stack((d_bias, d_weight))) / divisor).to(wide.dtype)
+        dx = (wide - _per_channel(means[0])).sub_(normed.mul_(_per_channel(means[1])))
+        dx = _without_fillers(dx.mul_(_per_channel(inverse * weight)), real).to(x.dtype)
+        return dx, None, d_weight.to(weight.dtype), d_bias.to(weight.dtype), None, None
 
 
-def _channel_sums(x: Tensor) -> Tensor:
-    """[B, C, H, W] -> [C] float64"""
-    return x.sum((0, 2, 3), dtype=torch.float64)
+def _alone(x: Tensor) -> Tensor:
+    """The sum over one rank."""
+    return x.clone()
+
+
+def _real_sum(x: Tensor, real: Tensor | None) -> Tensor:
+    """[B, C] -> [C] float64, the sum over real images."""
+    return (x if real is None else x.masked_fill(~real[:, None], 0.0)).sum(0, dtype=torch.float64)
+
+
+def _without_fillers(x: Tensor, real: Tensor | None) -> Tensor:
+    """[B, C, H, W] of our making -> the same, zeros in fillers: whatever they held, infinities too, goes no further."""
+    return x if real is None else x.masked_fill_(~real[:, None, None, None], 0.0)
 
 
 def _per_channel(x: Tensor) -> Tensor:

@@ -287,10 +287,12 @@ class DetectionTask:
         return self.evaluator
 
     def inspect(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Each image of a batch by id and file, with the losses that it has on its own."""
+        """Each real image of a batch by id and file, with the losses that it has on its own."""
         names = {record.image_id: record.file_name for record in self.train.records}
         batch, found = batch.to(self.strategy.device), []
-        for i, image_id in enumerate(batch.image_ids.tolist()):
+        real = [True] * len(batch) if batch.real is None else batch.real.tolist()
+        for i in (i for i, counts in enumerate(real) if counts):
+            image_id = int(batch.image_ids[i])
             losses = {name: float(value) for name, value in model(batch.image(i)).items()}
             found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
         return found
@@ -326,7 +328,7 @@ class DetectionTask:
 
         dataset = data.train_dataset
         spec = data.train_sampler.step(step)[0]
-        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES])].to("cpu")
+        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES], size=1)].to("cpu")
         batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:

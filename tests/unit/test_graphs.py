@@ -61,11 +61,12 @@ def test_two_micro_batches_of_every_shape_give_the_same_gradients_losses_and_sta
     captured = CapturedSteps(model, passes(model), device, capture=capture)
     eager = passes(plain)
     batches = [make_batch([2, 1], 3, seed=1), make_batch([9, 0], 3, seed=2), make_batch([1, 3], 3, seed=3)]
-    for batch, weight in zip(batches, (1.0, 0.5, 0.25), strict=True):
+    batches.append(replace(batches[0], real=torch.tensor([True, False])))
+    for batch, weight in zip(batches, (1.0, 0.5, 0.25, 0.5), strict=True):
         found = {name: value.clone() for name, value in captured(batch, weight).items()}
         expected = eager(batch, weight)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert len(captured._slots) == 2  # two numbers of rows
+    assert len(captured._slots) == 3  # two numbers of rows, and one with a filler
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a.grad, torch.zeros_like(a) if b.grad is None else b.grad)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), plain.buffers(), strict=True))

@@ -110,6 +110,33 @@ def test_both_loss_paths_agree(variant: str) -> None:
         torch.testing.assert_close(batched[name], reference[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("loss_path", ["batched", "torchvision"])
+def test_fillers_count_nowhere(loss_path: str) -> None:
+    """Losses, gradients and statistics are those of the real images alone; without any of these, nothing moves."""
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32, loss_path=loss_path).double()
+    filled = make_batch([4, 2, 0], num_classes=5)
+    filled = dataclasses.replace(filled, boxes=filled.boxes.double())
+    pair = dataclasses.replace(filled, **{n: x[:2] for n, x in vars(filled).items() if isinstance(x, torch.Tensor)})
+    models, losses = [copy.deepcopy(model) for _ in range(3)], []
+    reals = None, torch.tensor([True, True, False]), torch.tensor([False] * 3)
+    for one, batch, real in zip(models, (pair, filled, filled), reals, strict=True):
+        losses.append(one(dataclasses.replace(batch, real=real)))
+        sum(losses[-1].values()).backward()
+    for name, value in losses[0].items():
+        torch.testing.assert_close(losses[1][name], value, rtol=1e-12, atol=1e-14)
+        assert losses[2][name] == 0
+    for (name, expected), found, nothing in zip(
+        models[0].named_parameters(), *(m.parameters() for m in models[1:]), strict=True
+    ):
+        assert (found.grad - expected.grad).norm() < 1e-12 * (1e-3 + expected.grad.norm()), name
+        assert not nothing.grad.any(), name
+    for name, expected in models[0].named_buffers():
+        torch.testing.assert_close(dict(models[1].named_buffers())[name], expected, rtol=1e-12, atol=1e-14)
+        if "running" in name:
+            assert torch.equal(dict(models[2].named_buffers())[name], dict(model.named_buffers())[name])
+
+
 def test_detections_equal_torchvision() -> None:
     ours, theirs = twins("v1")
     with torch.no_grad():  # make the random heads say something

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from retina_dist.data import module
+from retina_dist.data.collate import NO_IMAGE
 from retina_dist.data.dataset import DetectionDataset
 from retina_dist.data.module import CocoDataModule
 from retina_dist.data.samplers import BatchSpec
@@ -144,6 +145,30 @@ def test_a_batch_of_bad_images_is_a_black_one_without_weight(annotations):
     assert batch.image_ids.dtype == batch.labels.dtype == torch.int64
 
 
+@pytest.mark.parametrize("resize", ["workers", "device"])
+def test_fillers_bring_a_batch_to_its_size(annotations, resize):
+    """Black images without boxes, at the end: for what could not be read, and where a slot has too few images or none."""
+    annotations.records[1].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip", resize=resize)
+
+    def batch(*indices: int, size: int) -> Batch:
+        return dataset[BatchSpec(0, indices, canvas=(64, 128), min_size=32, weight=0.5, size=size)].to("cpu")
+
+    full, short, empty = batch(0, 2, 3, size=3), batch(0, 1, 2, size=4), batch(size=2)
+    assert full.real is None
+    assert short.real.tolist() == [True, True, False, False]
+    assert empty.real.tolist() == [False, False]
+    assert (full.weight, short.weight, empty.weight) == (0.5, 0.5 * 2 / 3, 0.5 * 0)
+    assert short.image_ids.tolist() == [100, 102, NO_IMAGE, NO_IMAGE]
+    assert torch.equal(short.images[:2], batch(0, 2, size=1).images)
+    for found, count in ((short, 4), (empty, 2)):
+        assert found.images.shape == (count, 3, 64, 128)
+        fillers = ~found.real
+        assert not found.images[fillers].any()
+        assert not found.num_boxes[fillers].any()
+        assert found.image_sizes[fillers].tolist() == [[64, 128]] * int(fillers.sum())
+
+
 def test_unknown_policy_is_refused(annotations):
     with pytest.raises(ConfigError, match="on_bad_image='ignore'"):
         DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="ignore")
@@ -168,7 +193,7 @@ def test_steps_cross_epochs_and_hold_accumulate_micro_batches(annotations):
     steps = list(module.train_steps(0, 6))
     assert [len(step) for step in steps] == [2] * 6
     for epoch in (steps[:3], steps[3:]):
-        ids = [int(i) for step in epoch for batch in step for i in batch.image_ids]
+        ids = [int(i) for step in epoch for batch in step for i in batch.image_ids if i != NO_IMAGE]
         assert sorted(ids) == list(range(100, 110))
 
 
@@ -187,6 +212,7 @@ def test_every_world_size_sees_the_same_augmented_images(annotations, world_size
             for found, batches in zip(steps, module.train_steps(0, 4), strict=True):
                 for batch in batches:
                     found |= dict(zip(batch.image_ids.tolist(), batch.images, strict=True))
+                    found.pop(NO_IMAGE, None)
         return steps
 
     for one, many in zip(images(1), images(world_size), strict=True):
@@ -298,8 +324,8 @@ def test_the_shapes_of_a_training_are_counted_beforehand(annotations, most: int)
     annotations.boxes[0] = np.array([[2.0, 3.0, 20.0, 22.0]] * most, dtype=np.float32)
     annotations.labels[0] = np.zeros(most, dtype=np.int64)
     made = make_module(annotations, iou_crop=0.0)
-    met = {(batch.images.shape, batch.boxes.shape) for (batch,) in made.train_steps(0, 4 * made.steps_per_epoch)}
+    steps = made.train_steps(0, 4 * made.steps_per_epoch)
+    met = {(batch.images.shape, batch.boxes.shape, batch.real is None) for (batch,) in steps}
     canvases = made.train_sampler.buckets.all_canvases()
-    assert (
-        len(met) <= made.num_train_shapes == len(canvases) * (1 if most <= 8 else 2) * 2
-    )  # four images, two in the last
+    # four images, two and two fillers in the last step
+    assert len(met) <= made.num_train_shapes == len(canvases) * (1 if most <= 8 else 2) * 2

@@ -253,6 +253,15 @@ def test_running_statistics_become_their_mean_by_one_collective() -> None:
         assert model[0].num_batches_tracked == 0
 
 
+@pytest.mark.parametrize(("weights", "mean"), [((1.5, 1.5, 0.0), 1.5), ((2.0, 0.5, 0.5), 2.0), ((0.0, 0.0, 0.0), None)])
+def test_each_rank_counts_as_much_as_it_has_images(weights: tuple[float, ...], mean: float | None) -> None:
+    values = (1.0, 2.0, 6.0)
+    models = [normed(value, value) for value in values]
+    on_ranks(3, lambda strategy: average_statistics(models[strategy.rank], strategy, weights[strategy.rank]))
+    found = [model[0].running_mean.item() for model in models]
+    assert found == (list(values) if mean is None else [mean] * 3)
+
+
 def test_norms_that_do_not_train_are_left_alone() -> None:
     models = normed(1.0, 3.0), normed(2.0, 4.0)
     for model in models:

@@ -76,11 +76,27 @@ def test_weighted_means_add_up_to_the_mean_of_the_step(sizes, batch_size, accumu
     losses = np.random.default_rng(0).normal(size=len(sizes))
     for world_size in WORLD_SIZES:
         ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
-        of_rank = [sum(spec.weight * losses[list(spec.indices)].mean() for spec in specs) for specs in ranks]
+        of_rank = [sum(s.weight * losses[list(s.indices)].mean() for s in specs if s.indices) for specs in ranks]
         assert np.mean(of_rank) == pytest.approx(losses[images_of(ranks)].mean(), abs=1e-12)
-        lengths = [len(spec.indices) if spec.weight else 0 for specs in ranks for spec in specs]
+        lengths = [len(spec.indices) for specs in ranks for spec in specs]
         assert max(lengths) - min(lengths) <= 1
-        assert all(spec.indices for specs in ranks for spec in specs)
+        assert all((spec.weight > 0) == bool(spec.indices) for specs in ranks for spec in specs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
+def test_what_is_processed_together_does_not_depend_on_the_number_of_ranks(sizes, batch_size, accumulate, data):
+    """So that batch norm over all ranks has the same statistics; and every slot of every step has one size."""
+    buckets = buckets_of(sizes)
+    step = data.draw(st.integers(0, 3 * len(sizes)))
+    together = []
+    for world_size in (*WORLD_SIZES, 7):
+        ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
+        together.append([[i for spec in specs for i in spec.indices] for specs in zip(*ranks, strict=True)])
+        found = {spec.size for specs in ranks for spec in specs}
+        assert found == {-(-min(batch_size, len(sizes)) // (world_size * accumulate))}
+        assert all(len(spec.indices) <= spec.size for specs in ranks for spec in specs)
+    assert all(groups == together[0] for groups in together)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,11 +128,14 @@ def test_slots_by_hand():
     ranks = job(0, 2, buckets, batch_size=7, accumulate=2, shuffle=False)
     assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4, 5)], [(2, 3), (6,)]]
     assert [[spec.weight for spec in specs] for specs in ranks] == [[4 / 7, 4 / 7], [4 / 7, 2 / 7]]
+    ranks = job(0, 3, buckets, batch_size=7, accumulate=2, shuffle=False)  # groups of 4 and 3 images
+    assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4,)], [(2,), (5,)], [(3,), (6,)]]
 
 
-def test_a_rank_without_images_gets_a_filler_without_weight():
+def test_a_rank_without_images_takes_part_with_fillers_only():
     ranks = job(1, 3, buckets_of([(10, 10)] * 5), batch_size=4, shuffle=False)
-    assert [(specs[0].indices, specs[0].weight) for specs in ranks] == [((4,), 3.0), ((4,), 0.0), ((4,), 0.0)]
+    assert [(specs[0].indices, specs[0].weight) for specs in ranks] == [((4,), 3.0), ((), 0.0), ((), 0.0)]
+    assert {specs[0].size for specs in ranks} == {2}  # as in the full steps
 
 
 def test_leftovers_cost_little_padding_and_few_new_canvases():

@@ -1,4 +1,4 @@
-"""Batch norm over two ranks, against torch's own over the whole batch."""
+"""Batch norm over several ranks and real images only, against torch's own over the whole batch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import copy
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
+from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.data.buckets import make_buckets
+from retina_dist.data.samplers import TrainSampler
+from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only
 from tests.unit.test_strategy_base import ThreadRank, on_ranks
 
 CHANNELS = 3
@@ -200,3 +207,181 @@ def test_checkpoints_are_those_of_torchs_norm() -> None:
     assert list(own.state_dict()) == list(whole.state_dict())
     whole.load_state_dict(own.state_dict())
     assert whole.weight.tolist() == [0.5, 2.0, -1.0]
+
+
+# fillers
+
+
+def small_net(kind: type[nn.BatchNorm2d]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, CHANNELS, 2), norm(kind), nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 1), norm(kind)
+    ).double()
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x for name, x in model.state_dict().items() if "running" in name}
+
+
+@settings(max_examples=15, deadline=None)
+@given(images=st.integers(1, 7), batch_size=st.integers(1, 7), ranks=st.integers(1, 5), accumulate=st.integers(1, 3))
+@example(images=2, batch_size=2, ranks=3, accumulate=1)
+@example(images=5, batch_size=4, ranks=3, accumulate=2)
+def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks: int, accumulate: int) -> None:
+    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, where nothing divides anything."""
+    data, target = drawn(images, 2, 3, 4), drawn(images, CHANNELS, 2, 3, seed=1)
+    sampler = {"buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10), "batch_size": batch_size}
+    sampler |= {"accumulate": accumulate}
+
+    def loss(model: nn.Module, rows: list[int]) -> Tensor:
+        """Mean over these images of a loss that each has by itself."""
+        return (model(data[rows]) * target[rows]).sin().sum() / len(rows)
+
+    def alone() -> list[dict[str, Tensor]]:
+        model, found = small_net(nn.BatchNorm2d), []
+        for step in range(-(-images // batch_size)):
+            specs = TrainSampler(**sampler).step(step)
+            count = sum(len(spec.indices) for spec in specs)
+            model.zero_grad()
+            for rows in (list(spec.indices) for spec in specs if spec.indices):
+                (loss(model, rows) * len(rows) / count).backward()
+            found.append({n: p.grad.clone() for n, p in model.named_parameters()} | copy.deepcopy(state_of(model)))
+        return found
+
+    def one(strategy: ThreadRank) -> list[dict[str, Tensor]]:
+        model, found = copy.deepcopy(start), []
+        connect(model, lambda values: strategy.all_reduce(values, "sum"))
+        for step in range(-(-images // batch_size)):
+            model.zero_grad()
+            for spec in TrainSampler(**sampler, rank=strategy.rank, world_size=ranks).step(step):
+                rows, real = list(spec.indices), torch.arange(spec.size) < len(spec.indices)
+                x = torch.cat((data[rows], torch.full((spec.size - len(rows), 2, 3, 4), 1e3, dtype=torch.float64)))
+                with count_only(model, real):
+                    y = model(x)
+                assert y.isfinite().all()
+                means = (y[: len(rows)] * target[rows]).sin().sum() / max(1, len(rows))
+                (means * spec.weight).backward()
+            gradients = {n: strategy.all_reduce(p.grad) for n, p in model.named_parameters()}
+            found.append(gradients | copy.deepcopy(state_of(model)))
+        return found
+
+    start, expected = small_net(SyncBatchNorm2d), alone()
+    for found in on_ranks(ranks, one):
+        assert not isinstance(found, Exception), found
+        for mine, theirs in zip(found, expected, strict=True):
+            for name, value in theirs.items():
+                torch.testing.assert_close(mine[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_what_a_filler_holds_changes_nothing(connected: bool, value: float) -> None:
+    """In live norms too; nor does a gradient that reaches a filler."""
+    x, dy = drawn(3, CHANNELS, 2, 2), drawn(3, CHANNELS, 2, 2, seed=1)
+    whole, own = norm(nn.BatchNorm2d), norm(SyncBatchNorm2d if connected else BatchNorm2d)
+    if connected:
+        connect(own, torch.clone)
+    y, dx = forward_backward(whole, x[:2], dy[:2])
+    filled = x.clone()
+    filled[2] = value
+    with count_only(own, torch.tensor([True, True, False])):
+        found_y, found_dx = forward_backward(own, filled, dy)
+    for found, expected in ((found_y, y), (found_dx, dx)):
+        torch.testing.assert_close(found[:2], expected)
+        assert not found[2].any()
+    torch.testing.assert_close(own.weight.grad, whole.weight.grad)
+    torch.testing.assert_close(own.bias.grad, whole.bias.grad)
+    for name, expected in whole.state_dict().items():
+        torch.testing.assert_close(own.state_dict()[name], expected)
+    assert own.real is None
+
+
+def test_a_pass_without_real_images_moves_nothing() -> None:
+    module = norm(BatchNorm2d)
+    before = copy.deepcopy(state_of(module))
+    with count_only(module, torch.tensor([False, False])):
+        y, dx = forward_backward(module, drawn(2, CHANNELS, 2, 2), drawn(2, CHANNELS, 2, 2))
+    assert not any(x.any() for x in (y, dx, module.weight.grad, module.bias.grad))
+    assert all(torch.equal(value, before[name]) for name, value in state_of(module).items())
+    assert module.num_batches_tracked == 1  # of passes
+
+
+def test_a_live_norm_without_fillers_is_torchs_own() -> None:
+    x = drawn(2, CHANNELS, 4, 4)
+    own = norm(BatchNorm2d)
+    with count_only(own, None):
+        assert torch.equal(own(x), norm(nn.BatchNorm2d)(x))
+
+
+class Devices(TorchDispatchMode):
+    """Notes on which devices operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {x.device.type for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)}
+        return result
+
+
+@pytest.mark.parametrize("fillers", [False, True])
+def test_the_host_copies_nothing_to_the_device_and_waits_for_nothing(fillers: bool) -> None:
+    """So that a CUDA graph can hold the pass; nor is any activation widened to float64."""
+    sizes = []
+
+    def add_up(values: Tensor) -> Tensor:
+        sizes.append(tuple(values.shape))
+        return values.clone()
+
+    with torch.device("meta"):  # as strict as CUDA: no value can be read, and what comes from the CPU shows
+        module = SyncBatchNorm2d(CHANNELS)
+        connect(module, add_up)
+        x, real = torch.empty(4, CHANNELS, 9, 9, requires_grad=True), torch.empty(4, dtype=torch.bool)
+        with (
+            OperatorCount() as counted,
+            Devices() as devices,
+            Widest() as widest,
+            count_only(module, real if fillers else None),
+        ):
+            module(x).sum().backward()
+    assert not counted.waits
+    assert devices.seen == {"meta"}
+    assert widest.elements <= 4 * CHANNELS
+    assert sizes == [(2 * CHANNELS + 1,), (2, CHANNELS)]  # one sum over ranks each way
+
+
+class Widest(TorchDispatchMode):
+    """Notes the largest float64 tensor that an operator made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor) and x.dtype == torch.float64]
+        self.elements = max(self.elements, *made, 0)
+        return result
+
+
+def test_it_compiles_into_one_graph_with_fillers_too() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = norm(SyncBatchNorm2d)
+            connect(self, lambda values: values.clone())
+
+        def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+            with count_only(self, real):
+                return self.layer(x)
+
+    x, plain = drawn(3, CHANNELS, 3, 4), Net()
+    compiled = Net()
+    compiled.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+    for real in (None, torch.tensor([True, True, False]), None):
+        for model in (plain, compiled):
+            model(x, real).square().sum().backward()
+    for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value)
