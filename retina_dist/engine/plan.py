@@ -1,7 +1,8 @@
 """What a run will do, settled before anything is built.
 
 Layer 2. The user states the total batch, the length and the learning rate; the plan says how many images each process takes
-in a micro-batch, which learning rate that gives and at which steps something happens. It does not depend on the backend.
+in a micro-batch, which learning rate that gives and at which steps something happens. It does not depend on the backend. Any
+number of processes can share any batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ class Plan:
     batch_size: int
     world_size: int
     accumulate: int
-    micro_batch: int
     steps_per_epoch: int
     total_steps: int
     stop_step: int
@@ -37,6 +37,12 @@ class Plan:
     checkpoint_every: int
     log_every: int
     check_every: int
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """Images of one process's micro-batch in a full step: one number, or two if they cannot all be equal."""
+        fewest, more = divmod(self.batch_size, self.world_size * self.accumulate)
+        return (fewest, fewest + 1) if more else (fewest,)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0 is the first), before any group's own scale."""
@@ -61,7 +67,7 @@ class Plan:
             shape += f", warm-up over {counted(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
         rows = {
             "batch": f"{counted(self.batch_size, 'image')} a step = {counted(self.world_size, 'process')} x "
-            f"{self.accumulate} accumulated x {self.micro_batch}",
+            f"{self.accumulate} accumulated x {' or '.join(map(str, self.micro_batches))}",
             "epoch": f"{counted(self.num_images, 'image')} in {counted(self.steps_per_epoch, 'step')}",
             "length": f"{counted(self.total_steps, 'step')} = {counted(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
@@ -111,14 +117,6 @@ def resolve_plan(
 
     if num_images < 1:
         raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
-    slots = world_size * accumulate
-    if batch_size % slots:
-        below, above = batch_size // slots * slots, math.ceil(batch_size / slots) * slots
-        near = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
-            f"data.batch_size={batch_size} cannot be shared by {world_size} processes x trainer.accumulate={accumulate} = "
-            f"{slots} equal micro-batches; use {near}."
-        )
     total = steps("trainer.length", length)
     if total < 1:
         raise ConfigError(f"trainer.length={length} is no step at all; use at least 1step.")
@@ -150,7 +148,6 @@ def resolve_plan(
         batch_size=batch_size,
         world_size=world_size,
         accumulate=accumulate,
-        micro_batch=batch_size // slots,
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,

@@ -17,8 +17,8 @@ from retina_dist.launchers import command, environment, why_missing
 from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
-# 24 images, six a step: shared out over 1, 2 and 3 processes; frozen norms, so that all of them can agree
-SETTINGS = (*SMALL, "data.batch_size=6", "model.batch_norm=frozen", "trainer.length=6steps", "trainer.validate_every=3steps",
+# 24 images, seven a step and three in the last: 2 and 3 processes share none of them equally; frozen norms, so that all agree
+SETTINGS = (*SMALL, "data.batch_size=7", "model.batch_norm=frozen", "trainer.length=6steps", "trainer.validate_every=3steps",
             "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
             "model.score_threshold=0.001", "logging=quiet")  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     run = place / launcher
     done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
     one = alone(place)
-    assert "2 processes x 1 accumulated x 3" in done.stdout + done.stderr
+    assert "2 processes x 1 accumulated x 3 or 4" in done.stdout + done.stderr
     for name in ("train/loss", "train/grad_norm", "train/lr", "val/loss"):
         assert numbers(run, name) == pytest.approx(numbers(one, name), rel=2e-5), name
     assert numbers(run, "coco/AP") == pytest.approx(numbers(one, "coco/AP"), abs=1e-3)
@@ -132,7 +132,7 @@ def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "arguments", "sentence"),
     [
-        ("torchrun", ["data.batch_size=7"], "data.batch_size=7 cannot be shared by 2 processes"),
+        ("torchrun", ["trainer.length=0steps"], "trainer.length=0steps is no step at all"),
         ("torchrun", ["optimizer.lrr=1"], "did you mean optimizer.lr?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -79,12 +79,16 @@ def test_a_job_that_diverges_is_marked(tmp_path: Path, cli: Callable) -> None:
 def test_processes_go_through_the_jobs_in_lock_step(tmp_path: Path) -> None:
     command = ("torchrun", "--nproc-per-node", "2", "-m", "retina_dist.train", "-m", *TINY, *SGD)
     result = launched(
-        *command, "trainer.max_nonfinite_steps=0", f"optimizer.lr={DIVERGING},1e-3", "data.batch_size=3,4", cwd=tmp_path
+        *command,
+        "trainer.max_nonfinite_steps=0",
+        f"optimizer.lr={DIVERGING},1e-3",
+        "optimizer.lr_rule=adasum,none",
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     rows = table(tmp_path)
     assert [row["status"] for row in rows] == ["failed", "failed", "failed", "ok"]
-    assert "data.batch_size=3 cannot be shared by 2 processes" in rows[0]["error"]
+    assert "optimizer.lr_rule=adasum does not go with 1 participants" in rows[0]["error"]
     _check_lock_step(tmp_path, *rows[1::2], "DDP over Gloo")
 
 
@@ -98,12 +102,12 @@ def _check_lock_step(folder: Path, diverged: dict[str, str], ok: dict[str, str],
 def test_each_job_by_a_launcher(tmp_path: Path) -> None:
     launchers = "launcher=torchrun --nproc-per-node 2,torchrun --nproc-per-node 1"
     command = (sys.executable, "-m", "retina_dist.train", "-m", *TINY, launchers)
-    result = launched(*command, "data.batch_size=3", cwd=tmp_path)
+    result = launched(*command, "data.batch_size=3", "strategy=single", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     failed, ok = table(tmp_path)
-    assert failed["error"].startswith("data.batch_size=3 cannot be shared by 2 processes")
+    assert failed["error"].startswith("strategy=single under torchrun")
     assert (failed["status"], ok["status"], ok["error"]) == ("failed", "ok", "")
-    assert json.loads((tmp_path / ok["folder"] / "result.json").read_text())["backend"] == "DDP over Gloo"
+    assert json.loads((tmp_path / ok["folder"] / "result.json").read_text())["backend"] == "one process"
     assert f"writing to {ok['folder']}" in result.stdout  # what the job says is passed on
 
 

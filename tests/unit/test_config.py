@@ -42,10 +42,6 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_gives_a_plan(name: str, world_size: int) -> None:
     config = load_config("train", [f"experiment={name}", "data.root=/data"])
-    if config.data.batch_size % world_size:
-        with pytest.raises(ConfigError, match="use "):
-            build_plan(config, COCO_IMAGES, world_size)
-        return
     plan = build_plan(config, COCO_IMAGES, world_size)
     assert plan.total_steps > 0
     assert plan.lr_at(plan.total_steps - 1) < plan.lr_at(plan.schedule.warmup) or plan.schedule.name == "constant"
@@ -53,7 +49,7 @@ def test_every_experiment_gives_a_plan(name: str, world_size: int) -> None:
 
 def test_torchvisions_recipe_is_what_it_published() -> None:
     plan = build_plan(load_config("train", ["experiment=torchvision_v1", "data.root=/data"]), COCO_IMAGES, 8)
-    assert (plan.micro_batch, plan.lr, plan.steps_per_epoch) == (2, 0.01, 7330)
+    assert (plan.micro_batches, plan.lr, plan.steps_per_epoch) == ((2,), 0.01, 7330)
     assert plan.schedule.milestones == (16 * 7330, 22 * 7330)
     plan = build_plan(load_config("train", ["experiment=detectron2_3x", "data.root=/data"]), COCO_IMAGES, 8)
     assert (plan.total_steps, plan.schedule.milestones) == (270_000, (210_000, 250_000))
