@@ -84,7 +84,7 @@ def refuses(config: TrainConfig, key: str, value: object, check: Callable[[Train
 @pytest.mark.parametrize("value", [-1, math.inf, -math.inf, math.nan, 2**62, 1e300])
 def test_numbers_far_off_are_refused(config: TrainConfig, value: float) -> None:
     for key in keys(config, "int float"):
-        if value != 2**62 or key not in ANY_SIZE:
+        if value != 2**62 or key not in (*ANY_SIZE, "optimizer.lr"):  # tests of divergence train with 1e30
             assert refuses(config, key, value) or (value == 1e300 and key in ANY_SIZE), key
 
 
