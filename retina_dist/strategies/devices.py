@@ -99,7 +99,7 @@ def _why_no_cuda(gpus: Sequence[str], reason: str) -> tuple[str, str]:
 def driver_version() -> str | None:
     """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
     try:
-        found = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
     except OSError:
         return None
     return found[1] if found else None

@@ -41,7 +41,8 @@ class Host:
     def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path, driver: str | None, cuda: str | None) -> None:
         """A driver of some version and a torch for some CUDA."""
         if driver:
-            line = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Sat Aug 19 01:15:15 UTC 2023\n"
+            module = "Open Kernel Module for x86_64" if driver.startswith("58") else "x86_64 Kernel Module"
+            line = f"NVRM version: NVIDIA UNIX {module}  {driver}  Sat Aug 19 01:15:15 UTC 2023\n"
             (folder / "version").write_text(line)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch, "__version__", "2.15.0+x")
