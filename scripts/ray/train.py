@@ -41,7 +41,7 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Train, and return when that is done. Raises UserError as training does."""
-    settings = ["resume=auto", *arguments.settings]
+    settings = settings_of(arguments)
     config = load_config("train", settings)
     if config.resume != "auto" or not config.output_dir:
         raise ConfigError(
@@ -75,6 +75,12 @@ def run(arguments: argparse.Namespace) -> None:
         if not causes:
             raise
         raise min(causes, key=lambda cause: isinstance(cause, PeerLost)) from error
+
+
+def settings_of(arguments: argparse.Namespace) -> list[str]:
+    """The settings of the training; the user's own come last and so count."""
+    device = ["strategy.device=cuda"] if arguments.gpu else []
+    return ["resume=auto", *device, *arguments.settings]
 
 
 def work(job: dict) -> None:

@@ -109,9 +109,9 @@ def test_sizes_are_those_of_the_communication_model_without_the_retired_ones() -
     assert sizes.gpus_of("standard_nc96ADS_a100_v4") == 4
 
 
-def test_the_image_is_built_of_three_files() -> None:
+def test_the_image_is_built_of_four_files() -> None:
     taken = {Path(name).name: file for file, name in checker.files.snapshot(AZURE / "image")}
-    assert set(taken) == {"Dockerfile", "setup.cfg", "install_horovod.py"}
+    assert set(taken) == {"Dockerfile", "setup.cfg", "install_horovod.py", "cuda_compat.py"}
     assert taken["setup.cfg"].read_text() == (AZURE.parents[1] / "setup.cfg").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -57,10 +58,27 @@ def commands() -> list[Any]:
 @pytest.mark.parametrize(("file", "settings"), commands())
 def test_the_command_is_understood(file: str, settings: list[str]) -> None:
     config = load_config("train", settings)
+    if file.endswith(".yaml"):  # where GPUs are paid for, none may be left idle in silence
+        assert config.strategy.device == "cuda"
     if config.output_dir and Path(config.output_dir).is_absolute():
         for world_size in PROCESSES.get(file, (8,)):
             plan = build_plan(config, COCO_IMAGES, world_size)
             assert len(plan.micro_batches) == 1, "some GPUs wait for others"
+
+
+@pytest.mark.parametrize("name", ["train_ddp.sbatch", "train_horovod.sbatch"])
+def test_slurm_jobs_train_on_gpus_unless_the_user_says_otherwise(name: str) -> None:
+    [words] = from_text((SCRIPTS / "slurm" / name).read_text())
+    assert words.index("strategy.device=cuda") < words.index("$@")
+
+
+@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])
+def test_rays_workers_train_on_gpus_when_they_are_given_some(gpu: bool, device: str) -> None:
+    from scripts.ray.train import settings_of
+
+    given = ["strategy.bucket_mb=3"]
+    config = load_config("train", settings_of(argparse.Namespace(gpu=gpu, settings=given)))
+    assert (config.strategy.device, config.strategy.bucket_mb, config.resume) == (device, 3, "auto")
 
 
 def test_every_file_has_its_commands() -> None:
