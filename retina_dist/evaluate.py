@@ -41,7 +41,7 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
-from retina_dist.tasks.detection import read_split, resized_by
+from retina_dist.tasks.detection import data_of_checkpoint, read_split, resized_by
 
 TITLES = {
     "AP": "AP     IoU .50:.95",
@@ -151,17 +151,20 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
         try:
-            data = DataConfig(**{**content["config"]["data"], "shapes": None})  # drawn by the run, if it was
+            data = DataConfig(**content["config"]["data"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
     if config.annotations:
-        data = replace(
-            data, format="coco", val_annotations=config.annotations, val_images=config.images, category_map=[]
-        )
+        data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
+        data = replace(data, val_annotations=config.annotations, val_images=config.images)
+    else:
+        data = data_of_checkpoint(data, config.root, path)
     data = replace(data, category_map=[*data.category_map, *config.category_map])
     annotations = read_split(data, "val", detector.categories)
     if annotations is None:
-        raise ConfigError(f"{path} names no validation set; give annotations=FILE.json and images=FOLDER.")
+        raise ConfigError(
+            f"{path} names no validation set; give annotations=FILE.json and images=FOLDER, or root=FOLDER."
+        )
     return detector, data, annotations
 
 

@@ -24,7 +24,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.settings import ReplayConfig
 from retina_dist.strategies.select import make_strategy
-from retina_dist.tasks.detection import DetectionTask
+from retina_dist.tasks.detection import DetectionTask, data_of_checkpoint
 from retina_dist.train import build_state
 
 NUMBER = (int, float)
@@ -50,7 +50,8 @@ def replay(config: ReplayConfig) -> None:
     content = load_checkpoint(path.parent / event["checkpoint"])
     settings = train_config_of(content["config"])
     # the pixels of the run, whatever device this one is, and modules that can be looked into
-    data_settings = replace(settings.data, num_workers=0, resize=content.get("resize", settings.data.resize))
+    data_settings = data_of_checkpoint(settings.data, config.root, event["checkpoint"])
+    data_settings = replace(data_settings, num_workers=0, resize=content.get("resize", settings.data.resize))
     settings = replace(settings, data=data_settings, trainer=replace(settings.trainer, compile=False))
     with make_strategy("single", device=config.device) as strategy:
         task = DetectionTask(settings, strategy, report=lambda text: None)

@@ -402,6 +402,7 @@ class EvaluateConfig:
     results: str | None = None  # ... or a COCO results json
     annotations: str | None = None  # null: the checkpoint's validation set
     images: str | None = None
+    root: str | None = None  # data.root again, where that of the checkpoint is behind a URL or was moved
     category_map: list[list[str | None]] = field(default_factory=list)  # as data.category_map, of `annotations`
     output_dir: str | None = None
     nccl: NcclConfig = field(default_factory=NcclConfig)
@@ -511,6 +512,7 @@ class ReplayConfig:
     """`python -m retina_dist.replay`."""
 
     event: str = MISSING  # a nonfinite_STEP.json
+    root: str | None = None  # data.root again, where that of the run is behind a URL or was moved
     device: str = "auto"
     debug: bool = False
 

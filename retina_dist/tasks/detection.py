@@ -23,6 +23,7 @@ from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.dataset import ResizedBy
 from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
+from retina_dist.data.records import shown
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
 from retina_dist.engine.checkpoint import located
@@ -87,6 +88,31 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
             "retina_dist.doctor."
         )
     return found
+
+
+def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
+    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
+
+    Without a root, local files are read where they say. A URL is not followed, since whoever made the checkpoint would decide
+    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
+    """
+    data = replace(data, shapes=None, cache=None)
+    places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
+    if root is not None:
+        nowhere: dict[str, Any] = dict.fromkeys(places)
+        return replace(data, **{**nowhere, "root": root})
+    for key in places:
+        value = getattr(data, key)
+        if value is not None and not isinstance(value, str):
+            raise CheckpointError(
+                f"{source} has {shown(value)} as data.{key}, which is no place; give another checkpoint."
+            )
+        if value is not None and isinstance(place(value), Url):
+            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
+            raise ConfigError(
+                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
+            )
+    return data
 
 
 def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
