@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +42,9 @@ class Buckets:
         return int(height), int(width)
 
     def all_canvases(self) -> set[tuple[int, int]]:
-        """Those of every batch of one bucket, or of neighbours among the buckets whose images fit in no other."""
-        ends = [bucket for bucket in range(len(self)) if self.next_larger(bucket) is None]
-        mixed = [ends[i:j] for i in range(len(ends)) for j in range(i + 2, len(ends) + 1)]
-        used = [[bucket] for bucket in range(len(self))] + mixed
-        return {(height, width) for run in used for height, width in self.canvases[:, run].max(axis=1).tolist()}
+        """Those of every batch that there can be: of one bucket, or of several, where two give the height and the width."""
+        pairs = combinations_with_replacement(range(len(self)), 2)
+        return {(height, width) for pair in pairs for height, width in self.canvases[:, pair].max(axis=1).tolist()}
 
     def next_larger(self, bucket: int) -> int | None:
         """The smallest other bucket with room for this one's images at every size, or None."""
