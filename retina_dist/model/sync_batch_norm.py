@@ -25,13 +25,13 @@ class BatchNorm2d(nn.BatchNorm2d):
     """
 
     sum_over_ranks: Sum | None = None
-    real: Tensor | None = None  # [B] bool, of the pass under way; see `count_only`
+    _real: Tensor | None = None  # [B] bool, of the pass under way; see `count_only`
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or (self.sum_over_ranks is None and self.real is None):
+        if not self.training or (self.sum_over_ranks is None and self._real is None):
             return super().forward(x)
         sum_over_ranks = self.sum_over_ranks or _alone
-        y, mean, variance, count = _Normalise.apply(x, self.real, self.weight, self.bias, self.eps, sum_over_ranks)
+        y, mean, variance, count = _Normalise.apply(x, self._real, self.weight, self.bias, self.eps, sum_over_ranks)
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -76,12 +76,12 @@ def count_only(model: nn.Module, real: Tensor | None) -> Iterator[None]:
     """Within it, each BatchNorm2d of `model` leaves out the images of which `real` [B] bool is False; None leaves out none."""
     norms = [] if real is None else [module for module in model.modules() if isinstance(module, BatchNorm2d)]
     for norm in norms:
-        norm.real = real
+        norm._real = real
     try:
         yield
     finally:
         for norm in norms:
-            norm.real = None
+            norm._real = None
 
 
 class _Normalise(torch.autograd.Function):
