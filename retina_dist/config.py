@@ -6,6 +6,7 @@ Layer 4. A key that is not in `settings`, or a value of another type, is refused
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import importlib
 import logging
@@ -36,6 +37,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import check_output
 from retina_dist.reporting.voice import tell
 from retina_dist.settings import (
     ConvertConfig,
@@ -150,6 +152,15 @@ class SweepJob:
         return load_config(self.name, list(self.overrides))
 
 
+# Settings that name what a command writes, and the endings that they may have.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "output": (),
+    "output_dir": (),
+    "plot": (".png", ".pdf", ".svg", ".jpg"),
+    "table": (),
+}
+
+
 def entry_point(
     name: str, sweep: Callable[[list[SweepJob], Callable[[Any], Any]], int] | None = None
 ) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
@@ -164,7 +175,9 @@ def entry_point(
         @hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)
         def run(composed: Any) -> Any:
             with reported_errors(debug=bool(composed.get("debug"))):
-                return function(to_object(composed, name))
+                config = to_object(composed, name)
+                check_outputs(config)
+                return function(config)
 
         def main() -> None:
             register_schema(name)
@@ -180,6 +193,19 @@ def entry_point(
         return main
 
     return decorate
+
+
+def check_outputs(config: Any) -> None:
+    """Raise ConfigError, on rank 0, when a file or folder that a command is to write cannot be, before its long work."""
+    if detect_launch().rank or getattr(config, "dry_run", False):
+        return
+    for key, endings in OUTPUTS.items():
+        value = getattr(config, key, None)
+        if not value or (isinstance(config, ShardsConfig) and "://" in value):
+            continue
+        check_output(value, key, folder=key == "output_dir" or isinstance(config, ShardsConfig))
+        if endings and Path(value).suffix not in endings:
+            raise ConfigError(f"{key}={value} has no known ending; use one of {', '.join(endings)}.")
 
 
 def _asks_for_a_plugin(arguments: list[str]) -> bool:
@@ -216,7 +242,14 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
         if launch.rank == 0:
             tell("interrupted", sys.stderr)
         raise SystemExit(130) from None
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT)) and not debug:
+            where = f"{error.filename}: " if error.filename else ""
+            tell(
+                f"{label}error: {where}{error.strerror}; correct that, or give another place (debug=true shows where).",
+                sys.stderr,
+            )
+            raise SystemExit(2) from None
         if not label:
             raise
         tell(_labelled(traceback.format_exc(), label), sys.stderr)

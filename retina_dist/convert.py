@@ -27,7 +27,6 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     else:
         coco = read_voc(source, config.split)
     output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, lambda temporary: temporary.write_text(json.dumps(coco)))
     counts = ", ".join(f"{len(coco[key])} {key}" for key in ("images", "annotations", "categories"))
     print(f"{output}: {counts}")

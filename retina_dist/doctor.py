@@ -271,8 +271,6 @@ def _ratio(aspect: float) -> str:
 def main(config: DoctorConfig) -> None:
     """Print, write, and exit by what was found."""
     path = Path(config.output) if config.output else None
-    if path and not path.parent.is_dir():
-        raise ConfigError(f"output={path} lies in a folder that does not exist; make it first.")
     report = examine(config)
     print(format_report(report, config.output))
     if path:

@@ -65,8 +65,6 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
     is_main = detect_launch().rank == 0
     folder = Path(config.output_dir) if config.output_dir and is_main else None
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
     if config.results:
         result = _of_results(config)
     else:

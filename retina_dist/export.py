@@ -64,7 +64,6 @@ def export(config: ExportConfig) -> dict[str, float]:
             write(detector, temporary, config)
             found.update(compare(detector, reopen(detector, temporary), pictures, config))
 
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, make)
     print(
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on "

@@ -8,7 +8,9 @@ import hashlib
 import io
 import math
 import os
+import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from retina_dist.errors import CheckpointError, UserError
+from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.words import counted
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
+NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux takes of a file's name, and of a path with the NUL at its end
+
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
 SEAL_LENGTH = len(SEAL) + 64
 OURS = {"format", "stale", "unlogged", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
@@ -37,11 +41,12 @@ OURS = {"format", "stale", "unlogged", "sampler", "model_arguments"}  # keys by 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a temporary file beside `path`, flush it to the disk and rename it: `path` is the old or the new.
 
-    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the old file is then as it
-    was, and the temporary one is gone.
+    The folder is made if need be. When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the
+    old file is then as it was, and the temporary one is gone.
     """
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    temporary = _temporary(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -52,6 +57,65 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise UserError(f"{path} could not be written ({error}){_remedy(error, path.parent)}") from error
     finally:
         _remove(temporary)
+
+
+def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
+    """Raise ConfigError when `text`, the value of the setting `key`, names no file (or folder) that can be written here.
+
+    Tries it, and leaves nothing behind.
+    """
+    path, given, what = Path(text), f"{key}={text}", "folder" if folder else "file"
+    made: list[Path] = []
+    try:
+        if "://" in str(text):
+            raise ConfigError(f"{given} is a URL; give a local {what}.")
+        if path.is_symlink() and not path.exists():
+            raise ConfigError(f"{given} is a link to {os.readlink(path)}, which does not exist; give another {what}.")
+        if path.exists() and not (path.is_dir() if folder else path.is_file()):
+            raise ConfigError(f"{given} is no {what}, but {_kind(path)}; give another {what}.")
+        probe = path / f"write_test.tmp{os.getpid()}" if folder else _temporary(path)
+        for parent in reversed(probe.parents):
+            if not parent.exists():
+                parent.mkdir()
+                made.append(parent)
+        probe.touch()
+        probe.unlink()
+    except (OSError, ValueError) as error:  # the second is Python's answer to NUL
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{given} cannot be written ({reason}); give another {what}.") from error
+    finally:
+        for parent in reversed(made):
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a file" if path.is_file() else "a device, pipe or socket"
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp{os.getpid()}") if path.name else path / f"tmp{os.getpid()}"
+
+
+def check_regular(path: str | Path) -> None:
+    """Raise OSError for a pipe or a device, which could keep a reader for ever, and for what is not there."""
+    _check_mode(os.stat(path), path)
+
+
+def _check_mode(found: os.stat_result, path: object) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+
+
+def read_bytes(source: Place) -> bytes:
+    """The content of a regular file or of what is behind a URL. Raises OSError for a pipe or a device."""
+    if isinstance(source, Url):
+        return source.read_bytes()
+    with open(source, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        _check_mode(os.fstat(file.fileno()), source)
+        return file.read()
 
 
 def sync_folder(folder: Path) -> None:
@@ -276,12 +340,25 @@ Place = Path | Url
 
 
 def place(text: str | Place) -> Place:
-    """A local path, `file://` included, as Path; any other URL as Url."""
+    """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what cannot be either."""
     if not isinstance(text, str):
         return text
+    try:
+        parts = os.fsencode(text).split(b"/")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{text[:120]!r} has half a character, which no path or URL has; give another place."
+        ) from error
+    if "\0" in text:
+        raise ConfigError(f"{text[:120]!r} has a NUL, which no path or URL has; give another place.")
     protocol, found, rest = text.partition("://")
+    too_long = len(max(parts, key=len)) > NAME_BYTES or sum(map(len, parts)) + len(parts) > PATH_BYTES
+    if too_long and (not found or protocol in ("file", "local")):
+        raise ConfigError(f"{text[:120]}… is too long for the name of a file; give another place.")
     if not found:
         return Path(text)
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.:-]*", protocol) or not rest.strip("/"):
+        raise ConfigError(f"{text} is no URL, which has the form PROTOCOL://PLACE; give a path or a URL.")
     return Path(rest) if protocol in ("file", "local") else Url(text.rstrip("/"))
 
 
@@ -310,7 +387,7 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
     the one of the manifest, `sha256`, or one of `known`. Files of others have no seal and need none. Raises CheckpointError.
     """
     try:
-        data = source.read_bytes()
+        data = read_bytes(source)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
             f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."

@@ -20,6 +20,7 @@ from retina_dist.data.images import read_image
 from retina_dist.detector import Detector
 from retina_dist.errors import DataError, ImageError
 from retina_dist.evaluation.coco import detections_to_rows, write_results
+from retina_dist.files import Url, place, write_atomically
 from retina_dist.reporting.draw import draw_boxes
 from retina_dist.settings import PredictConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -69,7 +70,9 @@ def predict(config: PredictConfig) -> Path:
 
 def find_pictures(pattern: str) -> list[Path]:
     """The file, the picture files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
-    path = Path(pattern)
+    path = place(pattern)
+    if isinstance(path, Url):
+        raise DataError(f"input={pattern} is a URL; copy the pictures, and give a local file, folder or glob.")
     if path.is_file():
         return [path]
     found = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
@@ -88,7 +91,8 @@ def write_image_list(files: list[Path], left_out: list[Path], categories: Catego
 
     images = [{"id": i, "file_name": str(f)} for i, f in enumerate(files) if f not in left_out]
     named = [{"id": i, "name": name} for i, name in zip(categories.ids, categories.names, strict=True) if i >= 0]
-    path.write_text(json.dumps({"images": images, "categories": named}, indent=1) + "\n")
+    text = json.dumps({"images": images, "categories": named}, indent=1) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 @entry_point("predict")

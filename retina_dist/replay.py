@@ -21,6 +21,7 @@ from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
+from retina_dist.files import read_bytes
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.settings import ReplayConfig
 from retina_dist.strategies.select import make_strategy
@@ -90,7 +91,7 @@ def replay(config: ReplayConfig) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """The event, with values of the right types. Raises ConfigError."""
     try:
-        event: dict[str, Any] = json.loads(path.read_bytes())
+        event: dict[str, Any] = json.loads(read_bytes(path))
         for key, kind in FIELDS.items():
             if not isinstance(event[key], kind) or isinstance(event[key], bool):
                 raise TypeError(f"its {key} is {str(event[key])[:40]}")

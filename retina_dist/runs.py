@@ -189,7 +189,6 @@ def _refuse_checkpoints(folder: Place | None) -> None:
 
 def write_config(config: TrainConfig, folder: Path) -> None:
     """Every setting of the run as config.yaml, but for the password of a tracking server: MLflow gets the file."""
-    folder.mkdir(parents=True, exist_ok=True)
     uri = config.logging.mlflow_uri
     shown = replace(config, logging=replace(config.logging, mlflow_uri=uri and without_password(uri)))
     text = OmegaConf.to_yaml(OmegaConf.create(asdict(shown)))

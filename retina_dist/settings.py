@@ -713,8 +713,9 @@ def validate(config: Any) -> None:
             raise ConfigError(f"{key}={value} is no finite number.")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
-        if isinstance(value, str) and any(unicodedata.category(c) == "Cc" for c in value):
-            raise ConfigError(f"{key}={value!r} has a control character; leave it out.")
+        for name, kind in (("a control character", "Cc"), ("half a character", "Cs")):
+            if isinstance(value, str) and any(unicodedata.category(c) == kind for c in value):
+                raise ConfigError(f"{key}={value!r} has {name}; leave it out.")
     for key, allowed in CHOICES.items():
         value = _get(config, key, allowed[0])
         if value not in allowed:

@@ -24,7 +24,7 @@ from retina_dist.data.coco import Annotations
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import sizes_of
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import Place, place
+from retina_dist.files import Place, place, read_bytes
 from retina_dist.settings import DataConfig, ShardsConfig
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.tasks.detection import read_split, split_files
@@ -72,7 +72,7 @@ def _annotations(data: DataConfig, split: str, part: Annotations) -> bytes:
     if data.format in ("coco", "shards") and sized:
         files = split_files(data, split)
         assert files is not None, "the split has been read"
-        return files[0].read_bytes()
+        return read_bytes(files[0])
     size_of = {record.image_id: (record.width, record.height) for record in part.records}
     images = []
     for entry in part.coco["images"]:

@@ -38,6 +38,7 @@ from retina_dist.benchmark.recipe import Recipe, recipe_of
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.config import entry_point
 from retina_dist.errors import ConfigError
+from retina_dist.files import read_bytes
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
 from retina_dist.settings import ModelBenchmarkConfig
@@ -284,7 +285,7 @@ def _steps(config: ModelBenchmarkConfig) -> list[StepOfOne]:
 
 def _measured(path: str) -> StepOfOne:
     try:
-        found = json.loads(Path(path).read_bytes())
+        found = json.loads(read_bytes(Path(path)))
         step_ms, batch_size = float(found["step_ms"]), int(found["batch_size"])
         machine, of = found.get("machine", {}), found.get("step_of", {})
         device = (machine.get("gpus") or [f"{machine.get('cpu', 'an unknown machine')}, no GPU"])[0]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import write_atomically
+from retina_dist.files import read_bytes, write_atomically
 from retina_dist.train import versions
 
 
@@ -99,7 +99,7 @@ def _cpu_name() -> str:
 
 def _compare(baseline: str, kind: str, ratios: dict[str, float], fail_under: float) -> None:
     try:
-        before = json.loads(Path(baseline).read_bytes())
+        before = json.loads(read_bytes(Path(baseline)))
         earlier = {name: float(value) for name, value in before["ratios"].items()}
         same = before["benchmark"] == kind
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -21,7 +21,7 @@ from retina_dist.data.records import ImageRecord, existing, make_record, shorten
 from retina_dist.data.shards import read_index
 from retina_dist.data.voc import read_voc
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import Place, Url
+from retina_dist.files import Place, Url, read_bytes
 from retina_dist.words import counted, is_text
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
@@ -109,7 +109,7 @@ def load_annotations(
 
 def _read_json(path: Place) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; name it with data.root or data.*_annotations.") from error
     except UserError as error:

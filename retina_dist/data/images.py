@@ -23,6 +23,7 @@ from torch import Tensor
 
 from retina_dist.data.sources import Object, Slice, Source, read
 from retina_dist.errors import ImageError
+from retina_dist.files import check_regular
 
 try:
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -174,6 +175,8 @@ def _opened(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if content is None:
+                check_regular(str(path))
             image = Image.open(Path(str(path)) if content is None else io.BytesIO(content), formats=formats)
     except FileNotFoundError as error:
         raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import Place
+from retina_dist.files import Place, read_bytes
 from retina_dist.words import number
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
@@ -74,7 +74,7 @@ def _read_classes(path: Place) -> dict[str, int]:
 
 def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
     try:
-        reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""))
         for row in reader:
             if not row:
                 continue

@@ -25,7 +25,7 @@ from typing import Any
 
 from retina_dist.data.sources import Slice, Source, read_in_turn
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Place, Url, write_atomically, write_bytes
+from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.words import showable
 
 FORMAT = 1
@@ -281,7 +281,7 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
     """The index file, None without one. Raises DataError when it is not as this module wrote it."""
     path = folder / index_of(split)
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retina_dist.errors import DataError, ImageError, UserError
-from retina_dist.files import Url, place
+from retina_dist.files import Url, place, read_bytes
 
 AT_ONCE = 64  # pictures asked for together where many are read in a row
 
@@ -151,8 +151,10 @@ def _part(source: Source) -> tuple[str, int | None, int | None]:
 def _read_local(source: Source) -> bytes | OSError:
     try:
         if not isinstance(source, Slice):
-            return Path(str(source)).read_bytes()
-        descriptor = os.open(f"{source.folder}/{source.file}", os.O_RDONLY)
+            return read_bytes(Path(str(source)))
+        descriptor = os.open(
+            f"{source.folder}/{source.file}", os.O_RDONLY | os.O_NONBLOCK
+        )  # a pipe would wait for its writer
         try:
             return os.pread(descriptor, source.length, source.offset)
         finally:

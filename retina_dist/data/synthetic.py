@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from retina_dist.errors import DataError
+from retina_dist.files import read_bytes
 from retina_dist.seeding import derived_seed
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
@@ -68,7 +69,7 @@ def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_s
 
 def _check_settings(root: Path, settings: dict[str, int]) -> None:
     try:
-        found = json.loads((root / MANIFEST).read_text())
+        found = json.loads(read_bytes(root / MANIFEST))
     except (OSError, json.JSONDecodeError) as error:
         raise DataError(
             f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=coco to read it."

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from retina_dist import words
 from retina_dist.errors import DataError
+from retina_dist.files import read_bytes
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
@@ -64,7 +65,7 @@ def read_voc(root: Path, split: str) -> dict[str, Any]:
 def _read_list(root: Path, split: str) -> list[str]:
     path = root / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
     names = [line.split()[0] for line in lines if line.strip()]
@@ -76,7 +77,7 @@ def _read_list(root: Path, split: str) -> list[str]:
 
 def _read_xml(path: Path) -> ElementTree.Element:
     try:
-        root = ElementTree.parse(path).getroot()
+        root = ElementTree.fromstring(read_bytes(path))
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
         raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
     if root.tag != "annotation":

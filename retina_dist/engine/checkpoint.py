@@ -35,6 +35,7 @@ from retina_dist.files import (
     load_torch,
     names_in,
     place,
+    read_bytes,
     sync_folder,
     write_atomically,
     write_bytes,
@@ -232,7 +233,7 @@ def read_manifest(folder: Place) -> list[dict[str, Any]]:
     Raises CheckpointError when it is damaged, or missing while there are checkpoints.
     """
     try:
-        entries = json.loads((folder / MANIFEST).read_bytes())
+        entries = json.loads(read_bytes(folder / MANIFEST))
         for e in entries:
             if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]) or len(e["sha256"]) != 64:
                 raise ValueError(f"an entry is {e}")

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.files import Place, Url
+from retina_dist.files import Place, Url, read_bytes
 
 LOCK = "run.lock"
 HEARTBEAT_S = 10.0  # between the signs of life of a holder
@@ -219,7 +219,7 @@ def _watched(path: Place, data: bytes) -> bytes | None:
 def _read(path: Place) -> tuple[bytes | None, Holder | None]:
     """Content of a lock file, None where there is none, and the holder that it names."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return None, None
     return data, Holder.decoded(data)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from retina_dist.data.categories import Categories
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import write_atomically
+from retina_dist.files import read_bytes, write_atomically
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch, Detections
 
@@ -154,7 +154,7 @@ class Results(NamedTuple):
 def read_results(path: Path) -> Results:
     """COCO's list of results, or a COCO dictionary whose annotations have scores. Raises DataError."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
     entries = content.get("annotations") if isinstance(content, dict) else content

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 from typing_extensions import Self
 
 from retina_dist.errors import Preempted, UserError
-from retina_dist.files import Place, write_bytes
+from retina_dist.files import Place, read_bytes, write_bytes
 from retina_dist.reporting.courier import Courier
 from retina_dist.reporting.sinks import NullSink
 
@@ -226,7 +226,7 @@ class MlflowRun(TrackedRun):
         if not identity.go_on or identity.id_file is None:
             return None
         try:
-            facts = json.loads(identity.id_file.read_bytes())
+            facts = json.loads(read_bytes(identity.id_file))
             if facts["tracking_uri"] != self.where:
                 return None
             run = self._client.get_run(facts["run_id"])

@@ -1,0 +1,196 @@
+"""Pipes, devices and names that name nothing end in one sentence, never in a hang or a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from retina_dist.benchmark.report import _compare
+from retina_dist.data.coco import load_annotations
+from retina_dist.data.images import image_size, read_image
+from retina_dist.data.shards import index_of
+from retina_dist.data.sources import Slice, read
+from retina_dist.engine.checkpoint import load_checkpoint, load_latest
+from retina_dist.engine.folder_lock import LOCK, FolderLocks
+from retina_dist.errors import UserError
+from retina_dist.evaluation.coco import read_results
+from retina_dist.files import place
+from retina_dist.model.weights import load_weights
+from retina_dist.predict import find_pictures
+from retina_dist.replay import _read as read_event
+from retina_dist.runs import open_run
+from retina_dist.settings import DataConfig, TrainConfig, TrainerConfig, validate
+from retina_dist.tasks.detection import read_split
+
+PATIENCE_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("retina_dist.files.WAITS", ())
+
+    def hung(number: int, frame: object) -> None:
+        raise AssertionError("it waits for a writer")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(PATIENCE_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def coco(folder: Path, name: str = "a.jpg") -> Path:
+    images = [{"id": 1, "file_name": name, "width": 8, "height": 8}]
+    (folder / "coco.json").write_text(
+        json.dumps({"images": images, "annotations": [], "categories": [{"id": 1, "name": "a"}]})
+    )
+    return folder / "coco.json"
+
+
+def voc(folder: Path, *, pipe: str) -> Path:
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    (folder / "Annotations").mkdir()
+    for name, text in (("ImageSets/Main/train.txt", "a\n"), ("Annotations/a.xml", "<annotation/>")):
+        os.mkfifo(folder / name) if name == pipe else (folder / name).write_text(text)
+    return folder
+
+
+def run(**named: Any) -> Callable[[Path, Path], Any]:
+    return lambda pipe, folder: open_run(TrainConfig(data=DataConfig(name="a"), **named), lambda text: None)
+
+
+def pipe_at(name: str, read: Callable[[Path], Any]) -> Callable[[Path, Path], Any]:
+    def case(pipe: Path, folder: Path) -> Any:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(folder / name)
+        return read(folder)
+
+    return case
+
+
+READERS: dict[str, Callable[[Path, Path], Any]] = {
+    "checkpoint": lambda pipe, folder: load_checkpoint(pipe),
+    "weights": lambda pipe, folder: load_weights(torch.nn.Linear(1, 1), str(pipe)),
+    "COCO": lambda pipe, folder: load_annotations(pipe, folder),
+    "CSV": lambda pipe, folder: load_annotations(pipe, folder, format="csv", classes=pipe),
+    "classes": lambda pipe, folder: load_annotations(coco(folder), folder, format="csv", classes=pipe),
+    "VOC's list": lambda pipe, folder: load_annotations(
+        voc(folder, pipe="ImageSets/Main/train.txt"), folder, format="voc"
+    ),
+    "VOC": lambda pipe, folder: load_annotations(voc(folder, pipe="Annotations/a.xml"), folder, format="voc"),
+    "an image that is listed": lambda pipe, folder: load_annotations(coco(folder, pipe.name), folder),
+    "image": lambda pipe, folder: read_image(pipe),
+    "header": lambda pipe, folder: image_size(pipe),
+    "bytes": lambda pipe, folder: read(pipe),
+    "part": lambda pipe, folder: read(Slice(str(folder), pipe.name, 0, 9, 0, "a")),
+    "pictures": lambda pipe, folder: find_pictures(str(pipe)),
+    "results": lambda pipe, folder: read_results(pipe),
+    "event": lambda pipe, folder: read_event(pipe),
+    "baseline": lambda pipe, folder: _compare(str(pipe), "step", {"a": 1.0}, 0.9),
+    "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
+    "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
+    "resume": run(resume="pipe"),
+    "output_dir": pipe_at("out/x", lambda folder: FolderLocks().acquire(folder / "out" / "x", "output_dir")),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_pipes_are_refused(kind: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError) as caught:
+        READERS[kind](tmp_path / "pipe", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_instead_of_a_manifest_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    said: list[str] = []
+    assert load_latest(tmp_path, said.append) is None
+    assert "manifest.json cannot be read" in said[0]
+
+
+def test_a_device_is_no_file(tmp_path: Path) -> None:
+    """One that never ends would fill the memory."""
+    with pytest.raises(UserError, match="no regular file"):
+        load_checkpoint("/dev/zero")
+    with pytest.raises(UserError, match="no regular file"):
+        load_annotations(Path("/dev/zero"), tmp_path)
+
+
+ODD = [
+    "://",
+    "://box",
+    "file://",
+    "az://",
+    "memory://",
+    "memory:///",
+    "9p://box/run",
+    "a b://box/run",
+    "nonsense://box/run",
+    "http://[::1",
+    "http://:99999999/x",
+    "n" * 300,
+    "n/" * 3000,
+    "a\0b",
+    "\ud800",
+    "file://a\0b",
+    "/dev/null",
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda text: ascii(text)[:20])
+def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
+    readers: list[Callable[[], Any]] = [
+        lambda: load_checkpoint(text),
+        lambda: load_weights(torch.nn.Linear(1, 1), text),
+        lambda: load_annotations(place(text), tmp_path),
+        lambda: load_annotations(place(text), tmp_path, format="csv"),
+        lambda: load_annotations(place(text), tmp_path, format="voc"),
+        lambda: load_annotations(coco(tmp_path), place(text)),
+        lambda: load_annotations(coco(tmp_path), place(text), format="shards"),
+        lambda: read_split(DataConfig(name="a", root=text), "train"),
+        lambda: read_split(DataConfig(name="a", format="csv", root=text), "train"),
+        lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out"), lambda words: None),
+        lambda: find_pictures(text),
+        lambda: read_results(Path(text)),
+        lambda: read_event(Path(text)),
+    ]
+    for reader in readers:
+        with pytest.raises(UserError) as caught:
+            reader()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["://", "az://", "nonsense://box", "a\0b", "n" * 300, "/dev/null", "/proc/x"])
+def test_odd_places_for_checkpoints(text: str) -> None:
+    config = TrainConfig(data=DataConfig(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text))
+    with FolderLocks() as locks, pytest.raises(UserError):
+        open_run(config, lambda words: None, locks)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\nb", "\x1b[2J", "a\x7f", "a\x85b", "\ud800"])
+@pytest.mark.parametrize("key", ["data.name", "data.root", "output_dir", "logging.run_name"])
+def test_settings_have_no_control_characters(key: str, text: str) -> None:
+    config = TrainConfig(data=DataConfig(name="a"))
+    section = config
+    for part in key.split(".")[:-1]:
+        section = getattr(section, part)
+    setattr(section, key.split(".")[-1], text)
+    with pytest.raises(UserError, match=rf"^{key}='.*' has (a control|half a) character; leave it out") as caught:
+        validate(config)
+    assert str(caught.value).isprintable()
+
+
+def test_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    with FolderLocks() as locks, pytest.raises(UserError, match="cannot be written .*no regular file"):
+        locks.acquire(tmp_path, "output_dir")
