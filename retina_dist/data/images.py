@@ -10,17 +10,18 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
+from retina_dist.data.image_limits import trouble_of_file, trouble_of_jpeg, trouble_of_parts
 from retina_dist.data.sources import Object, Slice, Source, read
 from retina_dist.errors import ImageError
 from retina_dist.files import check_regular
@@ -44,13 +45,6 @@ INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an u
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
-# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. libtiff and GDAL stop at 100 scans
-# (JPEG_MAX_ALLOWED_SCAN_NUMBER); encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the same cost.
-MAX_SCANS = 100
-SCANS_AT_MAX_PIXELS = 16
-START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
-# The markers that libjpeg reads on from; SOI is an error and restarts have no length.
-MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
 
 # What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -71,18 +65,20 @@ def read_image(
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
     the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
     transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
-    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels` or it is
-    a JPEG of too many scans.
+    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels` or
+    decoding would cost far more than those (see `image_limits`).
     """
     if content is None and isinstance(path, (Object, Slice)):
         content = read(path)
     with _opened(path, max_pixels, content, formats) as image:
-        if image.format in ("JPEG", "MPO"):
-            with _decoding(path):
-                content = Path(str(path)).read_bytes() if content is None else content
-                most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
-                if count_scans(content, most) > most:
-                    raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
+        with _decoding(path):
+            trouble = trouble_of_parts(image, max_pixels)
+            if isinstance(image, JpegImageFile) and image.fp is not None:
+                image.fp.seek(0)
+                content = image.fp.read() if content is None else content
+                trouble = trouble_of_jpeg(content, image.width * image.height, max_pixels)
+            if trouble:
+                raise ValueError(trouble)
         if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
             with _decoding(path):
                 image.load()
@@ -110,25 +106,6 @@ def count_pixels(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
     """How many pixels the header of what `decode_image` takes claims; nothing is decoded. Raises ImageError."""
     with _opened("it", max_pixels, data, FORMATS) as image:
         return image.width * image.height
-
-
-def count_scans(jpeg: bytes, most: int) -> int:
-    """The scans that a decoder will read of a JPEG, counted until they are more than `most`; nothing is decoded.
-
-    Never fewer than libjpeg finds: in it too, a segment is skipped by its length and data up to the next marker.
-    """
-    scan = bytes((0xFF, START_OF_SCAN))
-    found = sum(1 for _ in islice(re.finditer(scan, jpeg), most + 1))  # no fewer, at a thirtieth of the decoder's time
-    if found <= most:
-        return found
-    at, found = 2, 0  # the bytes may be those of a thumbnail, or of a film that follows the image
-    while found <= most and (marker := MARKER.search(jpeg, at)):
-        at, kind = marker.end(), jpeg[marker.end() - 1]
-        if kind == END_OF_IMAGE:
-            break
-        found += kind == START_OF_SCAN
-        at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
-    return found
 
 
 def _decode_jpeg(content: bytes | None) -> Tensor | None:
@@ -167,40 +144,49 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
+@contextmanager
 def _opened(
     path: Source, max_pixels: int, content: bytes | None, formats: tuple[str, ...] | None = None
-) -> Image.Image:
+) -> Iterator[Image.Image]:
+    """Pillow's image of a file, whose header has been read and says nothing that forbids decoding it."""
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with ExitStack() as at_end:
+        try:
             if content is None:
                 check_regular(str(path))
-            image = Image.open(Path(str(path)) if content is None else io.BytesIO(content), formats=formats)
-    except FileNotFoundError as error:
-        raise ImageError(f"{path} does not exist; check the images folder, or set data.missing_images=skip.") from error
-    except Image.DecompressionBombError as error:
-        count = re.search(r"\d+", str(error))  # all that Pillow says of the size
-        raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
-    except Exception as error:  # as above
-        reason = f"none of {', '.join(formats)}" if formats else str(error)
-        raise ImageError(
-            f"{path} is no readable picture ({reason}); restore the file, take it out of the annotations, or set "
-            "data.bad_images=skip."
-        ) from error
-    size = f"{image.width} x {image.height}"
-    if image.format == "EPS" or not image.width * image.height:
-        image.close()
-        what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
-        raise ImageError(
-            f"{path} is no readable picture (it is {what}); restore the file, take it out of the annotations, or set "
-            "data.bad_images=skip."
-        )
-    if image.width * image.height > max_pixels:
-        image.close()
-        raise _too_large(path, size, max_pixels)
-    return image
+            file: BinaryIO = io.BytesIO(content) if content is not None else open(str(path), "rb")  # noqa: SIM115
+            at_end.enter_context(file)
+            trouble = trouble_of_file(file)
+            if trouble:
+                raise _unreadable(path, trouble)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                image = at_end.enter_context(Image.open(file, formats=formats))
+        except FileNotFoundError as error:
+            raise ImageError(
+                f"{path} does not exist; check the images folder, or set data.missing_images=skip."
+            ) from error
+        except ImageError:
+            raise
+        except Image.DecompressionBombError as error:
+            count = re.search(r"\d+", str(error))  # all that Pillow says of the size
+            raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
+        except Exception as error:  # as above
+            raise _unreadable(path, f"none of {', '.join(formats)}" if formats else str(error)) from error
+        size = f"{image.width} x {image.height}"
+        if image.format == "EPS" or not image.width * image.height:
+            what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
+            raise _unreadable(path, f"it is {what}")
+        if image.width * image.height > max_pixels:
+            raise _too_large(path, size, max_pixels)
+        yield image
+
+
+def _unreadable(path: Source, reason: str) -> ImageError:
+    return ImageError(
+        f"{path} is no readable picture ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
+    )
 
 
 def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from retina_dist.data.checks import check_image
-from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image
+from retina_dist.data.image_limits import count_scans
+from retina_dist.data.images import MAX_PIXELS, decode_image, image_size, read_image
 from retina_dist.data.records import ImageRecord
 from retina_dist.errors import ImageError
 
