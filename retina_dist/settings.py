@@ -659,8 +659,8 @@ AT_MOST = {
     "data.num_workers": 10**3,
     "data.max_size": 10**5,
     "data.num_buckets": 10**4,
-    "model.num_classes": 10**6,
-    "model.fpn_channels": 10**5,
+    "model.num_classes": 20_000,  # data.categories.MAX_LABELS
+    "model.fpn_channels": 4096,
     "model.trainable_layers": 5,
     "model.batch_norm_eps": 1,
     "model.detections_per_image": 10**5,

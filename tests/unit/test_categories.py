@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retina_dist.data.categories import Categories
+from retina_dist.config import load_config
+from retina_dist.data.categories import MAX_LABELS, Categories
 from retina_dist.data.coco import load_annotations
 from retina_dist.data.layout import find_split
-from retina_dist.errors import CheckpointError, DataError
+from retina_dist.errors import CheckpointError, ConfigError, DataError
+from retina_dist.settings import AT_MOST
 
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
 
@@ -56,6 +58,12 @@ def test_more_categories_than_a_head_can_have():
             Categories.from_coco(many, mapping)
     assert Categories.from_coco(many[:20_000]).matched(many[:20_000], {}, "val.json").num_classes == 20_000
     assert time.perf_counter() - start < 20
+
+
+def test_a_model_may_have_as_many_classes_as_data():
+    assert AT_MOST["model.num_classes"] == MAX_LABELS
+    with pytest.raises(ConfigError, match="model.num_classes=20001 is too large; it must be at most 20000"):
+        load_config("train", ["data=coco", "model.num_classes=20001"])
 
 
 def test_names_of_a_strangers_checkpoint_are_text():

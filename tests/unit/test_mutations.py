@@ -242,7 +242,7 @@ def setting_case(_: Path, __: Path, draw: random.Random) -> None:
         value = getattr(part, key)
         numbers = [v for v in JUNK if type(v) is type(value)] or [value]
         junk = draw.choice(([], [1], [1, 2], [2**70]) if isinstance(value, list) else numbers)
-        setattr(part, key, [junk] if key == "anchor_sizes" else junk)  # a list of lists
+        setattr(part, key, [junk] if key in ("anchor_sizes", "category_map") else junk)  # lists of lists
     validate(config)
     build_plan(config, 100, 1)
     json.dumps(asdict(config))
