@@ -70,7 +70,7 @@ def _read_list(root: Path, split: str) -> list[str]:
         raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
     names = [line.split()[0] for line in lines if line.strip()]
     for name in names:
-        if "/" in name or "\\" in name or name.startswith(".."):
+        if "/" in name or "\\" in name or name.startswith("..") or not words.is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
     return list(dict.fromkeys(names))
 

@@ -7,10 +7,10 @@ from everything but the class layer. Nothing but tensors and plain values is unp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 
 import torch
@@ -22,6 +22,7 @@ from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, Url, load_torch, place
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
+CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
@@ -43,15 +44,28 @@ class WeightsReport:
         return "\n".join(lines)
 
 
-def load_weights(model: nn.Module, source: str) -> WeightsReport:
+class Weights(NamedTuple):
+    """Tensors by name, and what their source tells of them."""
+
+    state: Mapping[str, Tensor]
+    eps: float | None = None  # of the batch norms they were trained with
+    categories: tuple[str, ...] | None = None  # names of the labels, "" for one without a category
+
+
+def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
     """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
 
     Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
     does, and torchvision's COCO_V1 wants 0. Norms that are not frozen never take 0, because a batch can have no variance.
-    Raises CheckpointError when the source cannot be had or nothing in it fits.
+    `categories` are the names of the model's labels, "" for one without: where the source names its own, the class layer is put
+    into their order, or left out if it is of other categories. Raises CheckpointError when the source cannot be had or nothing
+    in it fits.
     """
-    state, eps = _weights_of(source)
-    report = _load(model, source, state, prefix="")
+    state, eps, theirs = _weights_of(source)
+    others = None
+    if categories is not None and theirs is not None and tuple(categories) != theirs:
+        state, others = _with_class_order(state, theirs, tuple(categories))
+    report = _load(model, source, state, prefix="", others=others)
     for module in _batch_norms(model):
         if eps or (eps == 0 and isinstance(module, FrozenBatchNorm2d)):
             module.eps = eps
@@ -60,7 +74,7 @@ def load_weights(model: nn.Module, source: str) -> WeightsReport:
 
 def load_backbone_weights(model: nn.Module, source: str) -> WeightsReport:
     """Load what fits of a classifier's ResNet into the detector's body: a file or e.g. `ResNet50_Weights.IMAGENET1K_V1`."""
-    return _load(model, source, _weights_of(source)[0], prefix="backbone.body.")
+    return _load(model, source, _weights_of(source).state, prefix="backbone.body.")
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:
@@ -95,7 +109,30 @@ def torchvision_categories(name: str) -> list[str]:
     return list(_published(name).meta["categories"])
 
 
-def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: str) -> WeightsReport:
+def _with_class_order(
+    state: Mapping[str, Tensor], theirs: tuple[str, ...], ours: tuple[str, ...]
+) -> tuple[Mapping[str, Tensor], str | None]:
+    """`state` with the rows of the class layer, K for each anchor, in the order of `ours`; or why they cannot be."""
+    if len(theirs) != len(ours):  # shapes tell
+        return state, None
+    missing = [name for name in ours if name not in theirs]
+    if missing or sorted(theirs) != sorted(ours):
+        return state, f"of other categories than the model's ({', '.join(missing[:3]) or 'a name stands for several'})"
+    places: dict[str, list[int]] = {}
+    for label, name in enumerate(theirs):
+        places.setdefault(name, []).append(label)
+    order = [places[name].pop(0) for name in ours]
+    reordered = dict(state)
+    for name in (name for name in state if name.endswith(CLASS_LAYER)):
+        by_label = state[name].unflatten(0, (-1, len(order)))  # [anchors, K, ...]
+        reordered[name] = by_label[:, order].flatten(0, 1)
+    return reordered, None
+
+
+def _load(
+    model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: str, others: str | None = None
+) -> WeightsReport:
+    """Load what fits; `others` is why the class layer does not."""
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}
     left_out = []
@@ -104,6 +141,8 @@ def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: st
         if target not in own:
             if not target.endswith("num_batches_tracked"):  # a frozen batch norm has no such counter
                 left_out.append(f"{name}: the model has no such tensor")
+        elif others and target.endswith(CLASS_LAYER):
+            left_out.append(f"{name}: {others}")
         elif own[target].shape != value.shape:
             left_out.append(f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model")
         else:
@@ -118,28 +157,32 @@ def _load(model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: st
     return WeightsReport(source, tuple(fitting), tuple(left_out), tuple(kept))
 
 
-def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None]:
-    """The tensors by name, and the epsilon of the batch norms they were trained with, if the source tells it."""
+def _weights_of(source: str) -> Weights:
     where = place(source)
     if isinstance(where, Path):
         where = where.expanduser()
     if isinstance(where, Url) or where.is_file():
         return _from_file(where)
     if is_torchvision_name(source):
-        return _from_torchvision(source), 0.0 if source == TRAINED_WITHOUT_EPS else None
+        names = _published(source).meta["categories"] if "RetinaNet" in source else None
+        known = names and tuple("" if name in ("__background__", "N/A") else name for name in names)
+        return Weights(_from_torchvision(source), 0.0 if source == TRAINED_WITHOUT_EPS else None, known)
     raise CheckpointError(
         f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
         "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
     )
 
 
-def _from_file(path: Place) -> tuple[Mapping[str, Tensor], float | None]:
+def _from_file(path: Place) -> Weights:
     content, sha256 = load_torch(path)
     # torchvision's file names end with the first digits of their SHA-256.
     published = Path(_published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
     eps = 0.0 if sha256.startswith(published) else None
-    if eps is None and isinstance(content, Mapping):
-        eps = eps_of_checkpoint(content)
+    categories = None
+    if isinstance(content, Mapping):
+        eps = eps_of_checkpoint(content) if eps is None else eps
+        named = content.get("categories")
+        categories = named.get("names") if isinstance(named, Mapping) else None
     # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
     for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -148,7 +191,8 @@ def _from_file(path: Place) -> tuple[Mapping[str, Tensor], float | None]:
         raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
     names = [str(k) for k in content]
     cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
-    return {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}, eps
+    state = {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}
+    return Weights(state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None)
 
 
 def _published(name: str) -> WeightsEnum:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -147,8 +147,10 @@ def resized_by(data: DataConfig, device: torch.device) -> ResizedBy:
     return by_default if data.resize == "auto" else data.resize  # type: ignore[return-value]
 
 
-def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str], None]) -> RetinaNet:
-    """The detector with its weights, if any are named; what was left out is reported."""
+def build_model(
+    settings: ModelConfig, num_classes: int, report: Callable[[str], None], categories: Sequence[str] | None = None
+) -> RetinaNet:
+    """The detector with its weights, if any are named; what was left out is reported. `categories` are its labels' names."""
     arguments = asdict(settings)
     weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
     stated, eps = arguments.pop("num_classes"), arguments.pop("batch_norm_eps")
@@ -158,7 +160,7 @@ def build_model(settings: ModelConfig, num_classes: int, report: Callable[[str],
         )
     model = build_retinanet(num_classes=stated or num_classes, **arguments)
     if weights:
-        report(str(load_weights(model, str(located(weights)))))
+        report(str(load_weights(model, str(located(weights)), categories)))
     elif backbone_weights:
         report(str(load_backbone_weights(model, backbone_weights)))
     if eps is not None:
@@ -291,7 +293,8 @@ class DetectionTask:
         settings = self.config.model
         if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
-        model = self.strategy.together(lambda: build_model(settings, self.train.categories.num_classes, self.report))
+        labels = self.train.categories
+        model = self.strategy.together(lambda: build_model(settings, labels.num_classes, self.report, labels.names))
         if settings.batch_norm_eps is None:
             eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
             if eps is not None:

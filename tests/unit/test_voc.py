@@ -138,6 +138,9 @@ def test_errors_of_the_folder(tmp_path: Path):
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
     with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
         read_voc(root, "train")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("\x1b[2Ja\n")
+    with pytest.raises(DataError, match=r"train.txt lists '\\x1b\[2Ja', which leaves"):
+        read_voc(root, "train")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -70,6 +70,28 @@ def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Pa
     assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
 
 
+def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> None:
+    """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
+    source = small(num_classes=3)
+    names = ["dog", "", "cat"]
+    torch.save({"model": source.state_dict(), "categories": {"ids": [1, -1, 3], "names": names}}, tmp_path / "a.pt")
+    weights = source.state_dict()["head.classification_head.cls_logits.weight"]
+    found = small(num_classes=3)
+    key = "head.classification_head.cls_logits.weight"
+    for ours, order in ((["dog", "", "cat"], [0, 1, 2]), (["cat", "dog", ""], [2, 0, 1]), (None, [0, 1, 2])):
+        report = load_weights(found, str(tmp_path / "a.pt"), ours)
+        assert report.left_out == ()
+        expected = weights.unflatten(0, (-1, 3))[:, order].flatten(0, 1)
+        assert torch.equal(found.state_dict()[key], expected)
+        bias = source.state_dict()["head.classification_head.cls_logits.bias"].unflatten(0, (-1, 3))[:, order]
+        assert torch.equal(found.state_dict()["head.classification_head.cls_logits.bias"], bias.flatten())
+    before = (found := small(num_classes=3)).state_dict()[key].clone()
+    report = load_weights(found, str(tmp_path / "a.pt"), ["dog", "", "tree"])
+    why = "of other categories than the model's (tree)"
+    assert report.left_out == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
+    assert torch.equal(found.state_dict()[key], before)
+
+
 def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
     classifier = resnet18(weights=None)
     torch.save({f"module.{k}": v for k, v in classifier.state_dict().items()}, tmp_path / "resnet.pth")
