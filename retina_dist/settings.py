@@ -626,7 +626,7 @@ AT_LEAST = {
     "score_tolerance": 0,
 }
 
-ABOVE = {
+ABOVE: dict[str, float] = {
     "optimizer.lr": 0,
     "optimizer.eps": 0,
     "trainer.clip": 0,
