@@ -25,7 +25,11 @@ class BatchNorm2d(nn.BatchNorm2d):
     """
 
     sum_over_ranks: Sum | None = None
-    _real: Tensor | None = None  # [B] bool, of the pass under way; see `count_only`
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # [B] bool, of the pass under way; see `count_only`. Set here: a graph that found it missing would be compiled again.
+        self._real: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or (self.sum_over_ranks is None and self._real is None):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from retina_dist.engine.compiled import compile_model
+from retina_dist.model.sync_batch_norm import BatchNorm2d, count_only
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +61,23 @@ def test_only_passes_that_train_are_compiled() -> None:
     model.eval()
     assert torch.equal(model(torch.ones(2)), torch.ones(2))
     assert graphs.frame_count == 0
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = BatchNorm2d(2)
+
+    def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+        with count_only(self, real):
+            y: Tensor = self.norm(x)
+        return y
+
+
+def test_a_batch_with_fillers_makes_no_other_graph_stale() -> None:
+    model, graphs, said = Normed(), CompileCounter(), []
+    compile_model(model, 2, said.append, backend=graphs)
+    for real in (None, torch.tensor([True, False]), None, torch.tensor([False, True]), None):
+        model(torch.randn(2, 2, 3, 3), real)
+    assert graphs.frame_count == 2
+    assert not said
