@@ -159,10 +159,11 @@ class FolderLocks:
         self.close()
 
     def _is_ours(self, name: str) -> bool:
-        """Whether the lock still names this process. One that was deleted is created anew."""
+        """Whether the lock still names this process. One that was deleted is created anew, but not after a silence of this
+        process, in which another may have taken the folder over, written and left."""
         folder, holder = self._held[name]
         data, found = _read(folder / LOCK)
-        if data is None:
+        if data is None and time.time() - holder.heartbeat < EXPIRY_S:
             _create(folder / LOCK, holder)
             found = _read(folder / LOCK)[1]
         return found is not None and found.owner == holder.owner
@@ -173,8 +174,8 @@ class FolderLocks:
                 for name, (folder, holder) in list(self._held.items()):
                     alive = replace(holder, heartbeat=time.time())
                     with contextlib.suppress(OSError, UserError):  # the next one may get through
-                        if self._is_ours(name):
-                            _exchange(folder / LOCK, partial(_names, holder.owner), alive)
+                        if self._is_ours(name) and _exchange(folder / LOCK, partial(_names, holder.owner), alive):
+                            self._held[name] = folder, alive
 
 
 def _acquire(folder: Place, key: str, report: Callable[[str], None], predecessor: str | None) -> Holder:

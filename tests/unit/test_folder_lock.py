@@ -280,6 +280,21 @@ def test_one_that_lost_its_lock_does_not_release_that_of_the_other(folder: Place
         now.check()
 
 
+def test_one_that_was_silent_takes_back_no_folder_that_another_has_left(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one took it over, finished, and released it while this process was suspended."""
+    monkeypatch.setattr(folder_lock, "HEARTBEAT_S", 60)
+    with FolderLocks() as former:
+        former.acquire(folder, "output_dir")
+        with FolderLocks() as now:
+            now.acquire(folder, "output_dir", former.owners)
+        time.sleep(0.4)
+        with pytest.raises(CheckpointError, match="was taken over by another process"):
+            former.check()
+        assert LOCK not in names_in(folder)
+
+
 def test_a_deleted_lock_comes_back(folder: Place) -> None:
     with FolderLocks() as locks:
         locks.acquire(folder, "output_dir")
