@@ -7,6 +7,7 @@ from everything but the class layer. Nothing but tensors and plain values is unp
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,15 +116,20 @@ def _with_class_order(
     """`state` with the rows of the class layer, K for each anchor, in the order of `ours`; or why they cannot be."""
     if len(theirs) != len(ours):  # shapes tell
         return state, None
-    missing = [name for name in ours if name not in theirs]
-    if missing or sorted(theirs) != sorted(ours):
-        return state, f"of other categories than the model's ({', '.join(missing[:3]) or 'a name stands for several'})"
+    counts, known = Counter(ours), Counter(theirs)
+    missing = [name for name in counts if name and counts[name] != known[name]]
+    if missing:
+        return state, f"of other categories than the model's ({', '.join(missing[:3])})"
     places: dict[str, list[int]] = {}
     for label, name in enumerate(theirs):
         places.setdefault(name, []).append(label)
-    order = [places[name].pop(0) for name in ours]
+    named = [places[name].pop(0) if name else None for name in ours]
+    unused = iter(sorted(set(range(len(ours))) - set(named)))  # for labels without a category, any will do
+    order = [next(unused) if row is None else row for row in named]
     reordered = dict(state)
     for name in (name for name in state if name.endswith(CLASS_LAYER)):
+        if not state[name].dim() or len(state[name]) % len(order):  # no such layer: `_load` leaves it out by its shape
+            continue
         by_label = state[name].unflatten(0, (-1, len(order)))  # [anchors, K, ...]
         reordered[name] = by_label[:, order].flatten(0, 1)
     return reordered, None

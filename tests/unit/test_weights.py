@@ -78,7 +78,13 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     weights = source.state_dict()["head.classification_head.cls_logits.weight"]
     found = small(num_classes=3)
     key = "head.classification_head.cls_logits.weight"
-    for ours, order in ((["dog", "", "cat"], [0, 1, 2]), (["cat", "dog", ""], [2, 0, 1]), (None, [0, 1, 2])):
+    orders: tuple[tuple[list[str] | None, list[int]], ...] = (
+        (["dog", "", "cat"], [0, 1, 2]),
+        (["cat", "dog", ""], [2, 0, 1]),
+        (["", "dog", ""], [1, 0, 2]),  # fewer categories, as a part of COCO whose labels are the ids
+        (None, [0, 1, 2]),
+    )
+    for ours, order in orders:
         report = load_weights(found, str(tmp_path / "a.pt"), ours)
         assert report.left_out == ()
         expected = weights.unflatten(0, (-1, 3))[:, order].flatten(0, 1)
@@ -90,6 +96,10 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     why = "of other categories than the model's (tree)"
     assert report.left_out == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
     assert torch.equal(found.state_dict()[key], before)
+    torch.save(
+        {"model": {**source.state_dict(), key: torch.ones(4)}, "categories": {"names": names}}, tmp_path / "b.pt"
+    )
+    assert key in load_weights(found, str(tmp_path / "b.pt"), ["cat", "dog", ""]).left_out[0]
 
 
 def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
