@@ -38,6 +38,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
+from retina_dist.redaction import redacted
 from retina_dist.reporting.voice import tell
 from retina_dist.settings import (
     ConvertConfig,
@@ -141,7 +142,7 @@ def train_config_of(content: dict[str, Any]) -> TrainConfig:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One combination of a sweep's values; `swept` has those that the sweep varies, as text, by key."""
+    """One combination of a sweep's values; `swept` has those that the sweep varies, as text that may be shown, by key."""
 
     name: str  # of the schema
     overrides: tuple[str, ...]
@@ -250,8 +251,6 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
                 sys.stderr,
             )
             raise SystemExit(2) from None
-        if not label:
-            raise
         tell(_labelled(traceback.format_exc(), label), sys.stderr)
         raise SystemExit(1) from None
 
@@ -394,7 +393,7 @@ def _first_composed(name: str, jobs: list[list[str]]) -> Any:
 
 def _texts(job: list[str], keys: list[str]) -> dict[str, str]:
     values = dict(override.split("=", 1) for override in job if "=" in override)
-    return {key.lstrip("+"): values[key] for key in keys}
+    return {key.lstrip("+"): redacted(values[key]) for key in keys}
 
 
 def _check_a_job(jobs: list[SweepJob]) -> None:

@@ -26,6 +26,8 @@ from retina_dist.data.coverage import Coverage, anchor_coverage
 from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
 from retina_dist.model.retinanet import anchor_generator
+from retina_dist.redaction import redacted_tree
+from retina_dist.reporting.voice import tell
 from retina_dist.settings import DataConfig, DoctorConfig, ModelConfig
 from retina_dist.tasks.detection import read_split
 from retina_dist.words import counted
@@ -272,9 +274,9 @@ def main(config: DoctorConfig) -> None:
     """Print, write, and exit by what was found."""
     path = Path(config.output) if config.output else None
     report = examine(config)
-    print(format_report(report, config.output))
+    tell(format_report(report, config.output))
     if path:
-        text = json.dumps(report.to_dict(), indent=1) + "\n"
+        text = json.dumps(redacted_tree(report.to_dict()), indent=1) + "\n"
         write_atomically(path, lambda temporary: temporary.write_text(text))
     if report.count("error"):
         sys.exit(1)

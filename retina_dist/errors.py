@@ -5,6 +5,8 @@ Layer 0. Entry points print these without a traceback and exit with their code (
 
 import os
 
+from retina_dist.redaction import redacted
+
 
 class UserError(ValueError):
     """Something outside the program is wrong: input, configuration or a file.
@@ -17,6 +19,9 @@ class UserError(ValueError):
     speaker: int | None = 0
     exit_code = 2
     label = "error: "
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(redacted(a) if isinstance(a, str) else a for a in arguments))
 
 
 class ConfigError(UserError):

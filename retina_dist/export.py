@@ -36,6 +36,7 @@ from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
 from retina_dist.model.retinanet import as_torchvision
 from retina_dist.model.weights import batch_norm_eps
 from retina_dist.predict import find_pictures
+from retina_dist.redaction import redacted
 from retina_dist.settings import ExportConfig
 from retina_dist.types import Batch, Detections
 
@@ -156,7 +157,7 @@ def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
         "score_threshold": model.score_thresh,
         "nms_threshold": model.nms_thresh,
         "detections_per_image": model.detections_per_img,
-        "checkpoint": config.checkpoint,
+        "checkpoint": redacted(config.checkpoint),
         "versions": {"retina_dist": __version__}
         | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")},
     }

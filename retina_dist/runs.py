@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from retina_dist.engine.checkpoint import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, Url, names_in, place, write_atomically
-from retina_dist.reporting.mlflow_run import without_password
+from retina_dist.redaction import redacted_tree
 from retina_dist.settings import TrainConfig
 
 CHECKPOINTS = "checkpoints"
@@ -188,10 +188,8 @@ def _refuse_checkpoints(folder: Place | None) -> None:
 
 
 def write_config(config: TrainConfig, folder: Path) -> None:
-    """Every setting of the run as config.yaml, but for the password of a tracking server: MLflow gets the file."""
-    uri = config.logging.mlflow_uri
-    shown = replace(config, logging=replace(config.logging, mlflow_uri=uri and without_password(uri)))
-    text = OmegaConf.to_yaml(OmegaConf.create(asdict(shown)))
+    """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
+    text = OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
@@ -212,8 +210,8 @@ def _continued(config: TrainConfig, folder: Path, path: Place, content: dict[str
 def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """ "KEY OLD -> NEW" for each setting that differs, but for those that only say where and how long this process works."""
     changes = []
-    for name, new in now.items():
-        key, old = f"{prefix}{name}", before.get(name)
+    for name, new in redacted_tree(now).items():  # as the settings in a checkpoint are
+        key, old = f"{prefix}{name}", redacted_tree(before.get(name))
         if isinstance(new, dict) and isinstance(old, dict):
             changes += changed_settings(old, new, f"{key}.")
         elif old != new and key not in UNREMARKABLE:

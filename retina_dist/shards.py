@@ -25,6 +25,7 @@ from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import sizes_of
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Place, place, read_bytes
+from retina_dist.reporting.voice import tell
 from retina_dist.settings import DataConfig, ShardsConfig
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.tasks.detection import read_split, split_files
@@ -51,7 +52,7 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
             members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]
             writers[split] = ShardWriter(output, split, members, config.shard_mb * 2**20)
             for text in part.warnings:
-                print(f"{split}: {text}", flush=True)
+                tell(f"{split}: {text}")
     _check_space(output, list(writers.values()))
 
     written = {}
@@ -62,7 +63,7 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
         if config.verify:
             with _bar(f"verifying {split}", writer) as bar:
                 writer.verify(bar.update)
-        print(_summary(split, writer, written[split], config), flush=True)
+        tell(_summary(split, writer, written[split], config))
     return written
 
 

@@ -30,7 +30,9 @@ from retina_dist.engine.best import default_mode
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
+from retina_dist.redaction import redacted
 from retina_dist.reporting.sinks import read_metrics
+from retina_dist.reporting.voice import tell
 from retina_dist.runs import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.settings import TrainConfig
 from retina_dist.strategies.launch import Launch, detect_launch
@@ -98,7 +100,7 @@ def sentence(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first}".rstrip(": ")
+    return str(error) if isinstance(error, UserError) else redacted(f"{type(error).__name__}: {first}".rstrip(": "))
 
 
 def _finite(value: Any) -> Any:
@@ -167,7 +169,7 @@ class Sweep:
     def say(self, text: str) -> None:
         """Words for the user, from one process."""
         if self.launch.rank == 0:
-            print(text, flush=True)
+            tell(text)
 
     def run(self, number: int, job: SweepJob, train: Callable[[TrainConfig], Any]) -> None:
         """Train one job and add its row, also when it ends the sweep."""
@@ -200,7 +202,7 @@ class Sweep:
             if not (failure or config.dry_run or read_result(folder)):
                 failure = f"launcher={config.launcher} started no training: it ended well, but left no {RESULT}"
             if failure:
-                print(f"the job failed: {read_result(folder).get('error') or failure}", file=sys.stderr, flush=True)
+                tell(f"the job failed: {read_result(folder).get('error') or failure}", sys.stderr)
             return failure
         try:
             train(as_child(replace(config, output_dir=str(folder)), self.parent))
@@ -219,7 +221,7 @@ class Sweep:
     def _failed(self, error: Exception, show: bool = False) -> str:
         text, rank = sentence(error), self.launch.rank
         if show:
-            traceback.print_exc()
+            tell(traceback.format_exc(), sys.stderr)
         if rank == 0:
             print(f"the job failed: {text}", file=sys.stderr, flush=True)
         elif rank == getattr(error, "speaker", 0):
@@ -385,7 +387,7 @@ def start(words: list[str]) -> str | None:
 
     When this process is interrupted the command is ended first.
     """
-    print(shlex.join(words), flush=True)
+    print(redacted(shlex.join(words)), flush=True)
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     except OSError as error:
@@ -396,8 +398,8 @@ def start(words: list[str]) -> str | None:
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
-            said += error_in(line)
+            print(redacted(line), end="", flush=True)
+            said += error_in(redacted(line))
         code = process.wait()
     except BaseException:
         _end(process)

@@ -17,7 +17,8 @@ from typing import Any
 from retina_dist.engine.checkpoint import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place
-from retina_dist.reporting.mlflow_run import ID_FILE, Identity, MlflowRun, TrackedRun, flattened, without_password
+from retina_dist.redaction import redacted, redacted_tree
+from retina_dist.reporting.mlflow_run import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
 from retina_dist.runs import Run, checkpoint_folder
 from retina_dist.settings import LoggingConfig, TrainConfig
 
@@ -41,7 +42,7 @@ def tracking_server(settings: LoggingConfig, say: Callable[[str], None]) -> str 
         return uri
     if required:
         raise ConfigError(f"logging.mlflow=true, but {reason}.")
-    say(f"no MLflow: {without_password(uri)} is named, but {reason}, or logging.mlflow=false.")
+    say(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
     return None
 
 
@@ -89,9 +90,11 @@ def tracked_run(
     return MlflowRun(
         identity,
         run.folder,
-        params={key: without_password(value) for key, value in flattened(asdict(config)).items()},
+        params=flattened(redacted_tree(asdict(config))),
         tags=_texts({"run_folder": run.folder.resolve(), "host": platform.node(), **resumed, **tags}),
-        documents=lambda: {"checkpoints.json": {"folder": str(_absolute(checkpoints)), "kept": _manifest(checkpoints)}},
+        documents=lambda: {
+            "checkpoints.json": {"folder": redacted(str(_absolute(checkpoints))), "kept": _manifest(checkpoints)}
+        },
         files=best,
         say=say,
     )
@@ -130,4 +133,4 @@ def _absolute(folder: Place) -> Place:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in values.items()}
+    return {key: redacted(str(value)) for key, value in values.items()}

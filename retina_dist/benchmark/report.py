@@ -16,6 +16,7 @@ import torch
 
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import read_bytes, write_atomically
+from retina_dist.redaction import redacted_tree
 from retina_dist.train import versions
 
 
@@ -39,7 +40,7 @@ def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) 
 
     Returns what was written. Raises Slower when a ratio is below `config.fail_under` times that of the file `config.baseline`.
     """
-    result = {
+    result: dict[str, Any] = {
         "benchmark": kind,
         "arguments": sys.argv[1:],
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
@@ -49,7 +50,7 @@ def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) 
         "commit": commit(),
     }
     if config.output:
-        text = json.dumps(result, indent=1) + "\n"
+        text = json.dumps(redacted_tree(result), indent=1) + "\n"
         write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
         print(f"\nwritten to {config.output}")
     if config.baseline:

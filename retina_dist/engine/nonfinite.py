@@ -17,6 +17,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import UserError
 from retina_dist.files import write_atomically
+from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 
 CHECKPOINTS_KEPT = 3  # of a run's events; each is as large as a checkpoint
@@ -146,7 +147,7 @@ class NonFiniteGuard:
         if content["checkpoint"]:
             content["replay"] = f"python -m retina_dist.replay event={event}"
         # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
-        text = json.dumps(content, indent=1) + "\n"
+        text = json.dumps(redacted_tree(content), indent=1) + "\n"
         write_atomically(event, lambda temporary: temporary.write_text(text))
 
 

@@ -13,10 +13,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable
 from enum import IntEnum
+from http.client import HTTPException
 from types import FrameType, TracebackType
 from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 
 from typing_extensions import Self
 
@@ -58,7 +61,7 @@ class PreemptionWatch:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         if self.events_url:
-            threading.Thread(target=self._poll, args=(self.events_url.rstrip("/"),), daemon=True).start()
+            threading.Thread(target=self._poll, args=(self.events_url,), daemon=True).start()
         return self
 
     def __exit__(
@@ -85,9 +88,9 @@ class PreemptionWatch:
         name, known = None, True
         while not self._left.wait(0.0 if name is None and known else self.every_s):
             try:
-                name = name or _get(address + NAME_PATH).decode().strip()
-                event = event_for(name, json.loads(_get(address + EVENTS_PATH)))
-            except (OSError, ValueError) as error:
+                name = name or _get(address, NAME_PATH).decode().strip()
+                event = event_for(name, json.loads(_get(address, EVENTS_PATH)))
+            except (OSError, ValueError, HTTPException) as error:
                 if known:
                     self.report(f"warning: scheduled events cannot be read from {address} ({error})")
                 known = False
@@ -114,10 +117,19 @@ def event_for(machine: str, document: dict[str, Any]) -> str | None:
     return None
 
 
-def _get(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"Metadata": "true"})
+def _get(address: str, path: str) -> bytes:
+    """What is at `path` below `address`, whose user and query, if it has any, go with the request."""
+    base = urlsplit(address)
+    user, _, host = base.netloc.rpartition("@")
+    below, _, query = path.partition("?")
+    query = "&".join(filter(None, (query, base.query)))
+    headers = {"Metadata": "true"}
+    if user:
+        headers["Authorization"] = f"Basic {b64encode(unquote_to_bytes(user)).decode()}"
+    url = urlunsplit((base.scheme, host, base.path.rstrip("/") + below, query, ""))
     # never by a proxy: the address is the machine's own
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
         found: bytes = answer.read()
         return found
 

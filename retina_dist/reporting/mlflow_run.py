@@ -20,12 +20,12 @@ from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from typing_extensions import Self
 
 from retina_dist.errors import Preempted, UserError
 from retina_dist.files import Place, read_bytes, write_bytes
+from retina_dist.redaction import redacted
 from retina_dist.reporting.courier import Courier
 from retina_dist.reporting.sinks import NullSink
 
@@ -105,7 +105,7 @@ class MlflowRun(TrackedRun):
             os.environ.setdefault(key, value)
         self.mlflow = importlib.import_module("mlflow")
         self.identity, self.folder = identity, folder
-        self.where = without_password(identity.uri)
+        self.where = redacted(identity.uri)
         self._params, self._tags = dict(params), dict(tags)
         self._documents, self._files = documents, tuple(files)
         self._say = say
@@ -362,16 +362,6 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def shortened(text: str) -> str:
     """At most as long as every server takes."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
-def without_password(uri: str) -> str:
-    """A URI that may be shown.
-
-    >>> without_password("https://me:secret@example.org/mlflow")
-    'https://example.org/mlflow'
-    """
-    split = urlsplit(uri)
-    return urlunsplit(split._replace(netloc=split.netloc.rpartition("@")[2])) if "@" in split.netloc else uri
 
 
 def root_of(error: BaseException) -> str:

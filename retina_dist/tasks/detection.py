@@ -39,6 +39,7 @@ from retina_dist.model.weights import (
     load_weights,
     set_batch_norm_eps,
 )
+from retina_dist.redaction import redacted_tree
 from retina_dist.settings import DataConfig, ModelConfig, TrainConfig, category_names
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.types import Batch
@@ -333,7 +334,7 @@ class DetectionTask:
         arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
         arguments["batch_norm_eps"] = batch_norm_eps(model)
         return {
-            "config": asdict(self.config),
+            "config": redacted_tree(asdict(self.config)),
             "categories": self.train.categories.state(),
             "images": self.fingerprint(),
             "resize": resized_by(self.config.data, self.strategy.device),

@@ -93,11 +93,12 @@ def test_what_is_no_users_error_shows_its_traceback_with_the_rank(end: End, rank
     assert lines[-2:] == [f"[rank {rank}] ZeroDivisionError: half", f"[rank {rank}] way"]
 
 
-def test_alone_what_is_no_users_error_goes_on_to_python(end: End) -> None:
-    with pytest.raises(ZeroDivisionError):
-        end(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        end(ZeroDivisionError(), rank=0, size=1)
+def test_alone_what_is_no_users_error_shows_its_traceback_without_secrets(end: End) -> None:
+    for size in (None, 1):
+        code, text = end(RuntimeError("no https://me:secret@host/x"), rank=0, size=size)
+        assert code == 1
+        assert text.splitlines()[0] == "Traceback (most recent call last):"
+        assert text.splitlines()[-1] == "RuntimeError: no https://host/x"
 
 
 @pytest.mark.parametrize(("rank", "text"), [(0, "interrupted\n"), (1, "")])

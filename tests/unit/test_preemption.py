@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -86,6 +87,7 @@ def metadata() -> Iterator[tuple[str, dict[str, Any], list[str]]]:
         def do_GET(self) -> None:
             if self.headers.get("Metadata") != "true":
                 unmarked.append(self.path)
+            said["asked"] = (self.path, self.headers.get("Authorization"))
             found = {
                 preemption.EVENTS_PATH: json.dumps(said["document"]),
                 preemption.NAME_PATH: said["name"],
@@ -119,6 +121,25 @@ def test_an_event_of_this_machine_is_a_reason_to_end(metadata: tuple[str, dict[s
         wait_for(lambda: watch.reason)
         assert watch.reason == "Preempt of gpu-1 scheduled for Mon, 19 Sep 2026 18:29:47 GMT"
     assert not unmarked
+
+
+def test_user_and_token_of_the_address_go_with_the_request(metadata: tuple[str, dict[str, Any], list[str]]) -> None:
+    address, said, _ = metadata
+    address = address.replace("://", "://me:p%40ss@") + "?token=abc"
+    with PreemptionWatch(address, every_s=0.02, report=lambda text: None):
+        wait_for(lambda: "asked" in said)
+    assert said["asked"] == (f"{preemption.NAME_PATH}&token=abc", f"Basic {b64encode(b'me:p@ss').decode()}")
+
+
+@pytest.mark.parametrize("address", ["http://me:pass@127.0.0.1:port", "http://[::1", "nonsense", "ftp://127.0.0.1:9"])
+def test_an_address_that_cannot_be_asked_is_told_once(address: str) -> None:
+    said: list[str] = []
+    with PreemptionWatch(address, every_s=0.01, report=said.append):
+        wait_for(lambda: said)
+        time.sleep(0.1)
+    assert len(said) == 1
+    assert "scheduled events cannot be read from" in said[0]
+    assert "pass" not in said[0].replace(address, "")
 
 
 def test_the_first_signal_after_an_event_does_not_end_at_once(capfd: pytest.CaptureFixture) -> None:

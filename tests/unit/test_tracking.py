@@ -18,7 +18,6 @@ from retina_dist.reporting.mlflow_run import (
     root_of,
     shortened,
     status_of,
-    without_password,
 )
 from retina_dist.runs import Run, write_config
 from retina_dist.settings import LoggingConfig, TrainConfig
@@ -125,7 +124,6 @@ def test_words() -> None:
         "KILLED",
         "FAILED",
     ]
-    assert without_password("azureml://a.b/c?d=e") == "azureml://a.b/c?d=e"
     assert shortened("x" * LONGEST) == "x" * LONGEST
     assert len(shortened("x" * (LONGEST + 1))) == LONGEST
     with pytest.raises(ValueError, match="long and winding") as caught:

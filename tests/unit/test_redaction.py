@@ -1,0 +1,296 @@
+"""No password, token or key of a setting reaches a file, the screen, an error or MLflow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import uuid
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retina_dist import sweep, tracking
+from retina_dist.config import SweepJob
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import place
+from retina_dist.redaction import redacted, redacted_tree
+from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.voice import Voice
+from retina_dist.runs import Run, changed_settings
+from retina_dist.settings import (
+    DataConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+
+# As users and services write them; SECRET is what nobody may see.
+KINDS = [
+    "https://me:SECRET@host/x",
+    "https://SECRET@host/x",
+    "https://:SECRET@host:8080/x",
+    "HTTPS://me:SECRET@host",
+    "ftp://me:a@b:SECRET@host/x",
+    "https://me:p/SECRET@host/x",
+    "https://me:%2FSECRET%40@host/x",
+    "postgresql://me:SECRET@host:5432/mlflow",
+    "mysql+pymysql://me:SECRET@host/db?charset=utf8",
+    "simplecache::https://me:SECRET@host/x",
+    "abfs://me:SECRET@account.dfs.core.windows.net/x",
+    "http://127.0.0.1:9/metadata?token=SECRET",
+    "https://account.blob.core.windows.net/box/a.json?sv=2024-11-04&se=2030&sr=b&sig=SECRET%3D",
+    "az://box/run?sig=SECRET",
+    "https://b.s3.amazonaws.com/k?X-Amz-Credential=SECRET%2F2024&X-Amz-Security-Token=SECRET&X-Amz-Signature=SECRET",
+    "https://storage.googleapis.com/b/k?X-Goog-Credential=SECRET&X-Goog-Signature=SECRET",
+    "https://b.s3.amazonaws.com/k?AWSAccessKeyId=SECRET&Signature=SECRET&Expires=1",
+    "https://host/x#access_token=SECRET&type=bearer",
+    "https://host/x?SECRETSECRETSECRETSECRETSECRET",
+    "https://function.azurewebsites.net/api?code=SECRET",
+    "/mnt/box/a.json?sig=SECRET",
+    "DefaultEndpointsProtocol=https;AccountName=mine;AccountKey=SECRET==;EndpointSuffix=core.windows.net",
+    "BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature=sv=2024&sig=SECRET&se=2030",
+    "Endpoint=sb://x/;SharedAccessKeyName=root;SharedAccessKey=SECRET=",
+    "Server=tcp:db;User ID=me;Password=SECRET;Encrypt=True",
+    "Server=db;Uid=me;Pwd=SECRET",
+    "AZURE_STORAGE_ACCOUNT_KEY=SECRET",
+    "export MLFLOW_TRACKING_PASSWORD='SECRET with spaces'",
+    "MLFLOW_TRACKING_TOKEN=SECRET",
+    "AzureBlobFileSystem(account_name='mine', account_key='SECRET', sas_token='SECRET')",
+    '{"client_secret": "SECRET", "api_key": "SECRET"}',
+    "Authorization: Bearer SECRETSECRET.x-y",
+    "authorization=Basic bWU6U0VDUkVUSECRET=",
+    "aws_secret_access_key = SECRET",
+]
+AROUND = [
+    "{}",
+    "could not open {} (ClientError: 403); look at the network.",
+    "data.root={}, and {}",
+    "[rank 1] error: '{}': no such file.",
+    '{{"where": "{}", "again": ["{}"]}}',
+    "see ({}), {}.",
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("kind", KINDS)
+def test_secrets_are_masked(kind: str, around: str) -> None:
+    found = redacted(around.replace("{}", kind).replace("{{", "{").replace("}}", "}"))
+    assert "SECRET" not in found
+    assert redacted(found) == found
+    host = next((word for word in ("host", "core.windows.net", "amazonaws", "mine", "box") if word in kind), "")
+    assert host in found  # what helps to find the mistake stays
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "az://container/run",
+        "abfss://container@account.dfs.core.windows.net/run",
+        "http://169.254.169.254",
+        "http://host:8080/a@b.jpg",
+        "sqlite:///mlflow.db",
+        "/data/a@b:c/x.json",
+        "data.root=/data/coco optimizer.lr=0.1",
+        "give data.train_annotations=FILE; see https://example.org/docs.",
+        "a token of the model, the password is wrong, secrets are kept",
+        "simplecache::file:///data/set",
+        "runs/shapes/checkpoints/best.pt: 12 tokens; key=3",
+    ],
+)
+def test_everything_else_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_trees() -> None:
+    tree = {"a": ["https://u:SECRET@h", ("x?sig=SECRET",)], "b": 1, "c": None, "d": 0.5}
+    assert redacted_tree(tree) == {"a": ["https://h", ("x?sig=***",)], "b": 1, "c": None, "d": 0.5}
+
+
+def test_long_texts_take_no_time() -> None:
+    for text in (
+        "://" * 20_000,
+        "a:" * 20_000 + "@",
+        "https://" + "a@" * 20_000,
+        "secret" * 20_000,
+        "x=" * 20_000,
+        "?#&=" * 9_999,
+    ):
+        redacted(text)
+
+
+def test_errors_are_clean_from_the_start() -> None:
+    assert str(ConfigError("https://u:SECRET@h cannot be opened")) == "https://h cannot be opened"
+
+
+# in a run
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """A run of two steps whose every free text has secrets in it, and which needs those of its data and checkpoints."""
+    import fsspec
+
+    from retina_dist.data.synthetic import make_shapes
+
+    monkeypatch.chdir(tmp_path)
+    make_shapes(Path("shapes"), num_train=4, num_val=2, image_size=64, seed=0)
+    box = f"memory://me:SECRET@{uuid.uuid4().hex}"
+    memory = fsspec.filesystem("memory")
+    for path in Path("shapes").rglob("*.*"):
+        memory.pipe_file(f"{box}/{path}", path.read_bytes())
+        memory.pipe_file(f"{box}/{path}?token=SECRET", path.read_bytes())
+    shutil.rmtree("shapes")
+    texts = iter(KINDS)
+    data = DataConfig(
+        name="shapes",
+        train_annotations=f"{box}/shapes/annotations/instances_train.json?token=SECRET",
+        train_images=f"{box}/shapes/train",
+        val_annotations=f"{box}/shapes/annotations/instances_val.json",
+        val_images=f"{box}/shapes/val",
+        classes=" ".join(KINDS),  # which no COCO reader looks at
+        batch_size=2,
+        min_sizes=[64],
+        max_size=64,
+        num_workers=0,
+    )
+    trainer = TrainerConfig(
+        length="2steps",
+        validate_every="2steps",
+        scheduled_events="http://me:SECRET@127.0.0.1:9/?token=SECRET",
+        checkpoint_dir=f"{box}/checkpoints",
+    )
+    logging = LoggingConfig(
+        mlflow="false",
+        mlflow_uri=f"https://me:SECRET@host {next(texts)}",
+        mlflow_parent=" ".join(texts),
+        experiment=KINDS[-1],
+        run_name=KINDS[12],
+        rank_files=True,
+    )
+    model = ModelConfig(backbone="resnet18", fpn_channels=16, batch_norm="frozen")
+    schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
+    return TrainConfig(data, model, optimizer, schedule, trainer, logging=logging, output_dir="run")
+
+
+def leaks(found: Iterator[tuple[str, bytes]]) -> list[str]:
+    return [
+        f"{name}: …{text[max(0, text.find(b'SECRET') - 60) :][:120]!r}" for name, text in found if b"SECRET" in text
+    ]
+
+
+def unpacked(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    yield name, content
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        for member in archive.namelist():
+            yield f"{name}, {member}", archive.read(member)
+
+
+def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
+    """The content of all files of the run, and of those inside its checkpoints."""
+    for path in (p for p in Path().rglob("*") if p.is_file()):
+        yield from unpacked(str(path), path.read_bytes())
+    folder = place(checkpoints)
+    for name in folder.names():  # type: ignore[union-attr]
+        yield from unpacked(name, (folder / name).read_bytes())
+
+
+def test_a_run_keeps_its_secrets(planted: TrainConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    from retina_dist.train import train
+
+    checkpoints = str(planted.trainer.checkpoint_dir)
+    train(planted)
+    longer = replace(planted, resume="auto", trainer=replace(planted.trainer, length="3steps"))
+    train(longer)
+    out, err = capfd.readouterr()
+    assert "changed since the checkpoint: trainer.length 2steps -> 3steps" in err + out
+    assert (err + out).count("changed since") == 1  # the settings are compared as they are kept
+    broken = replace(planted.data, train_annotations=f"{planted.data.train_images}/absent.json?sig=SECRET")
+    with pytest.raises(DataError) as caught:
+        train(replace(planted, data=broken, output_dir="other", trainer=replace(planted.trainer, checkpoint_dir=None)))
+    assert "absent.json?sig=***" in str(caught.value)
+    screen = [("stdout", out.encode()), ("stderr", err.encode()), ("error", str(caught.value).encode())]
+    found = dict(written(checkpoints))
+    assert {
+        "run/config.yaml",
+        "run/result.json",
+        "run/logs/rank_0.log",
+        "step_00000003.pt, step_00000003/data.pkl",
+    } <= {*found, *(name.replace("archive", "step_00000003") for name in found)}
+    assert leaks(iter([*found.items(), *screen])) == []
+    assert b"mine.blob.core.windows.net" in found["run/config.yaml"]
+
+
+def test_mlflow_gets_no_secret(planted: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, Any] = {}
+
+    class Recorder(TrackedRun):
+        def __init__(self, identity: Any, folder: Path, **named: Any) -> None:
+            sent.update(named, documents=named["documents"]())
+
+    monkeypatch.setattr(tracking, "MlflowRun", Recorder)
+    run = Run(Path("run"), 1, place(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
+    tracking.tracked_run("https://me:SECRET@host", planted, run, {"x": KINDS[0]}, print)
+    assert sent["params"]["data.train_images"].startswith("memory://")
+    assert leaks(iter([("MLflow", json.dumps([sent["params"], sent["tags"], sent["documents"]]).encode())])) == []
+
+
+def test_a_sweep_gets_no_secret(
+    planted: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    swept = {"data.classes": redacted(KINDS[0])}  # as config.py makes them
+    jobs = [SweepJob("train", (f"data.classes={KINDS[0]}", "optimizer.lr=1"), swept)]
+    config = replace(planted, output_dir=None)
+    monkeypatch.setattr(SweepJob, "load", lambda job: config)
+
+    def fails(config: TrainConfig) -> None:
+        raise OSError(f"{KINDS[0]} is not there")
+
+    assert sweep.run_sweep(jobs, fails) == 2
+    monkeypatch.setattr(sweep, "start", lambda words: f"{KINDS[1]} failed")
+    found = [(str(path), path.read_bytes()) for path in Path("runs").rglob("*") if path.is_file()]
+    names = [(f"name of {path}", str(path).encode()) for path in Path("runs").rglob("*")]
+    out, err = capfd.readouterr()
+    rows = list(csv.DictReader(Path("runs/shapes-sweep/sweep.csv").read_text().splitlines()))
+    assert rows[0]["error"] == "OSError: https://host/x is not there"
+    assert leaks(iter([*found, *names, ("stdout", out.encode())])) == []
+    assert "SECRET" not in err
+
+
+def test_commands_are_shown_without_secrets(capfd: pytest.CaptureFixture[str]) -> None:
+    assert sweep.start(["echo", "error: https://me:SECRET@host is not there"]) is None
+    assert (
+        sweep.start(["sh", "-c", "echo 'error: https://me:SECRET@host is not there'; exit 2"])
+        == "https://host is not there"
+    )
+    out, err = capfd.readouterr()
+    assert "SECRET" not in out + err
+
+
+def test_what_a_rank_says_and_logs() -> None:
+    heard: list[str] = []
+
+    class Log:
+        write = heard.append
+
+    voice = Voice(1, 2)
+    voice.out, voice.log = heard.append, Log()
+    voice.warn(KINDS[0])
+    voice.say(KINDS[0])
+    voice.note(KINDS[0])
+    assert heard == ["https://host/x", "[rank 1] https://host/x", "https://host/x", "https://host/x"]
+
+
+def test_changes_of_a_secret_are_no_change(planted: TrainConfig) -> None:
+    before = redacted_tree(asdict(planted))
+    assert changed_settings(before, asdict(planted)) == []
+    assert changed_settings(asdict(planted), asdict(planted)) == []  # of a checkpoint from before
