@@ -200,6 +200,7 @@ def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], folder
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     storage: Storage, coco: Path, uploaded: str, tmp_path: Path
 ) -> None:

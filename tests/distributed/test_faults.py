@@ -83,7 +83,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return undisturbed(tmp_path_factory.getbasetemp() / "undisturbed")
 
 
-@pytest.mark.parametrize("launcher", ["python", "torchrun", "horovodrun", "mpirun"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "mpirun")]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun", *LONG])
 def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
     arguments = [*JOB, "output_dir=run", "trainer.length=1000steps"]
     if launcher == "python":

@@ -209,6 +209,7 @@ def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Pa
     assert "result.json" in artifacts(client, diverged)
 
 
+@pytest.mark.long
 def test_jobs_in_processes_of_their_own_are_children_too(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +440,7 @@ def test_no_more_waits_for_a_server_than_fits(door: Door, tmp_path: Path, monkey
     assert said[-1].startswith("warning: 100 values did not reach MLflow")
 
 
-@pytest.mark.parametrize("how", ["hangs", "refuses"])
+@pytest.mark.parametrize("how", ["hangs", pytest.param("refuses", marks=pytest.mark.long)])
 def test_a_training_is_the_same_without_its_server(
     how: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def test_it_is_committed_without_outputs() -> None:
     assert not any("widgets" in part for part in (notebook.metadata, *(cell.metadata for cell in code)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(prefix=str(tmp_path / "jupyter"))  # a kernel of this very Python, whatever others there are
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter" / "share" / "jupyter"))
