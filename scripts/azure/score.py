@@ -8,14 +8,19 @@ $RETINA_DIST_CHECKPOINT there.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from azureml_inference_server_http.api.aml_request import AMLRequest, rawhttp
 from azureml_inference_server_http.api.aml_response import AMLResponse
 from werkzeug.exceptions import RequestEntityTooLarge
+
+if importlib.util.find_spec("retina_dist") is None:  # the deployment's code is the repository; servers start in various folders of it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from retina_dist.detector import Detector
 from retina_dist.serving.scoring import Refused, Scorer

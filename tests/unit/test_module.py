@@ -229,6 +229,8 @@ def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations
     torch.manual_seed(0)
     state = torch.get_rng_state()
 
+    main = sys.modules["__main__"]
+    as_they_were = main.__spec__, getattr(main, "__file__", None)
     steps = module.train_steps(0, 100)
     found = [next(steps) for _ in range(5)]
     assert len(set(multiprocessing.active_children()) - before) == 2
@@ -239,7 +241,7 @@ def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations
     prepared.pop("ignore", None)  # the fork server's, of which it takes the path only
     assert [key for each in prepared.values() for key in each if key.startswith("init_main")] == []
     assert len(prepared) == 2
-    assert sys.modules["__main__"].__spec__ or sys.modules["__main__"].__file__  # as they were
+    assert (main.__spec__, getattr(main, "__file__", None)) == as_they_were
     assert torch.equal(torch.get_rng_state(), state)  # reading draws nothing from the global stream
     assert same_steps(found, list(make_module(annotations).train_steps(0, 5)))
 
