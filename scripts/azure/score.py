@@ -19,7 +19,8 @@ from azureml_inference_server_http.api.aml_request import AMLRequest, rawhttp
 from azureml_inference_server_http.api.aml_response import AMLResponse
 from werkzeug.exceptions import RequestEntityTooLarge
 
-if importlib.util.find_spec("retina_dist") is None:  # the deployment's code is the repository; servers start in various folders of it
+# The deployment's code is the repository, and servers start in various folders of it.
+if importlib.util.find_spec("retina_dist") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from retina_dist.detector import Detector
