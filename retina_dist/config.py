@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
@@ -60,6 +60,8 @@ from retina_dist.settings import (
     validate,
 )
 from retina_dist.strategies.launch import detect_launch
+
+T = TypeVar("T")
 
 
 def config_dir() -> str:
@@ -125,18 +127,23 @@ def to_object(composed: Any, name: str) -> Any:
     return config
 
 
-def train_config_of(content: dict[str, Any]) -> TrainConfig:
-    """The settings that a checkpoint holds; those that it is too old for have their defaults. Raises ConfigError."""
+def settings_of(content: Any, schema: type[T]) -> T:
+    """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
+
+    They are data: nothing in them is looked up or made. Raises ConfigError.
+    """
     for key, value in leaves(content):
         if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too
             raise ConfigError(
                 f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
             )
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), content))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"the checkpoint's settings are not those of this version ({error}).") from error
-    assert isinstance(found, TrainConfig)
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]})."
+        ) from error
+    assert isinstance(found, schema)
     return found
 
 

@@ -22,6 +22,7 @@ from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
 from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.model.weights import is_torchvision_name, load_weights, torchvision_categories
+from retina_dist.settings import AT_MOST, ModelConfig, validate_section
 from retina_dist.types import Batch, Detections
 
 CANVAS_DIVISOR = 32
@@ -79,11 +80,14 @@ class Detector:
     ) -> Detector:
         """The detector of a checkpoint already read; `source` is its name in errors."""
         try:
+            validate_section("model", ModelConfig(**content["model_arguments"]))
             model = build_retinanet(**content["model_arguments"])
             weights = content["ema"]["model"] if content["ema"] else content["model"]
             model.load_state_dict(weights)
             categories = Categories.from_state(content["categories"])
             min_size, max_size = content["input"]["min_size"], content["input"]["max_size"]
+            if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= AT_MOST["data.max_size"]):
+                raise ValueError(f"its input is of {min_size!r} to {max_size!r} px")
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error
         return cls(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.config import entry_point
+from retina_dist.config import entry_point, settings_of
 from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.module import CocoDataModule
 from retina_dist.detector import Detector
@@ -36,7 +36,7 @@ from retina_dist.files import place, write_atomically
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.reporting.voice import Voice
-from retina_dist.settings import DataConfig, EvaluateConfig, category_names
+from retina_dist.settings import DataConfig, EvaluateConfig, category_names, validate_section
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
@@ -149,7 +149,8 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
         try:
-            data = DataConfig(**content["config"]["data"])
+            data = settings_of(content["config"]["data"], DataConfig)
+            validate_section("data", data)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
     if config.annotations:

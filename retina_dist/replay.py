@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config import entry_point, train_config_of
+from retina_dist.config import entry_point, settings_of
 from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.optim.clipping import clip_gradients
-from retina_dist.settings import ReplayConfig
+from retina_dist.settings import ReplayConfig, TrainConfig, validate
 from retina_dist.strategies.select import make_strategy
 from retina_dist.tasks.detection import DetectionTask, data_of_checkpoint
 from retina_dist.train import build_state
@@ -49,7 +49,8 @@ def replay(config: ReplayConfig) -> None:
             f"event={path} came with no weights (a run keeps those of its first events); replay an earlier one."
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
-    settings = train_config_of(content["config"])
+    settings = settings_of(content.get("config"), TrainConfig)
+    validate(settings)
     # the pixels of the run, whatever device this one is, and modules that can be looked into
     data_settings = data_of_checkpoint(settings.data, config.root, event["checkpoint"])
     data_settings = replace(data_settings, num_workers=0, resize=content.get("resize", settings.data.resize))

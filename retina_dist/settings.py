@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any
 
 from omegaconf import MISSING
@@ -754,6 +754,11 @@ def validate(config: Any) -> None:
         _validate_schedule(config.schedule)
     if hasattr(config, "strategy"):
         _validate_strategy(config.strategy, _get(config, "trainer.accumulate", 1))
+
+
+def validate_section(key: str, section: Any) -> None:
+    """`validate` of one section, "data" or "model", as a checkpoint holds it. Raises ConfigError."""
+    validate(make_dataclass("Section", [key])(section))
 
 
 def _validate_data(data: DataConfig) -> None:

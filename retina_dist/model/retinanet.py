@@ -32,6 +32,8 @@ from retina_dist.model.targets import match
 from retina_dist.types import Batch, Detections
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101")
+MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
+MAX_ANCHORS = 1000  # of one cell; nine are usual
 BatchNorm = Literal["frozen", "live", "sync"]
 LossPath = Literal["batched", "torchvision"]
 
@@ -255,6 +257,18 @@ def build_retinanet(
         raise ConfigError(
             f"model.fpn_channels={fpn_channels} does not make the 32 groups of two channels or more that variant v2 normalises "
             "over; use 64, 96, 128 or another multiple of 32."
+        )
+    per_cell = len(anchor_sizes[0]) * len(aspect_ratios)
+    if per_cell > MAX_ANCHORS:
+        raise ConfigError(
+            f"model.anchor_sizes and model.aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most."
+        )
+    # the pyramid's five convolutions of 3 x 3, the heads' eight, and their last two
+    num_parameters = 9 * fpn_channels * (13 * fpn_channels + per_cell * (num_classes + 4))
+    if num_parameters > MAX_PARAMETERS:
+        raise ConfigError(
+            f"model.fpn_channels={fpn_channels} with num_classes={num_classes} and {per_cell} anchors a cell makes "
+            f"{num_parameters / 1e9:.1f} billion parameters; lower one of them to stay within {MAX_PARAMETERS / 1e9:g} billion."
         )
     box_loss = box_loss or ("giou" if variant == "v2" else "l1")
     if loss_path == "torchvision" and (focal_alpha, focal_gamma) != (0.25, 2.0):

@@ -18,7 +18,7 @@ from retina_dist.config import (
     load_config,
     register_schema,
     reported_errors,
-    train_config_of,
+    settings_of,
 )
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.settings import TrainConfig
@@ -323,7 +323,7 @@ def test_hydras_own_classes_may_be_named() -> None:
 )
 def test_the_settings_of_a_checkpoint_are_data(content: dict) -> None:
     with pytest.raises(ConfigError, match="the checkpoint's"):
-        train_config_of(content)
+        settings_of(content, TrainConfig)
 
 
 def test_config_dir_on_the_command_line(tmp_path: Path) -> None:
