@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from retina_dist.engine.graphs import CapturedSteps
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.model.focal import focal_loss, loss_and_gradient
 from retina_dist.model.retinanet import RetinaNet, as_torchvision, build_retinanet
+from retina_dist.model.sync_batch_norm import connect
 from retina_dist.types import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
@@ -64,9 +66,16 @@ def test_the_kernel_of_the_focal_loss(dtype: torch.dtype) -> None:
     torch.testing.assert_close(logits.grad.double(), slope, rtol=tolerance, atol=1e-6)
 
 
+def with_filler(batch: Batch) -> Batch:
+    return replace(batch, real=torch.arange(len(batch), device="cuda") < len(batch) - 1)
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "sync"])
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None) -> None:
-    model, batch = model_and_batch("v2", batch_norm="frozen")
+def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None, batch_norm: str) -> None:
+    model, batch = model_and_batch("v2", batch_norm=batch_norm)
+    connect(model, torch.clone)
+    batch = with_filler(batch)
 
     def passes() -> None:
         with torch.autocast("cuda", dtype=precision or torch.bfloat16, enabled=precision is not None):
@@ -82,9 +91,12 @@ def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dt
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_captured_pass_gives_the_same_losses_and_gradients() -> None:
-    model, batch = model_and_batch("v2", batch_norm="frozen")
+@pytest.mark.parametrize("batch_norm", ["frozen", "sync"])
+def test_a_captured_pass_gives_the_same_losses_and_gradients(batch_norm: str) -> None:
+    model, batch = model_and_batch("v2", batch_norm=batch_norm)
     plain = copy.deepcopy(model)
+    connect(model, torch.clone)
+    connect(plain, torch.clone)
 
     def passes(of: nn.Module) -> Any:
         def work(batch: Batch, weight: Any) -> dict[str, Tensor]:
@@ -96,7 +108,7 @@ def test_a_captured_pass_gives_the_same_losses_and_gradients() -> None:
 
     captured, eager = CapturedSteps(model, passes(model), torch.device("cuda")), passes(plain)
     for seed in range(3):
-        batch = random_batch(3, CANVAS, 5, 8, seed).to("cuda")
+        batch = with_filler(random_batch(3, CANVAS, 5, 8, seed).to("cuda"))
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
