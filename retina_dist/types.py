@@ -46,6 +46,10 @@ class Batch:
     def __len__(self) -> int:
         return self.images.shape[0]
 
+    def real_rows(self) -> list[int]:
+        """The numbers of the images that are no fillers; on a GPU the host waits for them."""
+        return list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
+
     def image(self: AnyBatch, i: int) -> AnyBatch:
         """Its image `i` alone, on the same canvas."""
         return self._map(lambda tensor: tensor[i : i + 1])

@@ -246,7 +246,7 @@ def _throughput(task: DetectionTask, workers: list[int], rounds: int, count: int
             for _ in range(warmup):
                 next(steps)
             started = time.perf_counter()
-            images = sum(len(batch) for batches in steps for batch in batches)
+            images = sum(len(batch.real_rows()) for batches in steps for batch in batches)
             speeds[name].append(images / (time.perf_counter() - started))
     return speeds
 

@@ -176,18 +176,14 @@ class RetinaNet(TorchvisionRetinaNet):
             )
 
     def _torchvision_losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
-        real = [True] * len(batch) if batch.real is None else batch.real.tolist()
-        targets = [
-            {"boxes": boxes[:n], "labels": labels[:n]}
-            for boxes, labels, n, counts in zip(batch.boxes, batch.labels, batch.num_boxes.tolist(), real, strict=True)
-            if counts
-        ]
+        rows, counts = batch.real_rows(), batch.num_boxes.tolist()
+        targets = [{"boxes": batch.boxes[i, : counts[i]], "labels": batch.labels[i, : counts[i]]} for i in rows]
         full = {k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in outputs.items()}
         if not targets:
             nothing = torch.stack([v.sum() for v in full.values()]).sum() * 0.0
             return {"classification": nothing, "bbox_regression": nothing}
-        if batch.real is not None:
-            full = {k: v[batch.real] for k, v in full.items()}
+        if len(rows) < len(batch):
+            full = {k: v[rows] for k, v in full.items()}
         return self.compute_loss(targets, full, [anchors] * len(targets))
 
     def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:

@@ -320,8 +320,7 @@ class DetectionTask:
         """Each real image of a batch by id and file, with the losses that it has on its own."""
         names = {record.image_id: record.file_name for record in self.train.records}
         batch, found = batch.to(self.strategy.device), []
-        real = [True] * len(batch) if batch.real is None else batch.real.tolist()
-        for i in (i for i, counts in enumerate(real) if counts):
+        for i in batch.real_rows():
             image_id = int(batch.image_ids[i])
             losses = {name: float(value) for name, value in model(batch.image(i)).items()}
             found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
