@@ -21,7 +21,7 @@ import torch
 from retina_dist.launchers import command, environment, executable, why_missing
 from scripts import chaos
 from scripts.chaos import alive, differences, rank_processes, steps_done
-from tests.distributed.test_training import checkpoint, flat, numbers
+from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 240
@@ -34,7 +34,6 @@ JOB = (
     "optimizer=sgd",
     "optimizer.lr=0.005",
 )
-MODULE = "tests.distributed.float64"
 
 
 @contextmanager
