@@ -62,9 +62,10 @@ class Ledger:
 
     def stop(self) -> None:
         """The last moment that counts."""
+        self.settle()  # before the last mark: the time that settling takes belongs to a part too
         self.mark("other")
-        self.settle()
         self.wall += time.perf_counter() - self._begun
+        self.settle()
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Note when each of their gradients is made: what the backward pass does after the last is waiting for other ranks."""

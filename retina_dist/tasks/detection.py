@@ -23,7 +23,6 @@ from retina_dist.data.coco import Annotations, load_annotations
 from retina_dist.data.dataset import ResizedBy
 from retina_dist.data.layout import find_split
 from retina_dist.data.module import CocoDataModule
-from retina_dist.data.records import shown
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import make_shapes
 from retina_dist.engine.checkpoint import located
@@ -104,10 +103,6 @@ def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> Da
         return replace(data, **{**nowhere, "root": root})
     for key in places:
         value = getattr(data, key)
-        if value is not None and not isinstance(value, str):
-            raise CheckpointError(
-                f"{source} has {shown(value)} as data.{key}, which is no place; give another checkpoint."
-            )
         if value is not None and isinstance(place(value), Url):
             again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
             raise ConfigError(

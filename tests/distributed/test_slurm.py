@@ -66,7 +66,6 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
     )
 
 
-@pytest.mark.slow
 def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

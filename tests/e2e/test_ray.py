@@ -19,12 +19,9 @@ from retina_dist.engine.checkpoint import load_checkpoint
 from retina_dist.launchers import command, environment
 from tests.e2e.conftest import ROOT, SMALL
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed (make engines installs it)"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (make engines installs it)"
+)
 
 SCRIPT = ROOT / "scripts" / "ray" / "train.py"
 
