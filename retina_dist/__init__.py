@@ -11,20 +11,20 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Batch": "retina_dist.types",
-    "CocoDataModule": "retina_dist.data.module",
-    "CocoEvaluator": "retina_dist.evaluation.coco",
-    "Detections": "retina_dist.types",
-    "Detector": "retina_dist.detector",
+    "Batch": "retina_dist.detection.batch",
+    "CocoDataModule": "retina_dist.detection.data.module",
+    "CocoEvaluator": "retina_dist.detection.coco_metrics",
+    "Detections": "retina_dist.detection.batch",
+    "Detector": "retina_dist.detection.detector",
     "DistributedStrategy": "retina_dist.strategies.base",
-    "RetinaNet": "retina_dist.model.retinanet",
+    "RetinaNet": "retina_dist.detection.model.retinanet",
     "SingleDeviceStrategy": "retina_dist.strategies.single_device",
     "Trainer": "retina_dist.engine.trainer",
     "TrainState": "retina_dist.engine.state",
-    "build_retinanet": "retina_dist.model.retinanet",
-    "load_annotations": "retina_dist.data.coco",
-    "load_config": "retina_dist.config",
-    "load_weights": "retina_dist.model.weights",
+    "build_retinanet": "retina_dist.detection.model.retinanet",
+    "load_annotations": "retina_dist.detection.readers.coco",
+    "load_config": "retina_dist.config.compose",
+    "load_weights": "retina_dist.detection.model.weights",
     "resolve_plan": "retina_dist.engine.plan",
 }
 

@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config import entry_point
-from retina_dist.data.keras_csv import read_csv
-from retina_dist.data.voc import read_voc
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ConvertConfig
+from retina_dist.detection.readers.keras_csv import read_csv
+from retina_dist.detection.readers.voc import read_voc
 from retina_dist.files import write_atomically
-from retina_dist.settings import ConvertConfig
 
 
 def convert(config: ConvertConfig) -> dict[str, Any]:

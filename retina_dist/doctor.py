@@ -18,18 +18,18 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from retina_dist.config import entry_point
-from retina_dist.data import checks
-from retina_dist.data.checks import Finding, ImageCheck, Level
-from retina_dist.data.coco import Annotations
-from retina_dist.data.coverage import Coverage, anchor_coverage
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import DataConfig, DoctorConfig, ModelConfig
+from retina_dist.detection.doctor import image_checks as checks
+from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage
+from retina_dist.detection.doctor.image_checks import Finding, ImageCheck, Level
+from retina_dist.detection.model.retinanet import anchor_generator
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.task import read_split
 from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
-from retina_dist.model.retinanet import anchor_generator
 from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.voice import tell
-from retina_dist.settings import DataConfig, DoctorConfig, ModelConfig
-from retina_dist.tasks.detection import read_split
+from retina_dist.reporting.console import tell
 from retina_dist.words import counted
 
 IMAGES = ("decode", "header", "none")

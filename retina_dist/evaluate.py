@@ -17,14 +17,9 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.config import entry_point, settings_of
-from retina_dist.data.coco import Annotations, load_annotations
-from retina_dist.data.module import CocoDataModule
-from retina_dist.detector import Detector
-from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.evaluation.coco import (
+from retina_dist.config.compose import entry_point, settings_of
+from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate_section
+from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
     evaluate_rows,
@@ -32,16 +27,21 @@ from retina_dist.evaluation.coco import (
     rows_of_results,
     write_results,
 )
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.weights import is_torchvision_name
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.task import data_of_checkpoint, read_split, resized_by
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place, write_atomically
-from retina_dist.model.weights import is_torchvision_name
+from retina_dist.reporting.console import Voice
 from retina_dist.reporting.plots import plot_per_class, plot_pr
-from retina_dist.reporting.voice import Voice
-from retina_dist.settings import DataConfig, EvaluateConfig, category_names, validate_section
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.launch import detect_launch
+from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
-from retina_dist.tasks.detection import data_of_checkpoint, read_split, resized_by
 
 TITLES = {
     "AP": "AP     IoU .50:.95",

@@ -26,19 +26,19 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist import __version__
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ExportConfig
 from retina_dist.data.images import read_image
-from retina_dist.data.synthetic import draw_scene
-from retina_dist.detector import Detector
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.data.shapes import draw_scene
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
+from retina_dist.detection.model.retinanet import as_torchvision
+from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import load_torch, write_atomically
-from retina_dist.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
-from retina_dist.model.retinanet import as_torchvision
-from retina_dist.model.weights import batch_norm_eps
 from retina_dist.predict import find_pictures
 from retina_dist.redaction import redacted
-from retina_dist.settings import ExportConfig
-from retina_dist.types import Batch, Detections
 
 Runner = Callable[[Tensor], Detections]  # of a picture [1, 3, h, w] uint8
 

@@ -31,18 +31,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ParityConfig
+from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.launchers import command, environment, why_missing
-from retina_dist.reporting.voice import tell
+from retina_dist.reporting.console import tell
 from retina_dist.seeding import seed_everything
-from retina_dist.settings import ParityConfig
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.tasks.detection import DetectionTask, draw_data
 from retina_dist.train import build_plan, build_state, build_strategy
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}

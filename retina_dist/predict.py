@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retina_dist.config import entry_point
-from retina_dist.data.categories import Categories
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import PredictConfig
 from retina_dist.data.images import read_image
-from retina_dist.detector import Detector
+from retina_dist.detection.coco_metrics import detections_to_rows, write_results
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.draw_boxes import draw_boxes
+from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError, ImageError
-from retina_dist.evaluation.coco import detections_to_rows, write_results
 from retina_dist.files import Url, place, write_atomically
-from retina_dist.reporting.draw import draw_boxes
-from retina_dist.settings import PredictConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.words import showable
 

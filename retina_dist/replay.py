@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config import entry_point, settings_of
-from retina_dist.engine.checkpoint import load_checkpoint
+from retina_dist.config.compose import entry_point, settings_of
+from retina_dist.config.schema import ReplayConfig, TrainConfig, validate
+from retina_dist.detection.task import DetectionTask, data_of_checkpoint
+from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.optim.clipping import clip_gradients
-from retina_dist.settings import ReplayConfig, TrainConfig, validate
 from retina_dist.strategies.select import make_strategy
-from retina_dist.tasks.detection import DetectionTask, data_of_checkpoint
 from retina_dist.train import build_state
 
 NUMBER = (int, float)

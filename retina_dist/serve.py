@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from retina_dist.config import entry_point
-from retina_dist.detector import Detector
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ServeConfig
+from retina_dist.detection.detector import Detector
 from retina_dist.errors import ConfigError
-from retina_dist.reporting.voice import tell
+from retina_dist.reporting.console import tell
 from retina_dist.serving.scoring import Scorer
-from retina_dist.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 GPU_BATCH = 8

@@ -19,16 +19,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from retina_dist.config import entry_point
-from retina_dist.data.coco import Annotations
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import DataConfig, ShardsConfig
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import sizes_of
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.task import read_split, split_files
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Place, place, read_bytes
-from retina_dist.reporting.voice import tell
-from retina_dist.settings import DataConfig, ShardsConfig
-from retina_dist.strategies.launch import detect_launch
-from retina_dist.tasks.detection import read_split, split_files
+from retina_dist.reporting.console import tell
+from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.words import counted
 
 MOST_MB = 1024

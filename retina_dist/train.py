@@ -29,14 +29,16 @@ import torch
 import torchvision
 
 import retina_dist
-from retina_dist.config import entry_point
-from retina_dist.data.module import CocoDataModule
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.best import BestMetric, check_metric
-from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.checkpoints import CheckpointStore
 from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.folder_lock import FolderLocks
-from retina_dist.engine.ledger import in_words, summary
 from retina_dist.engine.nonfinite import Divergence
+from retina_dist.engine.phase_timer import in_words, summary
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
@@ -47,21 +49,19 @@ from retina_dist.files import place, write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.reporting.console import Voice, tell
+from retina_dist.reporting.loggers import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.mlflow_run import TrackedRun, status_of
 from retina_dist.reporting.progress import Progress
-from retina_dist.reporting.sinks import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
-from retina_dist.reporting.voice import Voice, tell
-from retina_dist.runs import Run, changed_settings, checkpoint_folder, lock_run, open_run, write_config
+from retina_dist.run.folder import Run, changed_settings, checkpoint_folder, lock_run, open_run, write_config
+from retina_dist.run.mlflow import tracked_run, tracking_server
+from retina_dist.run.sweep import run_sweep, write_result
 from retina_dist.seeding import seed_everything
-from retina_dist.settings import TrainConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
-from retina_dist.strategies.launch import detect_launch
+from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, why_alone
-from retina_dist.sweep import run_sweep, write_result
-from retina_dist.tasks.detection import DetectionTask, draw_data
-from retina_dist.tracking import tracked_run, tracking_server
 from retina_dist.words import counted
 
 MOST_CLASSES = 20  # whose AP is shown at the end

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.launchers import command, environment, why_missing
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.strategies.launchers import command, environment, why_missing
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = {"single": None, "ddp": "torchrun", "horovod": "horovodrun"}

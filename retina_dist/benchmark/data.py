@@ -29,19 +29,19 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retina_dist.benchmark.report import finish
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import DataBenchmarkConfig
 from retina_dist.data.cache import DecodedCache
-from retina_dist.data.coco import ImageRecord
-from retina_dist.data.collate import collate, collate_raw
-from retina_dist.data.dataset import DetectionDataset
 from retina_dist.data.images import read_image
-from retina_dist.data.module import CocoDataModule
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import Object, Slice, Source, as_source, read, sizes_of
-from retina_dist.data.transforms import Unresized
+from retina_dist.detection.data.collate import collate, collate_raw
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.transforms import Unresized
+from retina_dist.detection.readers.coco import ImageRecord
+from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
-from retina_dist.settings import DataBenchmarkConfig
-from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import build_strategy
 
 HEIGHT, WIDTH, QUALITY = 480, 640, 90

@@ -27,14 +27,14 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from retina_dist.benchmark.report import finish
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import EvalBenchmarkConfig
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.coco_metrics import EVALUATORS, evaluate_rows, installed_backends
+from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.model.targets import encode
 from retina_dist.errors import ConfigError
-from retina_dist.evaluation.coco import EVALUATORS, evaluate_rows, installed_backends
-from retina_dist.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.model.targets import encode
-from retina_dist.settings import EvalBenchmarkConfig
 from retina_dist.strategies.devices import resolve_device
-from retina_dist.types import Batch, Detections
 
 REFERENCE = "pycocotools"
 IMAGE_SIZE = (480, 640)  # most of COCO's are

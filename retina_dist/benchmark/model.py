@@ -36,13 +36,13 @@ from retina_dist.benchmark.communication import (
 )
 from retina_dist.benchmark.recipe import Recipe, recipe_of
 from retina_dist.benchmark.report import finish, write_table
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ModelBenchmarkConfig
+from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.task import build_model
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
-from retina_dist.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
-from retina_dist.settings import ModelBenchmarkConfig
-from retina_dist.tasks.detection import build_model
 from retina_dist.words import counted
 
 MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from retina_dist.config.schema import ModelBenchmarkConfig
+from retina_dist.detection.task import read_split
 from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError
-from retina_dist.settings import ModelBenchmarkConfig
-from retina_dist.tasks.detection import read_split
 
 # Of train2017 (https://cocodataset.org/#download: 118K), and without the 1021 that have no object
 # (https://github.com/cocodataset/cocoapi/issues/76)

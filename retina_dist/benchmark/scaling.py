@@ -25,15 +25,15 @@ from typing import Any
 import torch
 
 from retina_dist.benchmark.report import finish, write_table
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import ScalingConfig
+from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.launchers import command, environment, why_missing
 from retina_dist.reporting.scaling import Epoch, plot_epochs
 from retina_dist.seeding import seed_everything
-from retina_dist.settings import ScalingConfig
-from retina_dist.tasks.detection import DetectionTask, draw_data
+from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.train import build_plan, build_state, build_strategy, describe_job, uses_graphs
 
 

@@ -30,20 +30,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.benchmark.report import finish
-from retina_dist.config import entry_point
+from retina_dist.config.compose import entry_point
+from retina_dist.config.schema import StepConfig
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
+from retina_dist.detection.task import build_model
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import AUTOCAST, Precision, autocast
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
-from retina_dist.model.retinanet import RetinaNet, as_torchvision
+from retina_dist.reporting.console import tell
 from retina_dist.reporting.scaling import plot_steps
-from retina_dist.reporting.voice import tell
 from retina_dist.seeding import seed_everything
-from retina_dist.settings import StepConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.tasks.detection import build_model
 from retina_dist.train import build_plan, build_state
-from retina_dist.types import Batch
 
 BASE = "torchvision"
 COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted

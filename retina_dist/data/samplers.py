@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retina_dist.data.buckets import Buckets, IntArray
+from retina_dist.data.canvases import Buckets, IntArray
 from retina_dist.errors import ConfigError
 from retina_dist.seeding import derived_seed
 
@@ -24,7 +24,7 @@ class BatchSpec:
     indices: tuple[int, ...]  # of images in the data set
     canvas: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
-    weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `types.Batch`
+    weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `Batch`
     size: int = 1  # images that the batch has at least; fillers make up for those it lacks
 
 

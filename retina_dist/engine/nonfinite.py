@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.engine.checkpoint import write_checkpoint
+from retina_dist.engine.checkpoints import write_checkpoint
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import UserError

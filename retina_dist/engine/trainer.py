@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from retina_dist.engine.checkpoint import CheckpointStore
+from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.cuda_graphs import CapturedSteps
 from retina_dist.engine.duration import Alarm
-from retina_dist.engine.graphs import CapturedSteps
-from retina_dist.engine.ledger import Ledger
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence, Inspect, NonFiniteGuard, spread
+from retina_dist.engine.phase_timer import Ledger
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.engine.preemption import Agreement, Wish

@@ -26,8 +26,8 @@ from typing_extensions import Self
 from retina_dist.errors import Preempted, UserError
 from retina_dist.files import Place, read_bytes, write_bytes
 from retina_dist.redaction import redacted
-from retina_dist.reporting.courier import Courier
-from retina_dist.reporting.sinks import NullSink
+from retina_dist.reporting.loggers import NullSink
+from retina_dist.reporting.retry_queue import Courier
 
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded

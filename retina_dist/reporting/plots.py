@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from retina_dist.reporting.sinks import read_metrics
+from retina_dist.reporting.loggers import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from retina_dist.reporting.sinks import NullSink
-from retina_dist.reporting.voice import tell
+from retina_dist.reporting.console import tell
+from retina_dist.reporting.loggers import NullSink
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"

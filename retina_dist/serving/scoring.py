@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from retina_dist.data.images import MAX_PIXELS, count_pixels, decode_image
-from retina_dist.detector import Detector
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.detector import Detector
 from retina_dist.errors import ImageError, UserError
-from retina_dist.types import Batch
 
 USAGE = 'send a picture as image/*, pictures as multipart/form-data, or application/json {"images": [base64, ...]}'
 MAX_IMAGES = 16  # of a request

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,17 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from retina_dist.errors import PeerLost, UserError
-from retina_dist.types import Stateful
 
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
+
+
+class Stateful(Protocol):
+    """State that ranks share and checkpoints hold."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class DistributedStrategy(ABC):

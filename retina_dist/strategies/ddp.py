@@ -24,8 +24,8 @@ from retina_dist.errors import ConfigError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
-from retina_dist.strategies.launch import DEFAULT_PORT, Launch
-from retina_dist.strategies.roll_call import lost, missing_ranks
+from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
+from retina_dist.strategies.liveness import lost, missing_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # What torch says, in no exception class of its own, when the other end of a connection is gone or silent.

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from retina_dist.errors import ConfigError
-from retina_dist.strategies.launch import Launch
+from retina_dist.strategies.launch_environment import Launch
 
 # The oldest driver that CUDA of a major version starts on.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html

@@ -32,8 +32,8 @@ from retina_dist.errors import ConfigError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
-from retina_dist.strategies.launch import Launch
-from retina_dist.strategies.roll_call import lost, missing_ranks
+from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.liveness import lost, missing_ranks
 
 T = TypeVar("T")
 Reduction = Literal["average", "adasum"]

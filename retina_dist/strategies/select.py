@@ -9,7 +9,7 @@ from typing import Literal
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression
-from retina_dist.strategies.launch import BY_LAUNCHER, Launch, StrategyName, detect_launch
+from retina_dist.strategies.launch_environment import BY_LAUNCHER, Launch, StrategyName, detect_launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 

@@ -17,7 +17,7 @@ import socket
 import time
 from pathlib import Path
 
-from retina_dist.config import load_config, reported_errors
+from retina_dist.config.compose import load_config, reported_errors
 from retina_dist.errors import ConfigError, PeerLost, UserError
 
 # Of launchers that Ray itself may run under: its workers inherit them, but they number other processes.

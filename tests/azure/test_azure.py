@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.config import load_config
-from retina_dist.data.dataset import DetectionDataset
-from retina_dist.data.module import CocoDataModule
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import DataConfig
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.transforms import EvalTransform
-from retina_dist.engine.checkpoint import CheckpointStore, load_checkpoint, load_latest
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.task import make_shapes, read_split
+from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ImageError
 from retina_dist.files import Url, names_in, place
-from retina_dist.launchers import command, environment, why_missing
-from retina_dist.settings import DataConfig
 from retina_dist.shards import write_shards
-from retina_dist.tasks.detection import make_shapes, read_split
-from retina_dist.types import Batch
+from retina_dist.strategies.launchers import command, environment, why_missing
 from scripts.chaos import alive, equal, rank_processes, steps_done
 from tests.azure.conftest import Storage
-from tests.unit.test_module import same_steps
+from tests.unit.detection.test_module import same_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 240

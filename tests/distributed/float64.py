@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retina_dist import train
-from retina_dist.tasks.detection import DetectionTask
+from retina_dist.detection.task import DetectionTask
 
 
 def main() -> None:

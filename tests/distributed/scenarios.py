@@ -21,21 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config import reported_errors
-from retina_dist.data.buckets import make_buckets
-from retina_dist.data.categories import Categories
+from retina_dist.config.compose import reported_errors
+from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import EvalSampler
-from retina_dist.engine.ledger import summary
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.coco_metrics import CocoEvaluator
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.phase_timer import summary
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.replicas import ReplicaMismatch, check_replicas, checksum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import PeerLost, UserError
-from retina_dist.evaluation.coco import CocoEvaluator
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import make_strategy
-from retina_dist.types import Batch
 
 STEPS, ROWS = 4, 24  # of the small training; 24 rows a step share out over 1, 2, 3, 4 and 8 ranks
 

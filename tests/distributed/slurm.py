@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from retina_dist.launchers import environment
-from retina_dist.strategies.launch import slurm_port
+from retina_dist.strategies.launch_environment import slurm_port
+from retina_dist.strategies.launchers import environment
 from tests.distributed.hosts import CannotRun, find, run, with_sbin
 
 NODES = ("127.0.0.1", "127.0.0.2")

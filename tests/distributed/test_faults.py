@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.launchers import command, environment, executable, why_missing
+from retina_dist.strategies.launchers import command, environment, executable, why_missing
 from scripts import chaos
 from scripts.chaos import alive, differences, rank_processes, steps_done
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.strategies.launch import slurm_port
+from retina_dist.strategies.launch_environment import slurm_port
 from scripts.chaos import differences, steps_done
 from tests.distributed.ranks import ROOT
 from tests.distributed.slurm import NODES, Cluster, slurm, until, why_no_slurm
@@ -47,8 +47,8 @@ def wait_for(condition: Callable[[], bool], cluster: Cluster, job: str, log: Pat
 
 
 def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_path: Path) -> None:
-    alone = f'{sys.executable} -c "from retina_dist.launchers import described; print(described())"'
-    each = f"{sys.executable} -m retina_dist.launchers"
+    alone = f'{sys.executable} -c "from retina_dist.strategies.launchers import described; print(described())"'
+    each = f"{sys.executable} -m retina_dist.strategies.launchers"
     script = "\n".join([alone, f"srun {each}", f"srun --mpi=pmi2 {each}"])
     options = ("--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
     job = cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.launchers import command, environment, why_missing
+from retina_dist.strategies.launchers import command, environment, why_missing
 from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.distributed.float64"
+GOLDEN = ROOT / "tests" / "golden" / "losses.json"
 # 24 images, seven a step and three in the last, which 2 and 3 processes cannot share equally
 SETTINGS = (*SMALL, "data.batch_size=7", "model.batch_norm=sync", "trainer.length=6steps", "trainer.validate_every=3steps",
             "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
@@ -71,17 +72,34 @@ def alone(place: Path) -> Path:
     return place / "alone"
 
 
+@cache
+def together(place: Path, launcher: str) -> str:
+    """What two processes print, whose run is `place / launcher`."""
+    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
+    return done.stdout + done.stderr
+
+
 LONG = [
     pytest.param(name, marks=pytest.mark.long) for name in ("horovodrun", "mpirun")
 ]  # test_hosts.py has them on two hosts
 
 
+@pytest.mark.parametrize("launcher", [None, "torchrun", "horovodrun"])
+def test_golden_losses(place: Path, launcher: str | None) -> None:
+    """Each step's loss and gradient norm as recorded: a refactoring shows the same numbers."""
+    if launcher:
+        together(place, launcher)
+    run = place / launcher if launcher else alone(place)
+    for name, expected in json.loads(GOLDEN.read_text())[launcher or "single"].items():
+        assert numbers(run, name) == pytest.approx(expected, rel=1e-9), name
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", *LONG])
 def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     run = place / launcher
-    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
+    said = together(place, launcher)
     one = alone(place)
-    assert "2 processes x 1 accumulated x 3 or 4" in done.stdout + done.stderr
+    assert "2 processes x 1 accumulated x 3 or 4" in said
     for name in ("train/loss", "train/grad_norm", "train/lr", "val/loss"):
         rounding = 1e-6 if name == "val/loss" else 1e-10  # evaluators add up in float32
         assert numbers(run, name) == pytest.approx(numbers(one, name), rel=rounding), name

@@ -22,13 +22,13 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.config import SweepJob, _check_overrides, load_config, register_schema
+from retina_dist.config.compose import SweepJob, _check_overrides, load_config, register_schema
+from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
+from retina_dist.reporting.loggers import CsvSink, MultiSink, TensorBoardSink, read_metrics
 from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
-from retina_dist.reporting.sinks import CsvSink, MultiSink, TensorBoardSink, read_metrics
-from retina_dist.settings import TrainConfig
-from retina_dist.sweep import run_sweep
+from retina_dist.run.sweep import run_sweep
 from retina_dist.train import train
 from tests.e2e.conftest import ROOT, SMALL
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.engine.checkpoint import load_checkpoint
-from retina_dist.launchers import command, environment
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.strategies.launchers import command, environment
 from tests.e2e.conftest import ROOT, SMALL
 
 pytestmark = pytest.mark.skipif(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.config import load_config
+from retina_dist.config.compose import load_config
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError
 from retina_dist.replay import replay
-from retina_dist.tasks.detection import DetectionTask
 from retina_dist.train import train
 from tests.e2e.conftest import SMALL
 

@@ -95,9 +95,9 @@ def test_the_metadata_names_version_python_and_license(wheel: Path) -> None:
 
 
 def test_it_finds_its_own_configurations_from_any_folder(installed: Path, tmp_path: Path) -> None:
-    code = "import retina_dist.config as c; print(c.__file__); print(c.config_dir())"
+    code = "import retina_dist.config.compose as c; print(c.__file__); print(c.config_dir())"
     module, folder = run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
-    assert Path(module) == installed / "retina_dist" / "config.py"
+    assert Path(module) == installed / "retina_dist" / "config" / "compose.py"
     assert Path(folder) == installed / "retina_dist" / "conf"
 
 

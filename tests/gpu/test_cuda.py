@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.benchmark.step import random_batch
-from retina_dist.engine.graphs import CapturedSteps
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.model.focal_loss import focal_loss, loss_and_gradient
+from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
+from retina_dist.engine.cuda_graphs import CapturedSteps
 from retina_dist.engine.prefetch import prefetched
-from retina_dist.model.focal import focal_loss, loss_and_gradient
-from retina_dist.model.retinanet import RetinaNet, as_torchvision, build_retinanet
 from retina_dist.model.sync_batch_norm import connect
-from retina_dist.types import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
 

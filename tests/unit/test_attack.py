@@ -17,12 +17,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from retina_dist.config import config_dir, load_config
+from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.shards import annotations_of, index_of
-from retina_dist.engine.checkpoint import MANIFEST, CheckpointStore, load_checkpoint, load_latest
+from retina_dist.detection.coco_metrics import evaluate_rows, read_results, rows_of_results
+from retina_dist.detection.model.weights import load_weights
+from retina_dist.engine.checkpoints import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.evaluation.coco import evaluate_rows, read_results, rows_of_results
-from retina_dist.model.weights import load_weights
 from retina_dist.replay import _read as read_event
 from retina_dist.serving.scoring import Scorer, read_images
 from retina_dist.shards import write_shards

@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from retina_dist.config import load_config
-from retina_dist.data.categories import Categories
-from retina_dist.data.checks import box_findings, category_findings, check_image
-from retina_dist.data.coco import Annotations, ImageRecord, load_annotations
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import PredictConfig, TrainConfig, validate
 from retina_dist.data.images import image_size, read_image
-from retina_dist.data.module import CocoDataModule
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.doctor.image_checks import box_findings, category_findings, check_image
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
 from retina_dist.errors import DataError, ImageError
 from retina_dist.predict import predict
-from retina_dist.settings import PredictConfig, TrainConfig, validate
 from retina_dist.train import build_plan
 from tests.unit import mutations
 from tests.unit.mutations import JUNK, Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size

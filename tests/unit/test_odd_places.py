@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from retina_dist.benchmark.report import _compare
-from retina_dist.data.coco import load_annotations
+from retina_dist.config.schema import DataConfig, TrainConfig, TrainerConfig, validate
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import Slice, read
-from retina_dist.engine.checkpoint import load_checkpoint, load_latest
+from retina_dist.detection.coco_metrics import read_results
+from retina_dist.detection.model.weights import load_weights
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.task import read_split
+from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import UserError
-from retina_dist.evaluation.coco import read_results
 from retina_dist.files import place
-from retina_dist.model.weights import load_weights
 from retina_dist.predict import find_pictures
 from retina_dist.replay import _read as read_event
-from retina_dist.runs import open_run
-from retina_dist.settings import DataConfig, TrainConfig, TrainerConfig, validate
-from retina_dist.tasks.detection import read_split
+from retina_dist.run.folder import open_run
 
 PATIENCE_S = 20
 

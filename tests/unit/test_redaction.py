@@ -15,15 +15,8 @@ from typing import Any
 
 import pytest
 
-from retina_dist import sweep, tracking
-from retina_dist.config import SweepJob
-from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import place
-from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.mlflow_run import TrackedRun
-from retina_dist.reporting.voice import Voice
-from retina_dist.runs import Run, changed_settings
-from retina_dist.settings import (
+from retina_dist.config.compose import SweepJob
+from retina_dist.config.schema import (
     DataConfig,
     LoggingConfig,
     ModelConfig,
@@ -32,6 +25,14 @@ from retina_dist.settings import (
     TrainConfig,
     TrainerConfig,
 )
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import place
+from retina_dist.redaction import redacted, redacted_tree
+from retina_dist.reporting.console import Voice
+from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.run import mlflow as tracking
+from retina_dist.run import sweep
+from retina_dist.run.folder import Run, changed_settings
 
 # As users and services write them; SECRET is what nobody may see.
 KINDS = [
@@ -139,7 +140,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """A run of two steps whose every free text has secrets in it, and which needs those of its data and checkpoints."""
     import fsspec
 
-    from retina_dist.data.synthetic import make_shapes
+    from retina_dist.detection.data.shapes import make_shapes
 
     monkeypatch.chdir(tmp_path)
     make_shapes(Path("shapes"), num_train=4, num_val=2, image_size=64, seed=0)

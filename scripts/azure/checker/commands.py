@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from retina_dist.config import config_dir, load_config
+from retina_dist.config.compose import config_dir, load_config
 from retina_dist.errors import ConfigError
 
 from .documents import Document

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from retina_dist.launchers import executable
+from retina_dist.strategies.launchers import executable
 
 from . import commands
 from .documents import JOBS, Document, read_folder

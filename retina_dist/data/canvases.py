@@ -1,0 +1,122 @@
+"""Which images share a canvas.
+
+Layer 1. Images of one batch are padded to a common size. Padding to the largest image of each batch wastes
+work and gives every step another shape; a few fixed canvases waste less (on COCO 2017, six of them cost 3 %
+more pixels than padding each image by itself) and let compiled kernels and CUDA graphs be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+import numpy.typing as npt
+
+from retina_dist.data.sizes import resized_size
+from retina_dist.errors import ConfigError, DataError
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """A partition of N images into K buckets, from the smallest canvas to the largest."""
+
+    of_image: IntArray  # [N] bucket of each image
+    min_sizes: tuple[int, ...]  # S sizes of the short side
+    canvases: IntArray  # [S, K, 2] (height, width) that fits every image of the bucket at that size
+
+    def __len__(self) -> int:
+        return int(self.canvases.shape[1])
+
+    @property
+    def num_images(self) -> int:
+        return len(self.of_image)
+
+    def canvas(self, indices: Sequence[int] | IntArray, min_size: int) -> tuple[int, int]:
+        """(height, width) for a batch: its bucket's canvas, or one that fits all where buckets are mixed."""
+        used = np.unique(self.of_image[np.asarray(indices)])
+        height, width = self.canvases[self.min_sizes.index(min_size), used].max(axis=0)
+        return int(height), int(width)
+
+    def all_canvases(self) -> set[tuple[int, int]]:
+        """Those of every batch that there can be: of one bucket, or of several, where two give the height and the width."""
+        pairs = combinations_with_replacement(range(len(self)), 2)
+        return {(height, width) for pair in pairs for height, width in self.canvases[:, pair].max(axis=1).tolist()}
+
+    def next_larger(self, bucket: int) -> int | None:
+        """The smallest other bucket with room for this one's images at every size, or None."""
+        fits = (self.canvases[:, bucket + 1 :] >= self.canvases[:, bucket, None]).all(axis=(0, 2))
+        return bucket + 1 + int(fits.argmax()) if fits.any() else None
+
+
+def make_buckets(
+    sizes: npt.ArrayLike,
+    *,
+    min_sizes: Sequence[int],
+    max_size: int,
+    num_buckets: int = 6,
+    divisor: int = 32,
+) -> Buckets:
+    """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
+
+    The cut points give the least total canvas area, summed over images and `min_sizes`; where fewer buckets
+    do as well, there are fewer. Canvas sides are multiples of `divisor`. Raises ConfigError for a setting
+    below 1, DataError where there is no image.
+    """
+    settings = {"min_sizes": min(min_sizes, default=0), "max_size": max_size, "num_buckets": num_buckets}
+    for name, value in (settings | {"divisor": divisor}).items():
+        if value < 1:
+            raise ConfigError(f"{name} holds {value}; use whole numbers of at least 1.")
+    stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
+    if not len(stored):
+        raise DataError("The data set has no images; check the annotation file and the filters applied to it.")
+
+    # equal images first, then equal canvases: the search below sees dozens of kinds, not every image
+    stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
+    resized = [[resized_size(h, w, size, max_size) for size in min_sizes] for h, w in stored.tolist()]
+    padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]
+    shapes, shape_of_kind = np.unique(padded.reshape(len(padded), -1), axis=0, return_inverse=True)
+    shapes = shapes.reshape(-1, len(min_sizes), 2)
+    image_shape = shape_of_kind.reshape(-1)[image_kind.reshape(-1)]
+
+    # from tall to wide, so that a run of neighbours is a range of aspect ratios
+    by_ratio = np.argsort((shapes[..., 1] / shapes[..., 0]).mean(axis=1), kind="stable")
+    counts = np.bincount(image_shape, minlength=len(shapes))
+    runs = _best_runs(shapes[by_ratio], counts[by_ratio], num_buckets)
+
+    canvases = np.stack([shapes[by_ratio[run]].max(axis=0) for run in runs], axis=1)  # [S, K, 2]
+    by_area = np.argsort(canvases.prod(axis=2).sum(axis=0), kind="stable")
+    bucket_of_shape = np.empty(len(shapes), dtype=np.int64)
+    for bucket, run in enumerate(by_area):
+        bucket_of_shape[by_ratio[runs[run]]] = bucket
+    return Buckets(bucket_of_shape[image_shape], tuple(min_sizes), canvases[:, by_area])
+
+
+def _best_runs(shapes: IntArray, counts: IntArray, most: int) -> list[slice]:
+    """Cut `shapes` [U, S, 2], held by `counts` [U] images each, into at most `most` runs of least total area.
+
+    Dynamic programming over the end of the last run: exact, in O(U^2 * (S + most)).
+    """
+    total = len(counts)
+    most = min(most, total)
+    area = np.full((most + 1, total + 1), np.inf)  # [k, end]: the least area of shapes[:end] in k runs
+    start_of = np.zeros((most + 1, total + 1), dtype=np.int64)  # where the last of those runs begins
+    area[0, 0] = 0.0
+    for start in range(total):
+        canvas = np.maximum.accumulate(shapes[start:], axis=0)  # of the run start..end, for every end
+        run_area = canvas.prod(axis=2).sum(axis=1) * np.cumsum(counts[start:])
+        for k in range(1, most + 1):
+            candidate = area[k - 1, start] + run_area
+            better = candidate < area[k, start + 1 :]
+            area[k, start + 1 :][better] = candidate[better]
+            start_of[k, start + 1 :][better] = start
+    runs: list[slice] = []
+    end = total
+    for k in range(int(area[:, total].argmin()), 0, -1):  # argmin: the fewest runs among equals
+        start = int(start_of[k, end])
+        runs.insert(0, slice(start, end))
+        end = start
+    return runs

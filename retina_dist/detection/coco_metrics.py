@@ -1,0 +1,348 @@
+"""COCO's box metrics, by pycocotools or a faster evaluator that gives the same numbers.
+
+Layer 2. Ground truth is the annotation file as it is, never boxes that went through a transform. Detections travel as rows
+[n, 7] of float64: image_id, x, y, width, height, score, category_id; float64, because ids above 2^24 do not fit float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import read_bytes, write_atomically
+from retina_dist.strategies.base import DistributedStrategy
+
+Backend = Literal["auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
+# Where each has its ground truth and its metrics, the fastest first.
+EVALUATORS = {
+    "ultrafast-pycocotools": (("ultrafast_pycocotools", "COCO"), ("ultrafast_pycocotools", "COCOeval")),
+    "faster-coco-eval": (("faster_coco_eval", "COCO"), ("faster_coco_eval", "COCOeval_faster")),
+    "pycocotools": (("pycocotools.coco", "COCO"), ("pycocotools.cocoeval", "COCOeval")),
+}
+
+STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+LOSSES = ("classification", "bbox_regression")
+COLUMNS = 7
+ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
+
+
+@dataclass(frozen=True)
+class CocoResult:
+    """The twelve official numbers and what lies behind them; -1 where there is no ground truth."""
+
+    stats: dict[str, float]
+    per_class: dict[str, float | None]  # AP of each class; None without ground truth
+    precision: (
+        np.ndarray
+    )  # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and AP of each class, for JSON."""
+        return {**self.stats, "per_class_AP": self.per_class}
+
+
+def evaluate_rows(
+    coco: dict[str, Any],
+    rows: np.ndarray,
+    *,
+    image_ids: Sequence[int] | None = None,
+    backend: Backend = "auto",
+) -> CocoResult:
+    """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict).
+
+    `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. "auto" takes
+    the fastest evaluator that is installed; pycocotools is the reference. Numbers and arrays of ultrafast-pycocotools equal
+    its to the last bit, those of faster-coco-eval to 1e-12. Raises ConfigError for a backend that is not installed.
+    """
+    if backend == "auto":
+        backend = installed_backends()[0]
+    coco_class, evaluation_class = _implementation(backend)
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = coco_class()
+        # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are given anew,
+        # because an id of 0 means "no match" to them: a box with it could never be found.
+        boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
+        truth.dataset = {**coco, "annotations": boxes}
+        truth.createIndex()
+        if backend == "ultrafast-pycocotools":  # takes the array as it is, and only rows of known images
+            found = truth.loadRes(rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])])
+        else:
+            found = coco_class()
+            found.dataset = {
+                "images": coco["images"],
+                "categories": coco["categories"],
+                "annotations": _as_annotations(rows),
+            }
+            found.createIndex()
+        evaluation = evaluation_class(truth, found, "bbox")
+        if image_ids is not None:
+            evaluation.params.imgIds = sorted(image_ids)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MOST_DETECTIONS]  # [T, R, K]
+    names = _distinct_names(coco["categories"])
+    return CocoResult(
+        stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
+        per_class={names[c]: _class_ap(precision[:, :, k]) for k, c in enumerate(evaluation.params.catIds)},
+        precision=precision,
+    )
+
+
+def detections_to_rows(
+    detections: Sequence[Detections], image_ids: Sequence[int], categories: Categories
+) -> np.ndarray:
+    """Rows [n, 7] of some images' detections; labels become category ids, corners become width and height.
+
+    Labels that stand for no category are left out.
+    """
+    if not detections:
+        return np.zeros((0, COLUMNS))
+    boxes, scores, labels = (
+        torch.cat([found[key] for found in detections]).double()  # type: ignore[literal-required]
+        for key in ("boxes", "scores", "labels")
+    )
+    values = torch.column_stack((boxes, scores, labels)).cpu().numpy()  # one copy from the device for all
+    category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
+    image = np.repeat(np.array(image_ids, dtype=np.float64), [len(found["scores"]) for found in detections])
+    size = values[:, 2:4] - values[:, :2]
+    rows = np.column_stack((image, values[:, :2], size, values[:, 4], category))
+    return rows[category >= 0]
+
+
+def write_results(rows: np.ndarray, path: Path) -> None:
+    """COCO's results json; boxes to a hundredth of a pixel, scores to five digits, as COCO's own files."""
+    results = [
+        {
+            "image_id": int(row[0]),
+            "category_id": int(row[6]),
+            "bbox": [round(v, 2) for v in row[1:5]],
+            "score": round(row[5], 5),
+        }
+        for row in rows.tolist()
+    ]
+    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(results)))
+
+
+class Results(NamedTuple):
+    """A results json as it was read."""
+
+    path: Path
+    entries: list[Any]
+    categories: Categories | None  # None: the file has ids only
+    file_names: dict[int, str]  # of image ids, where the file has them
+
+
+def read_results(path: Path) -> Results:
+    """COCO's list of results, or a COCO dictionary whose annotations have scores. Raises DataError."""
+    try:
+        content = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError) as error:  # a number of 5000 digits is a mere ValueError
+        raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
+    entries = content.get("annotations") if isinstance(content, dict) else content
+    if not isinstance(entries, list):
+        raise DataError(
+            f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …], or a dictionary with such "
+            "annotations."
+        )
+    if isinstance(content, list):
+        return Results(path, entries, None, {})
+    try:
+        categories = Categories.from_coco(content["categories"]) if content.get("categories") else None
+        return Results(path, entries, categories, {image["id"]: _base(image) for image in content.get("images") or ()})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"{path} has images or categories that cannot be read ({error!r}); each needs an id and a name."
+        ) from error
+
+
+def rows_of_results(results: Results, coco: dict[str, Any], categories: Categories | None = None) -> np.ndarray:
+    """Rows [n, 7] of results for the ground truth `coco`. Raises DataError naming file and entry.
+
+    `categories` are those of the results matched with the ground truth's by name: detections of others are left out. Without
+    them category ids must be those of the ground truth, as image ids always must.
+    """
+    images = {image["id"]: _base(image) for image in coco["images"]}
+    for image_id, name in results.file_names.items():
+        if name and images.get(image_id, name) not in (name, ""):
+            raise DataError(
+                f"{results.path}: image {image_id} is {name!r}, and {images[image_id]!r} in the ground truth; give the results of "
+                "its images."
+            )
+    category_of = {category["id"]: category["id"] for category in coco["categories"]}
+    if results.categories and categories:
+        category_of = dict(zip(results.categories.ids, categories.ids, strict=True))
+    rows = np.zeros((len(results.entries), COLUMNS))
+    for i, entry in enumerate(results.entries):
+        try:
+            x, y, width, height = entry["bbox"]
+            row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
+            if not math.isfinite(sum(row)):  # json lets NaN and Infinity pass; null and text are a TypeError here
+                raise ValueError("not finite")
+            rows[i] = row
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"{results.path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
+            ) from error
+        for what, known in (("image", images), ("category", category_of)):
+            if entry[f"{what}_id"] not in known:
+                raise DataError(
+                    f"{results.path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth does not have."
+                )
+        rows[i, 6] = category_of[entry["category_id"]]
+    return rows[rows[:, 6] >= 0]
+
+
+def _base(image: dict[str, Any]) -> str:
+    return re.split(r"[/\\]", str(image.get("file_name") or ""))[-1]
+
+
+class CocoEvaluator:
+    """Metrics of a model over a validation set that all ranks share out: call it with the model, on every rank.
+
+    The model has `evaluate(batch) -> (losses, detections)`: scalars, mean over the batch, and one Detections an image.
+    An image that comes more than once counts once in the metrics: the first time on a rank, and of several ranks on the
+    lowest that found anything in it. In the losses it counts each time.
+    """
+
+    metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
+
+    def __init__(
+        self,
+        *,
+        annotations_coco: dict[str, Any],
+        categories: Categories,
+        batches: Callable[[], Iterable[Batch]],
+        strategy: DistributedStrategy,
+        image_ids: Sequence[int] | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        backend: Backend = "auto",
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
+        self.image_ids, self.autocast, self.backend, self.report = image_ids, autocast, backend, report
+        self.last_result: CocoResult | None = None
+        self.last_rows: np.ndarray | None = None
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """`coco/AP` and the other eleven, and `val/loss` with its parts; the same on every rank."""
+        was_training = model.training
+        model.eval()
+        rows, losses = self._run(model)
+        model.train(was_training)
+        rows = self._gathered(rows)
+        self.last_rows = rows
+        # Each rank computes from the same rows: no rank waits in a collective for another's long work.
+        self.last_result = evaluate_rows(self.coco, rows, image_ids=self.image_ids, backend=self.backend)
+        return {**{f"coco/{k}": v for k, v in self.last_result.stats.items()}, **losses}
+
+    @torch.inference_mode()
+    def _run(self, model: nn.Module) -> tuple[np.ndarray, dict[str, float]]:
+        """This rank's rows, and the mean losses over all ranks' images."""
+        device = self.strategy.device
+        parts = [np.zeros((0, COLUMNS))]
+        sums: dict[str, Tensor] = {}
+        images = 0
+        seen: set[int] = set()
+        for batch in self.batches():
+            for warning in batch.warnings:
+                self.report(f"warning: {warning}")
+            if batch.weight == 0:  # nothing of it could be read
+                continue
+            with self.autocast():
+                losses, detections = model.evaluate(batch.to(device, non_blocking=True))  # type: ignore[operator]
+            for name, value in losses.items():
+                sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
+            images += len(batch)
+            fresh: dict[int, Detections] = {}
+            for image_id, found in zip(batch.image_ids.tolist(), detections, strict=True):
+                if image_id not in seen:
+                    fresh.setdefault(image_id, found)
+            seen.update(fresh)
+            parts.append(detections_to_rows(list(fresh.values()), list(fresh), self.categories))
+        return np.concatenate(parts), self._mean_losses(sums, images)
+
+    def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
+        # A rank without images takes part too, so the names must not come from its own batches.
+        zero = torch.zeros((), device=self.strategy.device)
+        stacked = torch.stack([*(sums.get(n, zero) for n in LOSSES), zero + images]).double()
+        *totals, count = self.strategy.all_reduce(stacked, "sum").tolist()
+        if not count:
+            return {}
+        means = {f"val/loss_{name}": total / count for name, total in zip(LOSSES, totals, strict=True)}
+        return {"val/loss": sum(means.values()), **means}
+
+    def _gathered(self, rows: np.ndarray) -> np.ndarray:
+        """All ranks' rows by image, whoever held it; of an image that several ranks held, those of the first."""
+        ranked = np.column_stack((rows, np.full(len(rows), self.strategy.rank, dtype=np.float64)))
+        everyone = self.strategy.all_gather(torch.from_numpy(ranked).to(self.strategy.device)).cpu().numpy()
+        everyone = everyone[np.argsort(everyone[:, 0], kind="stable")]  # of one image, still in the order of ranks
+        _, first, image = np.unique(everyone[:, 0], return_index=True, return_inverse=True)
+        ranks = everyone[:, COLUMNS]
+        return everyone[ranks == ranks[first][image], :COLUMNS]
+
+
+def installed_backends() -> list[Backend]:
+    """The evaluators that can be used here, the fastest first."""
+    return [
+        name  # type: ignore[misc]
+        for name, ((module, _), _) in EVALUATORS.items()
+        if importlib.util.find_spec(module.split(".")[0])
+    ]
+
+
+def _implementation(backend: str) -> list[Any]:
+    """The classes that hold ground truth and compute the metrics."""
+    try:
+        return [getattr(importlib.import_module(module), name) for module, name in EVALUATORS[backend]]
+    except ImportError as error:
+        raise ConfigError(
+            f"backend={backend} is not installed; run `pip install {backend}` or use backend=pycocotools."
+        ) from error
+
+
+def _as_annotations(rows: np.ndarray) -> list[dict[str, Any]]:
+    """Rows as what `COCO.loadRes` makes of a results json."""
+    areas = (rows[:, 3] * rows[:, 4]).tolist()
+    return [
+        {
+            "id": i,
+            "image_id": int(row[0]),
+            "bbox": row[1:5],
+            "score": row[5],
+            "category_id": int(row[6]),
+            "area": area,
+            "iscrowd": 0,
+        }
+        for i, (row, area) in enumerate(zip(rows.tolist(), areas, strict=True), start=1)
+    ]
+
+
+def _distinct_names(entries: list[dict[str, Any]]) -> dict[int, str]:
+    """Category id -> name, with the id added where two categories share a name."""
+    times = Counter(entry["name"] for entry in entries)
+    return {e["id"]: e["name"] if times[e["name"]] == 1 else f"{e['name']} ({e['id']})" for e in entries}
+
+
+def _class_ap(precision: np.ndarray) -> float | None:
+    """Mean of a class's [T, R] precision, None where it has no ground truth."""
+    defined = precision[precision > -1]
+    return float(defined.mean()) if len(defined) else None

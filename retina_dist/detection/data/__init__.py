@@ -1,0 +1,1 @@
+"""From stored images and boxes to batches."""

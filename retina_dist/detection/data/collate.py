@@ -1,0 +1,144 @@
+"""Samples of different sizes -> one `Batch` on a canvas.
+
+Layer 1. Imports nothing from retina_dist but the two kinds of batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.data.deferred_resize import RawBatch
+
+FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
+NO_IMAGE = -1  # the image id of a filler
+RAW_MULTIPLE = 64  # pixels; few different shapes, so that memory made for one is used again
+
+
+class Sample(NamedTuple):
+    """One image as it goes onto the canvas, or into a raw batch."""
+
+    image: Tensor  # [3, h, w] uint8
+    boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels
+    labels: Tensor  # [n] int64
+    image_id: int
+    original_size: tuple[int, int]  # (height, width) of the stored image
+    size: tuple[int, int] | None = None  # (height, width) on the canvas; None: that of `image`
+    flips: tuple[bool, bool] = (False, False)  # still to be made: top to bottom, left to right
+    real: bool = True  # False for a filler
+
+
+def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
+    """A sample that only fills a batch up, of a black `image` [3, h, w] that will cover the canvas."""
+    return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, canvas, real=False)
+
+
+def collate(
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
+) -> Batch:
+    """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
+
+    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images' shape is [B,
+    3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
+    `images` are the batch's when the samples lie in them already.
+    """
+    return Batch(
+        images=_side_by_side(samples, canvas) if images is None else images,
+        image_sizes=_sizes(samples),
+        weight=weight,
+        warnings=tuple(warnings),
+        **_rest(samples),
+    )
+
+
+def collate_raw(
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    warnings: Sequence[str] = (),
+    images: Tensor | None = None,
+) -> RawBatch:
+    """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
+    raw_sizes = _sizes(samples)
+    height, width = raw_sizes.amax(dim=0).tolist()
+    return RawBatch(
+        images=_side_by_side(samples, raw_canvas(height, width)) if images is None else images,
+        image_sizes=torch.tensor([sample.size or tuple(sample.image.shape[-2:]) for sample in samples]),
+        raw_sizes=raw_sizes,
+        flips=torch.tensor([sample.flips for sample in samples]),
+        canvas=canvas,
+        weight=weight,
+        warnings=tuple(warnings),
+        **_rest(samples),
+    )
+
+
+def padded_rows(count: int) -> int:
+    """M of a batch whose fullest image has `count` boxes."""
+    return max(FEWEST_ROWS, 1 << (max(1, count) - 1).bit_length())
+
+
+def raw_canvas(height: int, width: int) -> tuple[int, int]:
+    """The canvas of raw images that are no larger."""
+    return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
+
+
+def _sizes(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples])
+
+
+def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
+    """Black ones, [count, 3, H, W] uint8 in channels-last memory.
+
+    In a data worker they lie in memory that the main process shares, or else they would be copied there afterwards.
+    """
+    shape = (count, *canvas, 3)
+    if get_worker_info() is None:
+        images = torch.zeros(shape, dtype=torch.uint8)
+    else:
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # fresh pages of the system, which are zero
+        images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
+    return images.permute(0, 3, 1, 2)
+
+
+def lay(sample: Sample, place: Tensor) -> Sample:
+    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
+    height, width = sample.image.shape[-2:]
+    place[:, :height, :width] = sample.image
+    return sample._replace(image=place[:, :height, :width])
+
+
+def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
+    images = blank_images(len(samples), canvas)
+    for image, sample in zip(images, samples, strict=True):
+        lay(sample, image)
+    return images
+
+
+def _rest(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What both kinds of batch have beside images."""
+    counts = [len(sample.labels) for sample in samples]
+    most = padded_rows(max(counts))
+    boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
+    labels = torch.zeros(len(samples), most, dtype=torch.int64)
+    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
+        boxes[i, :count] = sample.boxes
+        labels[i, :count] = sample.labels
+    return {
+        "original_sizes": torch.tensor([sample.original_size for sample in samples]),
+        "image_ids": torch.tensor([sample.image_id for sample in samples]),
+        "boxes": boxes,
+        "labels": labels,
+        "num_boxes": torch.tensor(counts),
+        "real": None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
+    }

@@ -1,0 +1,216 @@
+"""From a stored image and its boxes to what lies on the canvas.
+
+Layer 1. Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work, and what
+`data.resize=device` leaves to the device is `deferred_resize`'s.
+Whatever is random is drawn from torch's CPU generator seeded by a key, so the result depends on the key and
+on nothing else. An operation that is switched off costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from retina_dist.data.sizes import resize_scale, scaled_size
+from retina_dist.errors import ConfigError
+from retina_dist.seeding import torch_seed
+
+MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no picture left to learn from
+
+
+class Unresized(NamedTuple):
+    """An image to which only flips and the resize are left to do."""
+
+    image: Tensor  # [3, h, w] uint8
+    boxes: Tensor  # [n, 4] float32 xyxy, as they will be on the canvas
+    labels: Tensor  # [n]
+    size: tuple[int, int]  # (height, width) on the canvas
+    flips: tuple[bool, bool] = (False, False)  # top to bottom, left to right
+
+    def resized(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Image, boxes and labels as they will be on the canvas; smoothed where the image shrinks."""
+        turned = [axis for axis, flip in zip((1, 2), self.flips, strict=True) if flip]
+        image = self.image.flip(turned) if turned else self.image
+        # channels last, as decoders write them: three times as fast as planes
+        image = image[None].contiguous(memory_format=torch.channels_last)[0]
+        return F.resize_image(image, list(self.size), antialias=True), self.boxes, self.labels
+
+    def for_device(self) -> Unresized:
+        """The same, but resized where that makes the image smaller: it is smoothed then, and there is less to send."""
+        shrinks = self.size[0] < self.image.shape[1] or self.size[1] < self.image.shape[2]
+        return self._replace(image=self.resized()[0], flips=(False, False)) if shrinks else self
+
+
+class EvalTransform:
+    """Resizes, and leaves out boxes with a side under a pixel.
+
+    Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in pixels of
+    the image they come with. The image returned is never larger than `canvas`, a (height, width) in pixels.
+    `unresized` does everything but the resize.
+    """
+
+    def __init__(self, *, max_size: int) -> None:
+        self.max_size = max_size
+
+    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.unresized(image, boxes, labels, **how).resized()
+
+    def unresized(
+        self,
+        image: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        *,
+        min_size: int,
+        canvas: tuple[int, int],
+        key: tuple[int | str, ...] = (),
+    ) -> Unresized:
+        scale = _fitting_scale(image, min_size, self.max_size, canvas)
+        return _placed(image, boxes, labels, scale, canvas)
+
+
+class TrainTransform:
+    """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a pixel.
+
+    The order is: random crop by overlap (SSD, Liu et al. 2016, section 2.2,
+    https://arxiv.org/abs/1512.02325), horizontal and vertical flip, photometric distortion (the same paper), resize.
+    `hflip`, `vflip`, `photometric` and `iou_crop` are probabilities. `scale_jitter` is a range of factors: the resize
+    is multiplied by one of them, drawn uniformly, and what then exceeds the canvas is cut off at a random
+    place (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177).
+
+    Takes and returns what `EvalTransform` does; the same `key` gives the same result in every process.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_size: int,
+        hflip: float = 0.5,
+        vflip: float = 0.0,
+        photometric: float = 0.0,
+        iou_crop: float = 0.0,
+        scale_jitter: tuple[float, float] | None = None,
+    ) -> None:
+        for name, value in {"hflip": hflip, "vflip": vflip, "photometric": photometric, "iou_crop": iou_crop}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ConfigError(f"{name}={value} is not a probability; use a number from 0 to 1.")
+        if scale_jitter is not None and not 0.0 < scale_jitter[0] <= scale_jitter[1]:
+            raise ConfigError(f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5).")
+        self.max_size = max_size
+        self.scale_jitter = scale_jitter
+        self.hflip, self.vflip = hflip, vflip
+        self._crop = v2.RandomApply([_IoUCrop()], p=iou_crop) if iou_crop else None
+        self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
+
+    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.unresized(image, boxes, labels, **how).resized()
+
+    def unresized(
+        self,
+        image: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        *,
+        min_size: int,
+        canvas: tuple[int, int],
+        key: tuple[int | str, ...],
+    ) -> Unresized:
+        with torch_seed(*key):
+            if self._crop:
+                image, boxes = _apply(self._crop, image, boxes)
+            hflip, vflip = _happens(self.hflip), _happens(self.vflip)
+            flips = (vflip, hflip)
+            boxes = _flipped(boxes, image.shape[-2:], flips)
+            if self._distort:
+                image, boxes = _apply(self._distort, image, boxes)
+            scale = _fitting_scale(image, min_size, self.max_size, canvas)
+            if self.scale_jitter is not None:
+                low, high = self.scale_jitter
+                scale *= low + (high - low) * torch.rand(()).item()
+                image, boxes = _random_window(image, boxes, flips, scale, canvas)
+        return _placed(image, boxes, labels, scale, canvas)._replace(flips=flips)
+
+
+class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
+    """torchvision's crop, but an image it can find no crop for stays as it is.
+
+    Without boxes the original searches in vain until it happens to draw "no crop"; under 4 pixels it divides
+    by zero.
+    """
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        if min(v2.query_size(flat_inputs)) < 4 or not len(v2.get_bounding_boxes(flat_inputs)):
+            return {}
+        params: dict[str, Any] = super().make_params(flat_inputs)
+        return params
+
+
+def _happens(probability: float) -> bool:
+    """Draws what torchvision's RandomApply draws of a RandomFlip(p=1): a second number where the first one decides for it."""
+    return probability > 0 and bool(torch.rand(1) < probability) and bool(torch.rand(1) < 1)
+
+
+def _flipped(boxes: Tensor, size: Sequence[int], flips: tuple[bool, bool]) -> Tensor:
+    x1, y1, x2, y2 = boxes.unbind(1)
+    if flips[0]:
+        y1, y2 = size[0] - y2, size[0] - y1
+    if flips[1]:
+        x1, x2 = size[1] - x2, size[1] - x1
+    return torch.stack((x1, y1, x2, y2), dim=1)
+
+
+def _apply(transform: v2.Transform, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    size = image.shape[-2:]
+    boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)
+    image, boxes = transform(tv_tensors.Image(image), boxes)
+    return image.as_subclass(Tensor), boxes.as_subclass(Tensor)
+
+
+def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[int, int]) -> float:
+    """The usual scale, or less where the result would not fit, as crops of another shape may not."""
+    height, width = image.shape[-2:]
+    scale = resize_scale(height, width, min_size, max_size)
+    resized = scaled_size(height, width, scale)
+    if resized[0] > canvas[0] or resized[1] > canvas[1]:
+        scale = min(canvas[0] / height, canvas[1] / width)
+    return scale
+
+
+def _random_window(
+    image: Tensor, boxes: Tensor, flips: tuple[bool, bool], scale: float, canvas: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The part of the image, at a random place, that fills the canvas after scaling; `boxes` are flipped already.
+
+    Cut before the resize, which then has less to do.
+    """
+    size = image.shape[-2:]
+    window = [min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)]
+    top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(size, window, strict=True))
+    height, width = window
+    if (height, width) == tuple(size):
+        return image, boxes
+    boxes = boxes - boxes.new_tensor([left, top, left, top])
+    boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
+    if flips[0]:
+        top = size[0] - top - height
+    if flips[1]:
+        left = size[1] - left - width
+    return image[:, top : top + height, left : left + width], boxes
+
+
+def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> Unresized:
+    height, width = image.shape[-2:]
+    scaled = scaled_size(height, width, scale)
+    size = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
+    # by the sizes in whole pixels, not by the scale, as torchvision's `resize_boxes` does
+    ratio = boxes.new_tensor([size[1] / width, size[0] / height])
+    boxes = boxes * ratio.repeat(2)
+    keep = ((boxes[:, 2:] - boxes[:, :2]) >= MIN_BOX_SIDE).all(dim=1)
+    return Unresized(image, boxes[keep], labels[keep], size)

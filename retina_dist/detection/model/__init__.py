@@ -1,0 +1,1 @@
+"""RetinaNet, its targets and its losses."""

@@ -1,0 +1,138 @@
+"""Focal loss with its gradient made in the forward pass, in a few passes over the logits instead of torchvision's hundred.
+
+Layer 1. Classes are indices, so no one-hot tensor exists. On CUDA it is one Triton kernel where that runs, elsewhere plain
+operators; inside torch.compile the textbook formula, which the compiler fuses itself. Lin et al. 2017, equation 5,
+https://arxiv.org/abs/1708.02002.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retina_dist.detection.model.targets import IGNORED
+
+LINEAR_FROM = 80.0  # softplus(x) is x to the last bit long before; exp() does not overflow before
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def focal_loss(
+    logits: Tensor, classes: Tensor, weight: Tensor | None = None, alpha: float = 0.25, gamma: float = 2.0
+) -> Tensor:
+    """Sigmoid focal loss of logits [B, A, K], summed over anchors and classes, then over images with `weight` [B] -> scalar.
+
+    `classes` [B, A] are the true classes, BACKGROUND for none of them, IGNORED for anchors that do not count. The arithmetic is
+    at least float32, the result of that type.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if weight is None:
+        weight = torch.ones(logits.shape[0], device=logits.device, dtype=dtype)
+    rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
+        return (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows).sum(dim=1).sum()
+    return _Focal.apply(logits, classes, rows, alpha, gamma)  # type: ignore[no-any-return]
+
+
+def focal_loss_by_element(logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+    """The textbook formula: logits [B, A, K] against class indices [B, A] -> [B, A, K]."""
+    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
+    probabilities = torch.sigmoid(logits)
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    missing = probabilities + targets - 2 * probabilities * targets  # 1 - p_t
+    weight = (1 - alpha) + (2 * alpha - 1) * targets  # alpha_t
+    return weight * cross_entropy * missing**gamma
+
+
+class _Focal(torch.autograd.Function):
+    """Loss and gradient together; `rows` [B, A] is each anchor's weight."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float) -> Tensor:
+        fused = _kernel(logits.device) if logits.is_cuda and HAS_TRITON and logits.dtype != torch.float64 else None
+        if fused:
+            loss, gradient = fused(logits.contiguous(), classes, rows, alpha, gamma)
+        else:
+            loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)
+        ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, above: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        # The loss weight must keep its digits: 1/3 in bfloat16 would shift this loss against the others. A factor of one dimension
+        # makes the product float32 (one of none takes the gradient's type), rounded once, into the result.
+        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
+        torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
+        return scaled, None, None, None, None
+
+
+@functools.cache
+def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """The Triton kernel, tried once on this device; None, with a warning, where it does not run.
+
+    Triton compiles at run time, its launcher with a C compiler and Python's headers, which slim images lack.
+    """
+    try:
+        from retina_dist.detection.model.focal_loss_triton import loss_and_gradient as fused
+
+        one = torch.ones(1, 1, device=device)
+        fused(one[..., None], one.long(), one, 0.25, 2.0)
+    except Exception as error:  # Triton, the compiler and the driver each have errors of their own
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        warnings.warn(
+            f"the focal loss runs as plain operators, which are slower, because its Triton kernel does not run here "
+            f"({type(error).__name__}: {reason}); install a C compiler and Python's headers (gcc and python3-dev).",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return fused
+
+
+def loss_and_gradient(
+    logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """The loss (scalar, of the type of `rows`) and its gradient in plain operators.
+
+    The gradient is of the type of `logits`, but float32 for float16, which holds it only after the loss scale has come in.
+
+    With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative (1-a) p^g (g (1-p) s + p);
+    the true class costs a (1-p)^g (s - x), with the derivative -a (1-p)^g (g p (s - x) + 1 - p).
+    """
+    x = logits.to(rows.dtype)
+    true = classes.clamp(min=0)[..., None]  # [B, A, 1]
+    is_true = (classes >= 0)[..., None]
+    x_true = x.gather(2, true)
+
+    loss, gradient = _absent(x, gamma)
+    loss *= 1 - alpha
+    gradient *= 1 - alpha
+    present, slope = _absent(-x_true, gamma)  # the true class is the absent one seen from the other side
+    loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
+    gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
+
+    gradient *= rows[..., None]
+    return (loss.sum(dim=2) * rows).sum(dim=1).sum(), gradient.to(gradient_dtype(logits.dtype))
+
+
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the gradient of logits of this type is kept in until it is scaled."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _absent(x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """p^g s and its derivative p^g (g (1-p) s + p)."""
+    p = torch.sigmoid(x)
+    s = F.softplus(x, threshold=LINEAR_FROM)
+    power = p * p if gamma == 2 else p**gamma
+    gradient = (1 - p).mul_(s).mul_(gamma).add_(p).mul_(power)
+    return s.mul_(power), gradient

@@ -1,0 +1,148 @@
+"""From the heads' outputs to the detections of a whole batch.
+
+Layer 1. What torchvision's `RetinaNet.postprocess_detections` finds, in its order, without its loops over images and levels:
+operators and host syncs do not grow with the batch. Instead of every score, one maximum an anchor is looked at: the best k pairs
+of anchor and class of a level lie in its k best anchors, so only those anchors' scores and boxes are computed.
+
+Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
+differ in the last bit from torchvision's, because on a CPU `torch.sigmoid` rounds the last few elements of a tensor otherwise.
+An anchor with a NaN among its logits is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import nms
+
+from retina_dist.detection.batch import Detections
+from retina_dist.detection.model.targets import decode
+
+# Up to so many candidates in an image torchvision's batched_nms moves the classes apart in float32, which rounds the boxes and so
+# decides some overlaps otherwise; above, it takes class by class. Both are followed, so that the same boxes are kept.
+# https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py
+MOST_MOVED_CPU, MOST_MOVED_GPU = 1_000, 25_000
+
+
+def postprocess(
+    logits: Tensor,
+    offsets: Tensor,
+    levels: Sequence[Tensor],
+    image_sizes: Tensor,
+    original_sizes: Tensor,
+    *,
+    score_threshold: float,
+    nms_threshold: float,
+    topk_candidates: int,
+    detections_per_image: int,
+) -> list[Detections]:
+    """Detections of each image: logits [B, A, K], offsets [B, A, 4], anchors [A_l, 4] of each level, sizes [B, 2] (h, w).
+
+    Of each image and level the best `topk_candidates` pairs of anchor and class above `score_threshold`; of those what NMS
+    leaves of each class, at most the best `detections_per_image`. Boxes in pixels of `original_sizes`, float32 throughout.
+    """
+    scores, anchors, labels = best_candidates(
+        logits, [len(level) for level in levels], score_threshold, topk_candidates
+    )
+    found = scores > score_threshold  # [B, N], N at most levels * topk_candidates
+    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
+    limit = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
+    boxes = boxes.clamp(min=0).minimum(limit)
+    shifted = _moved_apart(boxes, labels, found)
+
+    # The host waits for a GPU three times a batch: here, in NMS and for the counts.
+    image, candidate = found.nonzero(as_tuple=True)
+    boxes, shifted, scores, labels = (x[image, candidate] for x in (boxes, shifted, scores, labels))
+    group = image * logits.shape[-1] + labels
+    if boxes.is_cuda:
+        kept = nms_at_once(shifted, scores, group, nms_threshold)
+    else:
+        kept = nms_by_group(shifted, scores, group, nms_threshold)
+    kept = kept[scores[kept].argsort(descending=True, stable=True)]
+    kept = kept[image[kept].argsort(stable=True)]  # by image, best first
+
+    image = image[kept]
+    scale = (original_sizes / image_sizes).flip(1).repeat(1, 2).to(boxes.dtype)  # [B, 4]
+    ends = torch.searchsorted(image, rows[:, 0], right=True).tolist()
+    counts = [end - start for start, end in zip([0, *ends], ends)]
+    parts = zip(*(x.split(counts) for x in (boxes[kept] * scale[image], scores[kept], labels[kept])))
+    most = detections_per_image
+    return [Detections(boxes=b[:most], scores=s[:most], labels=k[:most]) for b, s, k in parts]
+
+
+def best_candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, anchors and labels [B, N] of the best k of each level, level by level, best first; scores below may be 0."""
+    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    num_classes, start = logits.shape[-1], 0
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for level in logits.split(counts, dim=1):
+        best = _best(_scores(level.amax(dim=-1), threshold), k)
+        anchors = best.sort(dim=1).values  # [B, k], in the order of the level
+        chosen = level[rows, anchors]  # [B, k, K]
+        scores = _scores(chosen, threshold)
+        scores = torch.where(chosen.isnan().any(dim=-1, keepdim=True), 0.0, scores).flatten(1)  # [B, k * K]
+        pairs = _best(scores, k)  # [B, k]
+        parts.append((scores.gather(1, pairs), anchors.gather(1, pairs // num_classes) + start, pairs % num_classes))
+        start += level.shape[1]
+    scores, anchors, labels = (torch.cat(values, dim=1) for values in zip(*parts))
+    return scores, anchors, labels
+
+
+def _scores(logits: Tensor, threshold: float) -> Tensor:
+    """float32 probabilities; 0 for what is not above the threshold, NaN included."""
+    scores = torch.sigmoid(logits.to(torch.float32))
+    return torch.where(scores > threshold, scores, 0.0)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """Columns of the k largest in each row of float32 scores >= 0, largest first; of equal ones the lower column first.
+
+    The bits of floats that are not negative are in the order of their values. ONNX has no such bits, but its own TopK takes the
+    lower column first (https://onnx.ai/onnx/operators/onnx__TopK.html).
+    """
+    columns = scores.shape[1]
+    if torch.compiler.is_exporting():
+        return scores.topk(min(k, columns), dim=1).indices
+    lower_first = torch.arange(columns - 1, -1, -1, device=scores.device)
+    keys = (scores.view(torch.int32).to(torch.int64) << 32) | lower_first
+    return keys.topk(min(k, columns), dim=1).indices
+
+
+def _moved_apart(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
+    """Boxes [B, N, 4] as torchvision compares them: moved by label in images with few candidates, in float32."""
+    most = MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU
+    few = found.sum(dim=1) <= most
+    return torch.where(few[:, None, None], moved_by_label(boxes, labels, found), boxes)
+
+
+def moved_by_label(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
+    """Boxes [B, N, 4] so far apart that of those `found` [B, N] none overlaps another of a different label [B, N]."""
+    largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
+    return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
+
+
+def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:
+    """Indices of the boxes [N, 4] that NMS leaves of each group [N], rising.
+
+    On a CPU NMS compares all boxes with all, so that one call for each group that occurs is the fastest.
+    """
+    order = group.argsort(stable=True)
+    sizes = group[order].unique_consecutive(return_counts=True)[1].tolist()
+    parts = zip(*(x[order].split(sizes) for x in (boxes, scores)))
+    kept = [index[nms(b, s, iou_threshold)] for (b, s), index in zip(parts, order.split(sizes))]
+    return torch.cat(kept).sort().values if kept else order
+
+
+def nms_at_once(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:
+    """The same boxes, best first, in one call: groups moved apart in float64, which leaves 10^7 px seven decimals and more.
+
+    Overlaps are then computed in float64, so that one within float32's rounding of the threshold may be decided otherwise. For a
+    GPU, where one call for each group would wait each time; no GPU was at hand to try it on.
+    """
+    apart = boxes.to(torch.float64)
+    if len(boxes):
+        apart = apart + (group * (apart.nan_to_num().amax() + 1))[:, None]
+    return nms(apart, scores.to(torch.float64), iou_threshold)

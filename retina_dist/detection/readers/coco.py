@@ -1,0 +1,272 @@
+"""COCO annotations in: checked, cleaned for training, untouched for the evaluator.
+
+Layer 1. Boxes that cannot be learnt from are dropped and counted by name; the ground truth that metrics are computed
+against stays what the file says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from retina_dist.data.images import MAX_PIXELS
+from retina_dist.data.shards import read_index
+from retina_dist.detection.readers.categories import Categories, LabelMapping
+from retina_dist.detection.readers.keras_csv import read_csv
+from retina_dist.detection.readers.records import ImageRecord, existing, make_record, shortened, shown, sized
+from retina_dist.detection.readers.voc import read_voc
+from retina_dist.errors import DataError, UserError
+from retina_dist.files import Place, Url, read_bytes
+from retina_dist.words import counted, is_text
+
+MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
+MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
+
+
+@dataclass
+class Annotations:
+    """A data set's images with the boxes to train on, and the ground truth to judge by."""
+
+    coco: dict[str, Any]  # in COCO's form, boxes as in the file, missing id, area and iscrowd filled in
+    records: tuple[ImageRecord, ...]
+    boxes: list[np.ndarray]  # of each record, float32 [n, 4] xyxy within the image; no crowd regions
+    labels: list[np.ndarray]  # of each record, int64 [n]
+    categories: Categories
+    num_crowd: int = 0
+    clipped: int = 0  # boxes that reached out of their image
+    dropped: dict[str, int] = field(default_factory=dict)  # why -> how many boxes
+    warnings: list[str] = field(default_factory=list)
+
+
+def load_annotations(
+    annotations: Place,
+    images: Place,
+    *,
+    format: Literal["coco", "csv", "voc", "shards"] = "coco",
+    classes: Place | None = None,
+    split: str = "train",
+    label_mapping: LabelMapping = "contiguous",
+    categories: Categories | None = None,
+    category_map: Mapping[str, str | None] | None = None,
+    keep_empty: bool = True,
+    missing_images: Literal["error", "skip", "ignore"] = "error",
+    bad_images: Literal["error", "skip"] = "error",
+    max_pixels: int = MAX_PIXELS,
+) -> Annotations:
+    """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
+    beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
+    "shards", with a COCO json, the one that holds the shards of `split`. Both may be behind a URL.
+
+    `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
+    `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
+    theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
+    on. Image files that do not exist are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where
+    an image has no size in its annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is
+    an error or left out ("skip").
+    Raises DataError, naming file and entry.
+    """
+    slices = None
+    if format == "csv":
+        coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
+    elif format == "voc":
+        if isinstance(annotations, Url):
+            raise DataError(
+                f"data.root={annotations}: Pascal VOC, a file for each image, is read from local folders only; make shards of it "
+                "there (python -m retina_dist.shards data=voc), or COCO json (python -m retina_dist.convert)."
+            )
+        coco = read_voc(annotations, split)
+        images = annotations / "JPEGImages"
+    elif format in ("coco", "shards"):
+        if format == "shards":  # one that is too short is found now, not in the middle of an epoch
+            slices = read_index(images, split, complete=bad_images != "skip")
+        coco = _read_json(annotations)
+    else:
+        raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
+    _check_lists(coco, annotations)
+    warnings = _check_entries(coco, annotations)
+    _number_from_one(coco["annotations"])
+    if categories is None:
+        known = Categories.from_coco(coco["categories"], label_mapping)
+    else:
+        known = categories.matched(coco["categories"], category_map or {}, annotations)
+        coco = _without_unknown(coco, known)
+        if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
+            warnings.append(f"{annotations} gives other ids to the same category names; the names decide")
+
+    records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
+    if missing_images != "ignore":
+        records = existing(records, images, missing_images, warnings)
+        records = sized(records, bad_images, max_pixels, warnings)
+    result = _clean(coco, records, known)
+    result.warnings = warnings
+    return result if keep_empty else _without_empty(result)
+
+
+def _read_json(path: Place) -> dict[str, Any]:
+    try:
+        content = json.loads(read_bytes(path))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; name it with data.root or data.*_annotations.") from error
+    except UserError as error:
+        raise DataError(str(error)) from error
+    except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
+        raise DataError(f"{path} is no readable JSON ({error}); restore the file.") from error
+    if not isinstance(content, dict):
+        raise DataError(
+            f"{path} holds a JSON {type(content).__name__}, not the object with images, annotations and categories "
+            "that COCO ground truth is; a list is a results file (evaluate results=…)."
+        )
+    return content
+
+
+def _check_lists(coco: dict[str, Any], source: Place) -> None:
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(coco.get(key), list):
+            raise DataError(f"{source} has no list '{key}'; COCO annotations have images, annotations and categories.")
+        if not all(isinstance(entry, dict) for entry in coco[key]):
+            raise DataError(f"{source}: an entry of '{key}' is no object; restore the file.")
+    if not coco["categories"]:
+        raise DataError(f"{source} has no category; there is nothing to detect.")
+
+
+def _check_entries(coco: dict[str, Any], source: Place) -> list[str]:
+    """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in.
+
+    Returns a warning where an area is none that a metric could use: it is taken for left out.
+    """
+    for key in ("categories", "images"):
+        _check_ids(coco[key], key, source)
+    for entry in coco["categories"]:
+        if not is_text(entry.get("name")):
+            raise DataError(
+                f"{source}: category {entry['id']} has no name that is text without control characters; add one."
+            )
+    for entry in coco["images"]:
+        if not is_text(entry.get("file_name")):
+            raise DataError(
+                f"{source}: image {entry['id']} has no file_name that is text without control characters; add one."
+            )
+    entries = coco["annotations"]
+    if entries and not any("id" in entry for entry in entries):
+        for i, entry in enumerate(entries, start=1):
+            entry["id"] = i
+    _check_ids(entries, "annotations", source)
+    image_ids = {entry["id"] for entry in coco["images"]}
+    category_ids = {entry["id"] for entry in coco["categories"]}
+    without_area, invented = [], []
+    for entry in entries:
+        for key, ids in (("image", image_ids), ("category", category_ids)):
+            value = entry.get(f"{key}_id")
+            if type(value) is not int or value not in ids:
+                raise DataError(f"{source}: annotation {entry['id']} is of {key} {shown(value)}, which is not listed.")
+        box = entry.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+            raise DataError(f"{source}: annotation {entry['id']} has bbox {shown(box)}, not [x, y, width, height].")
+        if "area" in entry and not _is_number(entry["area"]):
+            raise DataError(f"{source}: annotation {entry['id']} has area {shown(entry['area'])}, not a number.")
+        if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
+            without_area.append(entry)
+            invented += [f"annotation {entry['id']}: {entry['area']}"] if "area" in entry else []
+        if entry.setdefault("iscrowd", 0) not in (0, 1):
+            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {shown(entry['iscrowd'])}, not 0 or 1.")
+        entry["iscrowd"] = int(entry["iscrowd"])  # 0.0 and false are the same, but not to the evaluators
+    for entry in without_area:
+        *_, width, height = entry["bbox"]
+        area = width * height
+        entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
+    if not invented:
+        return []
+    what = f"{counted(len(invented), 'area')} that no metric can use ({shortened(invented)})"
+    return [f"{source}: {what}; width x height is taken instead"]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER)
+
+
+def _check_ids(entries: list[dict[str, Any]], key: str, source: Place) -> None:
+    for entry in entries:
+        value = entry.get("id")
+        if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+            raise DataError(f"{source}: an entry of '{key}' has id {shown(value)!r}, not a whole number up to 2^53.")
+    for value, times in Counter(entry["id"] for entry in entries).most_common(1):
+        if times > 1:
+            raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
+
+
+def _number_from_one(entries: list[dict[str, Any]]) -> None:
+    """Give annotations new ids where one has 0, which evaluators take for "no match": its box could never be found."""
+    if any(entry["id"] == 0 for entry in entries):
+        for i, entry in enumerate(entries, start=1):
+            entry["id"] = i
+
+
+def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:
+    """The same without the categories that are not known, and their boxes."""
+    if all(entry["id"] in known for entry in coco["categories"]):
+        return coco
+    return {
+        **coco,
+        "categories": [entry for entry in coco["categories"] if entry["id"] in known],
+        "annotations": [entry for entry in coco["annotations"] if entry["category_id"] in known],
+    }
+
+
+def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Categories) -> Annotations:
+    """Boxes to train on, all images at once: finite, within their image, with an area, no crowd."""
+    records = tuple(records)
+    row_of = {record.image_id: row for row, record in enumerate(records)}
+    entries = [e for e in coco["annotations"] if e["image_id"] in row_of]
+    crowd = np.array([e["iscrowd"] for e in entries], dtype=bool)
+    rows = np.array([row_of[e["image_id"]] for e in entries], dtype=np.int64)
+    ids = np.array([e["category_id"] for e in entries], dtype=np.int64)
+    xywh = np.array([e["bbox"] for e in entries], dtype=np.float64).reshape(-1, 4)
+    sizes = np.array([(r.width or np.inf, r.height or np.inf) for r in records], dtype=np.float64).reshape(-1, 2)
+    limit = np.tile(sizes, 2)[rows] if len(rows) else np.zeros((0, 4))  # [n, 4]
+
+    with np.errstate(invalid="ignore", over="ignore"):  # boxes that are not finite are dropped below
+        xyxy = np.concatenate((xywh[:, :2], xywh[:, :2] + xywh[:, 2:]), axis=1)
+        inside = np.clip(xyxy, 0, limit)
+        # Judged as the float32 that training will see: a side can vanish in the rounding.
+        side = inside.astype(np.float32)[:, 2:] - inside.astype(np.float32)[:, :2]
+        moved = np.abs(inside - xyxy).max(axis=1, initial=0) > 0
+    bad = {
+        "not finite": ~np.isfinite(xywh).all(axis=1),
+        "zero or negative size": (xywh[:, 2:] <= 0).any(axis=1),
+        "outside the image": ~(side > 0).all(axis=1),
+    }
+    good = ~crowd
+    dropped = {}
+    for why, mask in bad.items():
+        dropped[why] = int((mask & good).sum())
+        good &= ~mask
+
+    order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
+    cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
+    boxes = np.split(inside[order].astype(np.float32), cuts) if records else []
+    labels = np.split(categories.labels_of(ids[order]), cuts) if records else []
+    return Annotations(
+        coco=coco,
+        records=records,
+        boxes=boxes,
+        labels=labels,
+        categories=categories,
+        num_crowd=int(crowd.sum()),
+        clipped=int((moved & good).sum()),
+        dropped={why: count for why, count in dropped.items() if count},
+    )
+
+
+def _without_empty(full: Annotations) -> Annotations:
+    rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
+    empty = len(full.records) - len(rows)
+    full.warnings.append(f"{counted(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
+    full.records = tuple(full.records[i] for i in rows)
+    full.boxes = [full.boxes[i] for i in rows]
+    full.labels = [full.labels[i] for i in rows]
+    return full

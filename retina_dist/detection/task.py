@@ -1,0 +1,426 @@
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and pictures, from the settings of a run.
+
+Layer 4. Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retina_dist.config.schema import DataConfig, ModelConfig, TrainConfig, category_names
+from retina_dist.data.shards import annotations_of, has_shards
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.coco_metrics import CocoEvaluator
+from retina_dist.detection.data.dataset import ResizedBy
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.model.weights import (
+    batch_norm_eps,
+    eps_of_checkpoint,
+    load_backbone_weights,
+    load_weights,
+    set_batch_norm_eps,
+)
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.engine.checkpoints import located
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.files import Place, Url, place
+from retina_dist.redaction import redacted_tree
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.words import counted
+
+NUM_PICTURES = 12
+
+
+def draw_data(data: DataConfig) -> None:
+    """Draw the shapes data set where the settings ask for it and it is not there yet."""
+    if data.shapes is not None:
+        if data.root is None:
+            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
+        root = place(data.root)
+        if isinstance(root, Url):
+            raise ConfigError(
+                f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
+            )
+        make_shapes(root, **asdict(data.shapes))
+
+
+def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
+    """The annotations of "train" or "val"; None for a validation set that the settings do not name.
+
+    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
+    """
+    draw_data(data)
+    files = split_files(data, split)
+    if files is None:
+        return None
+    options: dict[str, Any] = {
+        "format": data.format,
+        "label_mapping": data.label_mapping,
+        "categories": categories,
+        "category_map": category_names(data.category_map),
+        "keep_empty": data.keep_empty_images or split == "val",
+        "missing_images": data.missing_images,
+        "bad_images": data.bad_images,
+        "max_pixels": data.max_pixels,
+    }
+    if data.format == "csv" and data.classes:
+        options["classes"] = place(data.classes)
+    found = load_annotations(*files, split=split, **options)
+    if not found.records:
+        raise DataError(
+            f"{files[0]} leaves no image for {split}; name the right file with data.{split}_annotations=FILE, or look at it with "
+            "retina_dist.doctor."
+        )
+    return found
+
+
+def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
+    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
+
+    Without a root, local files are read where they say. A URL is not followed, since whoever made the checkpoint would decide
+    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
+    """
+    data = replace(data, shapes=None, cache=None)
+    places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
+    if root is not None:
+        nowhere: dict[str, Any] = dict.fromkeys(places)
+        return replace(data, **{**nowhere, "root": root})
+    for key in places:
+        value = getattr(data, key)
+        if value is not None and isinstance(place(value), Url):
+            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
+            raise ConfigError(
+                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
+            )
+    return data
+
+
+def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
+    """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
+    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
+    if annotations is None and data.root is None:
+        if split == "val":
+            return None
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
+        )
+    root = place(data.root) if data.root else place(annotations).parent
+    if data.format == "voc":
+        return root, root
+    if data.format == "shards":
+        if split == "val" and annotations is None and not has_shards(root, split):
+            return None
+        return (place(annotations) if annotations else root / annotations_of(split)), root
+    file, folder = root, root
+    if annotations is not None:
+        file = place(annotations)
+    elif data.format == "csv":
+        file = root / f"{split}.csv"
+    else:
+        file, folder = find_split(root, split)
+    return file, place(images) if images else folder
+
+
+def resized_by(data: DataConfig, device: torch.device) -> ResizedBy:
+    """Who resizes: on a CPU the workers' way, in whole grey levels, takes a fraction of the device's."""
+    by_default: ResizedBy = "device" if device.type == "cuda" else "workers"
+    return by_default if data.resize == "auto" else data.resize  # type: ignore[return-value]
+
+
+def build_model(
+    settings: ModelConfig, num_classes: int, report: Callable[[str], None], categories: Sequence[str] | None = None
+) -> RetinaNet:
+    """The detector with its weights, if any are named; what was left out is reported. `categories` are its labels' names."""
+    arguments = asdict(settings)
+    weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
+    stated, eps = arguments.pop("num_classes"), arguments.pop("batch_norm_eps")
+    if stated is not None and stated < num_classes:
+        raise ConfigError(
+            f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
+        )
+    model = build_retinanet(num_classes=stated or num_classes, **arguments)
+    if weights:
+        report(str(load_weights(model, str(located(weights)), categories)))
+    elif backbone_weights:
+        report(str(load_backbone_weights(model, backbone_weights)))
+    if eps is not None:
+        set_batch_norm_eps(model, eps)
+    return model
+
+
+class DetectionTask:
+    """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
+
+    Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
+    """
+
+    metric_names = CocoEvaluator.metric_names  # what a validation gives
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        strategy: DistributedStrategy,
+        report: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.strategy, self.report, self.warn = config, strategy, report, warn
+        train = read_split(config.data, "train")
+        assert train is not None, "a missing train split is an error"
+        self.train = train
+        if config.model.num_classes:
+            self.train.categories = self.train.categories.padded(config.model.num_classes)
+        self.val = read_split(config.data, "val", self.train.categories)
+        if config.trainer.overfit_batches:
+            wanted = config.trainer.overfit_batches * config.data.batch_size
+            self.train = self.val = first_images_with_objects(self.train, wanted)
+        elif config.trainer.fast_dev_run and self.val is not None:
+            self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
+        self.evaluator: CocoEvaluator | None = None
+
+    def take_labels(self, state: Mapping[str, Any], source: object) -> None:
+        """Number the categories as a checkpoint, `source`, does, by their names. Raises CheckpointError where those do not agree.
+
+        `state` is what the checkpoint says of its categories. Ids stay those of the annotation files.
+        """
+        now = self.train.categories
+        entries = [{"id": old, "name": name} for old, name in enumerate(now.names) if name]
+        named = category_names(self.config.data.category_map)
+        renamed = {theirs: ours for theirs, ours in named.items() if ours is not None}
+        try:
+            labels = Categories.from_state(state)
+            if labels.names == now.names:
+                return
+            old_labels = labels.matched(entries, renamed, f"data={self.config.data.name}").ids
+            if any(name and old < 0 for name, old in zip(labels.names, old_labels, strict=True)):
+                raise DataError("some of them are missing")
+        except UserError as error:
+            reason = str(error).split(";")[0]
+            raise CheckpointError(
+                f"{source} was trained on other categories than data={self.config.data.name} has ({reason}); resume with the same "
+                f"data, map their names with data.category_map, or start a new run with model.weights={source}."
+            ) from error
+        renumbered = np.zeros(len(now.names), np.int64)
+        renumbered[[old for old in old_labels if old >= 0]] = [new for new, old in enumerate(old_labels) if old >= 0]
+        for part in {id(part): part for part in (self.train, self.val) if part is not None}.values():
+            part.labels = [renumbered[row] for row in part.labels]
+            ids = tuple(part.categories.ids[old] if old >= 0 else -1 for old in old_labels)
+            part.categories = Categories(ids, labels.names)
+
+    @property
+    def num_images(self) -> int:
+        """Images of one epoch."""
+        return len(self.train.records)
+
+    def describe(self) -> str:
+        """What was read and what was left out, a line each."""
+        lines = [f"  {'train':<9}{_describe(self.train)}"]
+        lines.append(f"  {'val':<9}{_describe(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        names = [name for name in self.train.categories.names if name]
+        model, data = self.config.model, self.config.data
+        weights = model.weights or (
+            f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
+        )
+        lines.append(
+            f"  {'model':<9}RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
+        )
+        sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
+        lines.append(f"  {'scale':<9}short side {sides} px, long side at most {data.max_size} px")
+        if data.cache:
+            lines.append(f"  {'cache':<9}{_describe_cache(data.cache, [p for p in (self.train, self.val) if p])}")
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        lines.append(f"  {'classes':<9}{len(names)}: {shown}")
+        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
+        return "\n".join(lines)
+
+    def build_data(self) -> CocoDataModule:
+        """The batches of this rank."""
+        data, trainer = self.config.data, self.config.trainer
+        plain = bool(trainer.overfit_batches)
+        return CocoDataModule(
+            train=self.train,
+            val=self.val,
+            batch_size=data.batch_size,
+            val_batch_size=data.val_batch_size,
+            accumulate=trainer.accumulate,
+            min_sizes=(max(data.min_sizes),) if plain else tuple(data.min_sizes),
+            val_min_size=data.val_min_size,
+            max_size=data.max_size,
+            num_buckets=data.num_buckets,
+            hflip=0.0 if plain else data.hflip,
+            vflip=0.0 if plain else data.vflip,
+            photometric=0.0 if plain else data.photometric,
+            iou_crop=0.0 if plain else data.iou_crop,
+            scale_jitter=None if plain or data.scale_jitter is None else (data.scale_jitter[0], data.scale_jitter[1]),
+            shuffle=data.shuffle,
+            num_workers=data.num_workers,
+            seed=self.config.seed,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
+            on_bad_image=data.bad_images,  # type: ignore[arg-type]
+            max_pixels=data.max_pixels,
+            resize=resized_by(data, self.strategy.device),
+            cache=data.cache,
+            pin_memory=self.strategy.device.type == "cuda",
+        )
+
+    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> RetinaNet:
+        """The detector, on the CPU. Every rank calls it.
+
+        Pretrained weights are loaded on the main rank only, from which the others will have them, and not in a run that is
+        `resumed`: its `checkpoint`, which the main rank holds, brings them. What no tensor carries, the epsilon of the batch
+        norms, is the main rank's on every rank.
+        """
+        settings = self.config.model
+        if resumed or not self.strategy.is_main:
+            settings = replace(settings, weights=None, backbone_weights=None)
+        labels = self.train.categories
+        model = self.strategy.together(lambda: build_model(settings, labels.num_classes, self.report, labels.names))
+        if settings.batch_norm_eps is None:
+            eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
+            if eps is not None:
+                set_batch_norm_eps(model, eps)
+        return model
+
+    def build_evaluator(self, data: CocoDataModule) -> Callable[[nn.Module], dict[str, float]] | None:
+        """COCO metrics of a model over the validation set; None without one."""
+        if self.val is None:
+            return None
+        self.evaluator = CocoEvaluator(
+            annotations_coco=self.val.coco,
+            categories=self.val.categories,
+            batches=data.val_batches,
+            strategy=self.strategy,
+            report=self.warn,
+            autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
+        )
+        return self.evaluator
+
+    def inspect(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Each real image of a batch by id and file, with the losses that it has on its own."""
+        names = {record.image_id: record.file_name for record in self.train.records}
+        batch, found = batch.to(self.strategy.device), []
+        for i in batch.real_rows():
+            image_id = int(batch.image_ids[i])
+            losses = {name: float(value) for name, value in model(batch.image(i)).items()}
+            found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
+        return found
+
+    def metadata(self, model: nn.Module) -> dict[str, Any]:
+        """What a checkpoint of `model` needs beside the weights to be used on its own."""
+        settings = self.config.model
+        arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
+        arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
+        arguments["batch_norm_eps"] = batch_norm_eps(model)
+        return {
+            "config": redacted_tree(asdict(self.config)),
+            "categories": self.train.categories.state(),
+            "images": self.fingerprint(),
+            "resize": resized_by(self.config.data, self.strategy.device),
+            "model_arguments": arguments,
+            "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
+        }
+
+    def fingerprint(self) -> str:
+        """A digest of the training images' ids and names: the same order of images needs the same images."""
+        listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
+        return hashlib.sha256(listed.encode()).hexdigest()
+
+    @property
+    def val_min_size(self) -> int:
+        """Shorter side in pixels at which the model is judged and used."""
+        return self.config.data.val_min_size or max(self.config.data.min_sizes)
+
+    def draw_first_batch(self, data: CocoDataModule, step: int, path: Path) -> None:
+        """The images of one step after augmentation, with the boxes that the loss will see."""
+        from retina_dist.detection.draw_boxes import batch_mosaic
+
+        dataset = data.train_dataset
+        spec = data.train_sampler.step(step)[0]
+        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES], size=1)].to("cpu")
+        batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
+
+    def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
+        """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""
+        from retina_dist.detection.draw_boxes import mosaic, side_by_side
+        from retina_dist.reporting.plots import plot_per_class, plot_pr
+
+        if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
+            return
+        result = self.evaluator.last_result
+        plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
+        plot_per_class(result.per_class, folder / "per_class_ap.png")
+        pictures = []
+        model.eval()
+        for batch in islice(data.val_batches(), -(-NUM_PICTURES // self.config.data.val_batch_size)):
+            batch = batch.to("cpu")  # where it is drawn, as it lies on the canvas
+            with torch.inference_mode():
+                detections = model(batch.to(self.strategy.device))
+            for i, found in enumerate(detections):
+                height, width = batch.image_sizes[i].tolist()
+                scale = (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
+                on_canvas = {k: v.cpu() for k, v in found.items()}
+                on_canvas["boxes"] = on_canvas["boxes"] * scale
+                n = int(batch.num_boxes[i])
+                picture = side_by_side(
+                    batch.images[i, :, :height, :width],
+                    batch.boxes[i, :n],
+                    batch.labels[i, :n],
+                    on_canvas,  # type: ignore[arg-type]
+                    self.val.categories.names,
+                )
+                pictures.append(picture)
+        mosaic(pictures[:NUM_PICTURES], columns=2).save(folder / "predictions.jpg", quality=92)
+
+
+def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
+    """The first `count` images that have boxes, as a data set of its own, ground truth included."""
+    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
+    ids = {annotations.records[i].image_id for i in rows}
+    coco = copy.copy(annotations.coco)
+    coco["images"] = [image for image in coco["images"] if image["id"] in ids]
+    coco["annotations"] = [a for a in coco["annotations"] if a["image_id"] in ids]
+    return replace(
+        annotations,
+        coco=coco,
+        records=tuple(annotations.records[i] for i in rows),
+        boxes=[annotations.boxes[i] for i in rows],
+        labels=[annotations.labels[i] for i in rows],
+        num_crowd=sum(int(a.get("iscrowd", 0)) for a in coco["annotations"]),
+    )
+
+
+def _describe(part: Annotations) -> str:
+    boxes = sum(map(len, part.boxes))
+    empty = sum(1 for b in part.boxes if not len(b))
+    extra = [f"{counted(empty, 'image')} without boxes"] if empty else []
+    extra += [f"{counted(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
+    extra += [f"{counted(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += [f"{counted(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    return "; ".join([f"{counted(len(part.records), 'image')}, {counted(boxes, 'box')}", *extra])
+
+
+def _describe_cache(folder: str, parts: list[Annotations]) -> str:
+    sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
+    there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
+    free = shutil.disk_usage(there).free
+    return f"up to {_amount(sum(sizes.values()))} of decoded pixels in {folder}, where {_amount(free)} are free"
+
+
+def _amount(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,1 +1,0 @@
-"""COCO metrics, on one process or many."""

@@ -1,0 +1,1 @@
+"""From settings to objects and back: assembling, run folders, results, sweeps, tracking."""

@@ -1,1 +1,0 @@
-"""What is trained: a task builds data, model and evaluator for the trainer, which knows none of them."""

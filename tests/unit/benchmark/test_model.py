@@ -1,0 +1,331 @@
+"""What a training takes on N GPUs: the real model's gradients, the tables, the point of 2018; epoch lengths as measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.benchmark import scaling
+from retina_dist.benchmark.communication import MACHINES
+from retina_dist.benchmark.model import Seed, StepOfOne, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.recipe import recipe_of
+from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
+from retina_dist.config.compose import load_config
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.errors import ConfigError
+
+GIVEN = ["step_ms=[100]", "batch_size=10", "gpus=[1,8,16]"]
+
+
+def on_meta(**settings: object) -> object:
+    with torch.device("meta"):
+        return build_retinanet(num_classes=91, **settings)  # type: ignore[arg-type]
+
+
+def test_gradients_are_those_of_the_trainable_parameters() -> None:
+    found = timeline(on_meta(batch_norm="frozen", trainable_layers=3), 800, 1088)  # type: ignore[arg-type]
+    assert found.num_bytes == 4 * 33_792_599  # torchvision's retinanet_resnet50_fpn with its pretrained body
+    whole = timeline(on_meta(batch_norm="frozen"), 800, 1088)  # type: ignore[arg-type]
+    # counted with FlopCounterMode: forward and backward are 2.85 times the forward pass, 2.99 with all layers trained
+    assert 1 / (1 - found.backward_share) == pytest.approx(2.85, abs=0.01)
+    assert 1 / (1 - whole.backward_share) == pytest.approx(2.99, abs=0.01)
+
+
+def test_gradients_become_ready_in_the_order_of_autograd() -> None:
+    settings: dict = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 64, "batch_norm": "frozen"}
+    model = build_retinanet(**settings, trainable_layers=3)
+    done: list[int] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dim() == 4:
+            parameter.register_post_accumulate_grad_hook(lambda parameter: done.append(parameter.numel() * 4))
+    outputs = model.head(list(model.backbone(torch.randn(1, 3, 64, 96)).values()))
+    sum(output.sum() for output in outputs.values()).backward()
+    with torch.device("meta"):
+        found = timeline(build_retinanet(**settings, trainable_layers=3), 64, 96)
+    assert [g.num_bytes for g in found.gradients if g.num_bytes > 4 * 64] == done  # without biases
+
+
+def test_gradients_are_ready_when_their_share_of_the_work_is_done() -> None:
+    gradients = timeline(on_meta(batch_norm="frozen", trainable_layers=3), 800, 1088).gradients  # type: ignore[arg-type]
+    ready = {g.num_bytes / 4: g.ready for g in gradients}
+    cls_logits, bbox_reg = 256 * 819 * 9, 256 * 36 * 9  # no other parameter is of these sizes
+    # the heads are 58.9 % of the forward pass, boxes 21.5 %; shared by five levels, of which P3 is 3/4, so that the last box layer
+    # is done after the boxes of P4 to P7 and its own of P3, the last class layer after all boxes and a bit more
+    backward = 1.85
+    assert ready[bbox_reg] == pytest.approx((2 * 0.215 / 4 + 2 * 0.75 * 0.007) / backward, abs=0.01)
+    assert ready[cls_logits] == pytest.approx((2 * 0.215 + 2 * 0.374 / 4 + 2 * 0.75 * 0.166) / backward, abs=0.01)
+    assert gradients[-1].ready == 1.0
+
+
+def test_the_point_of_2018_is_met_without_overlap() -> None:
+    without, with_overlap = seed_speedup(overlap=False), seed_speedup(overlap=True)
+    assert without == pytest.approx(7.2, abs=0.15)
+    assert 7.7 < with_overlap < 8
+    assert Seed.step_ms == pytest.approx(1206)
+    # by hand: a ring of 8 over 1.7 GB/s for the 38 M parameters of keras-retinanet
+    by_hand = 8 * 1206 / (1206 + 2 * 7 / 8 * 37.9e6 * 4 / 1.7e9 * 1e3)
+    assert without == pytest.approx(by_hand, abs=0.02)
+
+
+def test_the_table_says_how_long_how_efficient_and_how_many_gpu_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    names = {name: str(tmp_path / f"model.{name}") for name in ("csv", "png", "json")}
+    files = [f"table={names['csv']}", f"plot={names['png']}", f"output={names['json']}"]
+    config = load_config(
+        "benchmark_model",
+        [*GIVEN, "sku=[Standard_ND96isr_H100_v5]", "price=[80]", "epochs=10", "num_images=36000", *files],
+    )
+    benchmark(config)
+    printed = capsys.readouterr().out
+    assert "7.20x measured (Microsoft) | " in printed
+    assert all(f"written to {name}" in printed for name in names.values())
+    with open(names["csv"], newline="") as file:
+        one, eight, sixteen = csv.DictReader(file)
+    # 100 images a second: 6 minutes an epoch, an hour in all, for which a machine of eight is paid
+    assert [float(one[key]) for key in ("images_per_s", "epoch_min", "hours", "gpu_hours", "cost")] == [
+        100,
+        6,
+        1,
+        8,
+        80,
+    ]
+    for row, gpus in ((eight, 8), (sixteen, 16)):
+        assert 0.99 < float(row["efficiency"]) < 1
+        assert float(row["speedup"]) == pytest.approx(gpus * float(row["efficiency"]), abs=1e-3)
+        assert float(row["gpu_hours"]) == pytest.approx(1 / float(row["efficiency"]), rel=1e-4)
+        assert float(row["cost"]) == pytest.approx(10 * float(row["gpu_hours"]), abs=0.01)
+    found = json.loads(Path(names["json"]).read_text())
+    assert found["ratios"].keys() == {*(f"Standard_ND96isr_H100_v5 {n}" for n in (1, 8, 16)), "2018 without overlap"}
+    assert found["rows"][1]["gpus"] == 8
+    assert Image.open(names["png"]).width > 1000
+
+
+def test_nothing_costs_anything_without_a_price(tmp_path: Path) -> None:
+    table = tmp_path / "model.csv"
+    found = benchmark(load_config("benchmark_model", [*GIVEN, f"table={table}"]))
+    assert [row["cost"] for row in found["rows"]] == [None] * 3
+    assert "cost" not in table.read_text()
+
+
+def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> None:
+    """3 GPUs of one machine of four, by hand: 26 epochs of 36,000 images at 100 images a second are 2.6 hours on one GPU."""
+    given = ["experiment=torchvision_v1", "num_images=36000", "step_ms=[100]", "batch_size=10", "gpus=[1,3]"]
+    money = ["sku=[Standard_NC96ads_A100_v4]", "price=[5]", "low_priority_price=[1]"]
+    found = benchmark(load_config("benchmark_model", [*given, *money]))
+    one, three = found["rows"]
+    assert (one["hours"], one["machine_hours"], one["gpu_hours"], one["idle_gpus"]) == (2.6, 2.6, 10.4, 3)
+    assert (one["cost"], one["low_priority_cost"]) == (13.0, 2.6)
+    assert three["idle_gpus"] == 1
+    assert three["gpu_hours"] == pytest.approx(4 * three["machine_hours"], abs=1e-5)
+    assert three["machine_hours"] == pytest.approx(2.6 / 3 / three["efficiency"], abs=1e-4)
+    assert found["recipe"]["epochs"] == 26
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "26 epochs (trainer.length=26epochs) of 36,000 images (num_images=36000)",
+        "machines are rented whole: 3 GPUs of a machine of 4 cost as much as 4",
+        "of a whole machine for an hour, as given by price and low_priority_price; the cost is in the same currency",
+        "100 ms a step of 10 images, as given by step_ms and batch_size",
+        "data.batch_size=16",
+        "costs less until interruptions make the job run 5 times as long",
+        "1, 3 idle",
+        "left out reading of data",
+    ):
+        assert words in said
+    assert "default" not in said
+
+
+def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
+    benchmark(load_config("benchmark_model", GIVEN))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "12 epochs (trainer.length=12epochs) of 118,287 images (those of COCO's train2017, since neither" in said
+    assert "Standard_ND96amsr_A100_v4 (sku's default; sku=[NAME] chooses another)" in said
+    assert "price none given" in said
+    assert "low priority" not in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_images", "epochs"),
+    [
+        (["experiment=torchvision_v1"], 118_287, 26),
+        (["experiment=torchvision_v1", "data.keep_empty_images=false"], 117_266, 26),
+        (["experiment=detectron2_1x", "num_images=16000"], 16_000, 90),  # 90,000 steps of 16
+        (["experiment=detectron2_1x", "num_images=16000", "data.batch_size=32"], 16_000, 180),
+        (["experiment=torchvision_v1", "epochs=3"], 118_287, 3),
+        (["experiment=shapes"], 800, 12),
+        (["trainer.length=500images", "num_images=1000", "data.batch_size=10"], 1000, 0.5),
+    ],
+)
+def test_the_length_is_the_recipe_s_own(overrides: list[str], num_images: int, epochs: float) -> None:
+    found = recipe_of(load_config("benchmark_model", overrides))
+    assert (found.num_images, found.epochs) == (num_images, epochs)
+
+
+def test_images_are_counted_where_the_data_is(tmp_path: Path) -> None:
+    make_shapes(tmp_path / "data", num_train=5, num_val=1, image_size=32)
+    found = recipe_of(load_config("benchmark_model", [f"data.root={tmp_path / 'data'}"]))
+    assert (found.num_images, found.images_from) == (5, f"counted in {tmp_path / 'data'}")
+
+
+def test_more_overlap_compression_and_bandwidth_help_and_stragglers_hurt() -> None:
+    def efficiency(*overrides: str, sku: str = "Standard_NC96ads_A100_v4") -> float:
+        config = load_config("benchmark_model", ["gpus=[32]", *overrides])
+        found = timeline(on_meta(), 256, 256)  # type: ignore[arg-type]
+        return forecast(config, MACHINES[sku], found, StepOfOne(100.0, 8, "given"), recipe_of(config))[0]["efficiency"]
+
+    usual = efficiency()
+    assert efficiency("overlap=false") < usual < efficiency("compression=bf16")
+    assert usual < efficiency(sku="Standard_ND96amsr_A100_v4")
+    assert efficiency("straggler_cv=0.05") < usual
+    assert efficiency("allreduce=hierarchical") < usual == efficiency("allreduce=ring")
+    few = {"sku": "Standard_NC24"}  # two machines halve what goes between them if each sums first
+    assert efficiency("allreduce=ring", "gpus=[8]", **few) < efficiency("gpus=[8]", **few)
+    assert efficiency("allreduce=hierarchical", "gpus=[8]", **few) == efficiency("gpus=[8]", **few)
+
+
+def test_a_step_can_come_from_the_file_of_benchmark_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "step.json"
+    content = {
+        "benchmark": "step",
+        "step_ms": 100.0,
+        "batch_size": 10,
+        "step_of": {"path": "bf16", "canvas": [800, 1088]},
+    }
+    path.write_text(json.dumps(content | {"machine": {"cpu": "a CPU", "gpus": ["NVIDIA X"]}}))
+    found = benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
+    assert found["rows"][0]["images_per_s"] == 100
+    assert f"measured on NVIDIA X, bf16, 800x1088 ({path})" in capsys.readouterr().out
+    path.write_text(json.dumps(content | {"step_of": {"path": "fp32"}, "machine": {"cpu": "a CPU", "gpus": []}}))
+    benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
+    assert f"measured on a CPU, no GPU, fp32 ({path})" in capsys.readouterr().out
+
+
+def test_a_step_can_come_from_the_file_of_benchmark_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {1: 20.0, 2: 38.0}  # images a second of one process, of two
+    monkeypatch.setattr(
+        scaling, "_launch", lambda name, n: {"images_per_s": speeds[n], "job": "", "backend": name, "num_images": 100}
+    )
+    monkeypatch.setattr(scaling, "draw_data", lambda data: None)
+    monkeypatch.setattr(scaling, "write_epochs", lambda *_: ())
+    settings = [
+        "launchers=[torchrun]",
+        "data.batch_size=3",
+        "trainer.accumulate=2",
+        f"output={tmp_path / 'scaling.json'}",
+    ]
+    scaling.benchmark(load_config("benchmark_scaling", settings))
+    found = benchmark(load_config("benchmark_model", [f"measured=[{tmp_path / 'scaling.json'}]", "gpus=[1]"]))
+    (row,) = found["rows"]
+    assert (row["step_ms"], row["batch_size"], row["images_per_s"]) == (300.0, 6, 20.0)  # 3 x 2 images at 20 a second
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{}", '{"step_ms": 0, "batch_size": 1}'])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "step.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="measured="):
+        benchmark(load_config("benchmark_model", [f"measured=[{path}]"]))
+
+
+CUSTOM = ["sku=[custom]", "custom.gpus=4", "custom.inside=10", "custom.inside_us=5", "custom.outside=1"]
+
+
+def test_a_machine_can_be_described() -> None:
+    found = benchmark(load_config("benchmark_model", [*GIVEN, *CUSTOM, "custom.outside_us=50"]))
+    assert found["machines"][0]["outside"] == 1
+    assert found["rows"][2]["machines"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "step_ms and batch_size of one GPU must be given; run python -m retina_dist.benchmark step"),
+        (["step_ms=[1]"], "batch_size of one GPU must be given"),
+        ([*GIVEN, "sku=[ND96asr_v4]"], "sku=ND96asr_v4 is not known; did you mean Standard_ND96asr_v4?"),
+        ([*GIVEN, "sku=[Standard_NC24,custom]"], "sku=custom needs custom.gpus, custom.inside, "),
+        ([*GIVEN, *CUSTOM], "sku=custom needs custom.outside_us;"),
+        ([*GIVEN, *CUSTOM, "custom.outside_us=1", "custom.inside=0"], "custom.inside=0.0 is too small"),
+        ([*GIVEN, "sku=[Standard_NC24,Standard_NC24]"], "step_ms has 1 values for 2 of sku"),
+        (
+            [*GIVEN, "gpus=[12]"],
+            r"gpus=12 do not fill machines of 8 GPUs \(Standard_ND96amsr_A100_v4\); use 16, or up to",
+        ),
+        ([*GIVEN, "gpus=[0]"], "gpus=0 do not fill"),
+        ([*GIVEN, "gpus=[]"], "gpus=.. is empty"),
+        ([*GIVEN, "step_ms=[0]"], "step_ms=0.0 is too small"),
+        ([*GIVEN, "measured=[a]"], "leave these out"),
+        ([*GIVEN, "price=[1,2]"], "price has 2 values for 1 of sku"),
+        ([*GIVEN, "low_priority_price=[-1]"], r"low_priority_price=.-1.0. is below 0"),
+        (
+            [*GIVEN, "data=bccd"],
+            "data=bccd does not say how many images there are; give num_images=N or data.root=FOLDER",
+        ),
+        ([*GIVEN, "trainer.length=0steps"], "trainer.length=0steps is no step at all"),
+        ([*GIVEN, "bucket_mb=0"], "bucket_mb=0.0 is too small"),
+        ([*GIVEN, "gradient_mb=0"], "gradient_mb=0.0 is too small"),
+        ([*GIVEN, "canvas=[800]"], "canvas=.800. is not a height and a width"),
+        ([*GIVEN, "backward_share=2"], "backward_share=2.0 is not within 0 and 1"),
+        ([*GIVEN, "allreduce=rings"], "did you mean ring"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        benchmark(load_config("benchmark_model", overrides))
+
+
+def test_gradients_and_the_backward_pass_can_be_given() -> None:
+    given = ["gradient_mb=1000", "backward_share=0.5", "overlap=false", "bucket_mb=1e5"]
+    found = benchmark(load_config("benchmark_model", [*GIVEN, *given, "sku=[Standard_NC24]", "gpus=[4]"]))
+    # a first bucket of at least 1 MiB, then the rest: 2 * 3/4 * 1 GB / 12 GB/s, and twice 6 hops of 5.7 us
+    assert found["rows"][0]["exposed_ms"] == pytest.approx(125 + 2 * 6 * 0.0057, abs=1e-3)
+
+
+def made_up_rows() -> list[dict]:
+    speeds = {("python", 1): [10.0, 12.0, 11.0], ("torchrun", 2): [20.0, 22.0, 21.0], ("mpirun", 2): [16.0, 18.0, 17.0]}
+    return [
+        {
+            "launcher": launcher,
+            "processes": processes,
+            "images_per_s": sorted(values)[1],
+            "speedup": 1.0 if processes == 1 else 1.5,
+            "each": [1.0],
+            "backend": "a backend",
+            **epoch_minutes(13_200, values),
+        }
+        for (launcher, processes), values in speeds.items()
+    ]
+
+
+def test_the_length_of_an_epoch_is_written_beside_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict = {}
+
+    def keep(lines: dict, alone: float, out: Path, notes: list[str]) -> None:
+        drawn.update(lines=lines, alone=alone, notes=notes)
+
+    monkeypatch.setattr("retina_dist.benchmark.scaling.plot_epochs", keep)
+    table, picture = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
+    assert (table, picture) == (tmp_path / "found.csv", tmp_path / "found.png")
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    minutes = ("epoch_minutes", "epoch_minutes_shortest", "epoch_minutes_longest")
+    assert [float(rows[0][key]) for key in minutes] == [20.0, pytest.approx(18.3333), 22.0]  # 13200 / (11, 12, 10) / 60
+    assert "each" not in rows[0]
+    assert drawn["alone"] == 20.0
+    assert drawn["lines"].keys() == {
+        f"{name} (a backend): 1.50 times as fast with 2" for name in ("torchrun", "mpirun")
+    }
+    for line in drawn["lines"].values():  # each begins at the plain process
+        assert min(line) == (1, 20.0, pytest.approx(18.3333), 22.0)
+    assert drawn["notes"][0] == "an epoch of 13,200 images"
+
+
+def test_the_length_of_an_epoch_is_drawn(tmp_path: Path) -> None:
+    _, picture = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
+    assert Image.open(picture).width > 600

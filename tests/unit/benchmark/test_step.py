@@ -1,0 +1,85 @@
+"""The step benchmark compares like with like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+
+from retina_dist.benchmark import step
+from retina_dist.config.compose import load_config
+from retina_dist.errors import ConfigError
+
+SMALL = [
+    "model=retinanet_tiny", "canvases=[[64,64]]", "batch_sizes=[2]", "count_canvas=[64,64]", "num_classes=3", "boxes=2",
+    "steps=1", "warmup=0", "rounds=2", "strategy.device=cpu",
+]  # fmt: skip
+
+
+def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "found.json"
+    step.benchmark(load_config("benchmark_step", [*SMALL, f"output={path}"]))
+    found = json.loads(path.read_text())
+    rows = {row["path"]: row for row in found["rows"]}
+    assert list(rows) == ["torchvision", "fp32", "bf16"]
+    assert rows["fp32"]["first_loss"] == pytest.approx(rows["torchvision"]["first_loss"], rel=1e-5)
+    assert rows["bf16"]["first_loss"] == pytest.approx(rows["torchvision"]["first_loss"], rel=2e-2)
+    assert rows["torchvision"]["ratio"] == [1.0, 1.0, 1.0]
+    assert found["ratios"].keys() == {"fp32 64x64 batch 2", "bf16 64x64 batch 2"}
+    ours = [row["operators"] for row in found["operators"] if row["path"] == "ours"]
+    theirs = [row["waits"] for row in found["operators"] if row["path"] == "torchvision"]
+    assert len(set(ours)) == 1
+    assert all(row["waits"] == 0 for row in found["operators"] if row["path"] == "ours")
+    assert theirs == [theirs[0] * size for size in step.COUNTED]
+    assert "share_of_peak" in rows["fp32"]
+    printed = capsys.readouterr()
+    assert "peak of matrix product and convolution, before the steps: " in printed.out
+    progress = [line for line in printed.err.splitlines() if line.startswith("64x64, batch 2: ")]
+    paths = [f"first steps of {name}" for name in ("torchvision", "fp32", "bf16")]
+    assert [line[16:] for line in progress] == [*paths, "round 1 of 2", "round 2 of 2"]
+
+
+def test_no_step_is_above_the_peak_however_the_machine_was_disturbed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The peak is measured again beside each group of steps, the best stays, and a step counts as a measurement too."""
+
+    def measure(config: object, batch_size: int, canvas: list[int]) -> dict:
+        row = {
+            "path": "fp32",
+            "batch_size": batch_size,
+            "canvas": canvas,
+            "ms": 1.0,
+            "images_per_s": 1.0,
+            "tflops": 0.5,
+        }
+        return {"rows": [{**row, "ratio": [1.0, 1.0, 1.0], "first_loss": 1.0, "peak_memory_gib": None}]}
+
+    peaks = iter([0.1, 0.2, 4.0, 0.1])  # disturbed before and beside the first group, then not, then again
+    monkeypatch.setattr(step, "peak_tflops", lambda *_: next(peaks))
+    monkeypatch.setattr(step, "measure", measure)
+    settings = [*SMALL, "paths=[fp32]", "batch_sizes=[1,2,3]", "count_canvas=null"]
+    found = step.benchmark(load_config("benchmark_step", settings))
+    printed = [line.split()[9] for line in capsys.readouterr().out.splitlines() if line.startswith("fp32 ")]
+    assert printed == ["100.0%", "12.5%", "12.5%"]
+    assert found["roofline"]["peak_tflops"] == {"fp32": 4.0}
+    assert [row["share_of_peak"] for row in found["rows"]] == [0.125] * 3  # all of the run's best
+
+
+def test_torchvisions_model_is_torchvisions(tmp_path: Path) -> None:
+    config = load_config("benchmark_step", SMALL)
+    model = step.build_model(config.model, 3, lambda text: None)
+    theirs = step.as_torchvision(model, (64, 64))
+    assert type(theirs) is TorchvisionRetinaNet
+    assert {type(m).__module__.split(".")[0] for m in theirs.modules()} <= {"torch", "torchvision"}
+    assert type(model) is not TorchvisionRetinaNet  # ours stays ours
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("paths", ["[]", "[torchvision,fp64]"])
+def test_an_unknown_path_is_named(paths: str) -> None:
+    with pytest.raises(ConfigError, match="is not a list of torchvision, torchvision-tf32"):
+        step.benchmark(load_config("benchmark_step", [*SMALL, f"paths={paths}"]))

@@ -1,0 +1,193 @@
+"""Decoded pictures on the disk: the same pixels, whatever happens to the files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.data import cache as module
+from retina_dist.data.cache import DecodedCache
+from retina_dist.data.images import read_image
+from retina_dist.detection import task as detection
+from retina_dist.errors import ConfigError, ImageError
+from tests.unit.detection.test_module import make_annotations, make_module, same_steps
+
+Usage = namedtuple("Usage", "free")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    """37 x 21, whose bytes are no multiple of eight."""
+    pixels = np.random.default_rng(0).integers(0, 256, (21, 37, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    return str(tmp_path / "a.jpg")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def refuse_to_decode(*_):
+    raise AssertionError("decoded")
+
+
+def test_the_second_reading_does_not_decode(photo, tmp_path, monkeypatch):
+    cache = DecodedCache(tmp_path / "cache")
+    first = cache.read(photo, (37, 21))
+    assert torch.equal(first, read_image(photo))
+    (kept,) = files(cache.folder)
+    assert kept.stat().st_size == -(-37 * 21 * 3 // 8) * 8 + 24
+    monkeypatch.setattr(module, "read_image", refuse_to_decode)
+    again = DecodedCache(tmp_path / "cache").read(photo, (37, 21))
+    assert torch.equal(again, first)
+    assert again.dtype == torch.uint8
+    assert again.stride() == first.stride()
+
+
+def test_writing_into_pixels_does_not_reach_the_file(photo, tmp_path):
+    cache = DecodedCache(tmp_path / "cache")
+    first = cache.read(photo, (37, 21)).clone()
+    cache.read(photo, (37, 21)).fill_(7)
+    assert torch.equal(cache.read(photo, (37, 21)), first)
+
+
+def test_a_changed_picture_is_decoded_anew(photo, tmp_path):
+    cache = DecodedCache(tmp_path / "cache")
+    cache.read(photo, (37, 21))
+    Image.new("RGB", (37, 21), (9, 9, 9)).save(photo, quality=95)
+    assert torch.equal(cache.read(photo, (37, 21)), read_image(photo))
+    before = os.stat(photo)
+    content = Path(photo).read_bytes()
+    Image.new("RGB", (37, 21), (90, 9, 9)).save(photo, quality=95)
+    Path(photo).write_bytes(Path(photo).read_bytes().ljust(len(content), b"\0"))
+    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert torch.equal(cache.read(photo, (37, 21)), read_image(photo))
+
+
+def test_orientations_are_kept_apart(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40).save(tmp_path / "a.png", exif=exif)
+    cache = DecodedCache(tmp_path / "cache")
+    for size in ((2, 3), (3, 2), (2, 3), (3, 2)):  # boxes drawn on the upright picture, and on it as stored
+        assert torch.equal(cache.read(str(tmp_path / "a.png"), size), read_image(tmp_path / "a.png", size))
+    assert len(files(cache.folder)) == 2
+
+
+def damage(content: bytes) -> list[bytes]:
+    swapped = content[:-24] + content[-16:-8] + content[-24:-16] + content[-8:]
+    one_bit = bytes([content[0] ^ 1]) + content[1:]
+    zeros = bytes(len(content) - 24) + content[-24:]  # a file whose blocks a crash has lost
+    return [b"", b"x", content[:-8], content[:800], content + bytes(8), one_bit, swapped, zeros, bytes(len(content))]
+
+
+@pytest.mark.parametrize("kind", range(9))
+def test_damage_is_said_and_mended(photo, tmp_path, kind):
+    cache = DecodedCache(tmp_path / "cache")
+    expected = cache.read(photo, (37, 21)).clone()
+    (kept,) = files(cache.folder)
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole)[kind])
+    said: list[str] = []
+    assert torch.equal(cache.read(photo, (37, 21), warn=said.append), expected)
+    assert len(said) == 1
+    assert "damaged" in said[0]
+    assert photo in said[0]
+    assert kept.read_bytes() == whole
+    cache.read(photo, (37, 21), warn=said.append)
+    assert len(said) == 1
+
+
+def test_a_full_disk_ends_the_writing_once_and_for_all(photo, tmp_path, monkeypatch):
+    annotations = make_annotations(tmp_path, 2)
+    other = [(str(r.path), (r.width, r.height)) for r in annotations.records]
+    cache = DecodedCache(tmp_path / "cache")
+    cache.read(photo, (37, 21))
+
+    def no_room(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", no_room)
+    said: list[str] = []
+    for path, size in other:
+        assert torch.equal(cache.read(path, size, warn=said.append), read_image(path))
+    assert len(said) == 1
+    assert "No space left" in said[0]
+    assert len(files(cache.folder)) == 1  # nothing half-written is left
+    monkeypatch.setattr(module, "read_image", refuse_to_decode)
+    cache.read(photo, (37, 21))  # what is there is used
+
+
+def test_the_last_gigabyte_of_a_disk_is_left_alone(photo, tmp_path, monkeypatch):
+    cache, said = DecodedCache(tmp_path / "cache"), []
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**30 + 37 * 21 * 3 - 1))
+    cache.read(photo, (37, 21), warn=said.append)
+    assert "less than 1 GiB is free" in said[0]
+    assert not files(cache.folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**30 + 37 * 21 * 3))
+    DecodedCache(tmp_path / "cache").read(photo, (37, 21))
+    assert len(files(cache.folder)) == 1
+
+
+def test_bad_pictures_are_as_bad_as_without_a_cache(photo, tmp_path):
+    cache = DecodedCache(tmp_path / "cache")
+    cache.read(photo, (37, 21))
+    with pytest.raises(ImageError, match="does not exist"):
+        cache.read(str(tmp_path / "none.jpg"), (37, 21))
+    with pytest.raises(ImageError, match="max_pixels=776"):
+        cache.read(photo, (37, 21), max_pixels=776)
+    with pytest.raises(ImageError, match="its annotation says 5 x 5"):
+        cache.read(photo, (5, 5))
+    Path(photo).write_bytes(Path(photo).read_bytes()[:200])
+    with pytest.raises(ImageError, match="a.jpg is no readable picture"):
+        cache.read(photo, (37, 21))
+    assert len(files(cache.folder)) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_setting(photo):
+    with pytest.raises(ConfigError, match=r"data\.cache=.*cannot be made"):
+        DecodedCache(Path(photo) / "cache")
+
+
+def read_all(folder: str, pictures: list[tuple[str, tuple[int, int]]]) -> int:
+    cache, said = DecodedCache(folder), []
+    return sum(int(cache.read(path, size, warn=said.append).sum()) for path, size in pictures * 5) + 10**9 * len(said)
+
+
+def test_several_processes_fill_one_folder(tmp_path):
+    pictures = [(str(r.path), (r.width, r.height)) for r in make_annotations(tmp_path).records]
+    total = 5 * sum(int(read_image(path).sum()) for path, _ in pictures)
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        found = [pool.submit(read_all, str(tmp_path / "cache"), pictures) for _ in range(3)]
+        assert [future.result() for future in found] == [total] * 3
+    assert len(files(tmp_path / "cache")) == len(pictures)
+
+
+@pytest.mark.parametrize("resize", ["workers", "device"])
+def test_training_sees_the_same_batches(tmp_path, resize):
+    annotations = make_annotations(tmp_path)
+    plain = list(make_module(annotations, resize=resize).train_steps(0, 6))
+    for num_workers in (0, 1):  # filling, filled
+        kept = make_module(annotations, resize=resize, cache=str(tmp_path / "cache"), num_workers=num_workers)
+        assert same_steps(list(kept.train_steps(0, 6)), plain)
+    assert len(files(tmp_path / "cache")) == 10
+
+
+def test_a_run_says_the_size_before_it_starts(tmp_path, monkeypatch):
+    annotations = make_annotations(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(3 * 2**30 if folder == tmp_path else 0))
+    words = detection._describe_cache(
+        str(tmp_path / "not" / "yet"), [annotations, annotations]
+    )  # the same files count once
+    assert words == f"up to 0.0 MiB of decoded pixels in {tmp_path}/not/yet, where 3.0 GiB are free"
+    monkeypatch.setattr(annotations.records[0], "width", 2**20)
+    assert detection._describe_cache(str(tmp_path), [annotations]).startswith("up to 90.0 MiB")  # 30 lines of 3 MiB

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retina_dist.data.canvases import make_buckets
+from retina_dist.data.sizes import resized_size
+from retina_dist.errors import ConfigError, DataError
+
+SIZES = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=30)
+
+
+def padded_area(sizes, buckets, min_size: int) -> int:
+    return sum(int(np.prod(buckets.canvas([i], min_size))) for i in range(len(sizes)))
+
+
+def test_canvases_by_hand():
+    # 480 x 640 -> 800 x 1066 -> 800 x 1088; 500 x 500 -> 800 x 800; 640 x 480 -> 1088 x 800
+    buckets = make_buckets([(480, 640), (500, 500), (640, 480), (480, 640)], min_sizes=[800], max_size=1333)
+    assert len(buckets) == 3
+    assert buckets.num_images == 4
+    assert [buckets.canvas([i], 800) for i in range(4)] == [(800, 1088), (800, 800), (1088, 800), (800, 1088)]
+    assert buckets.of_image[0] == buckets.of_image[3]
+    assert buckets.of_image[1] == 0  # the smallest canvas comes first
+
+
+def test_mixed_images_get_a_canvas_that_fits_all():
+    buckets = make_buckets([(480, 640), (500, 500), (640, 480)], min_sizes=[400, 800], max_size=1333)
+    assert buckets.canvas([0, 2], 800) == (1088, 1088)
+    assert buckets.canvas([0, 2], 400) == (544, 544)  # 400 x 533 each
+    assert buckets.canvas([1, 2], 800) == (1088, 800)
+
+
+def test_next_larger_is_one_that_contains():
+    sizes = [(500, 500), (480, 640), (640, 480), (300, 500)]  # 800x800, 800x1088, 1088x800, 800x1344
+    buckets = make_buckets(sizes, min_sizes=[800], max_size=1333)
+    square, wide, tall, wider = (int(buckets.of_image[i]) for i in range(4))
+    assert buckets.next_larger(square) in (wide, tall)
+    assert buckets.next_larger(wide) == wider
+    assert buckets.next_larger(tall) is None
+    assert buckets.next_larger(wider) is None
+
+
+def test_one_bucket_fits_everything():
+    sizes = [(480, 640), (640, 480), (300, 500)]
+    buckets = make_buckets(sizes, min_sizes=[800], max_size=1333, num_buckets=1)
+    assert len(buckets) == 1
+    assert buckets.canvas([0], 800) == (1088, 1344)
+
+
+def test_no_more_buckets_than_needed():
+    assert len(make_buckets([(480, 640), (240, 320), (960, 1280)], min_sizes=[800], max_size=1333)) == 1
+    # 1066 and 1064 pixels, both padded to 1088
+    assert len(make_buckets([(480, 640), (480, 639)], min_sizes=[800], max_size=1333)) == 1
+
+
+def test_divisor_rounds_up():
+    buckets = make_buckets([(480, 640)], min_sizes=[800], max_size=1333, divisor=128)
+    assert buckets.canvas([0], 800) == (896, 1152)
+    assert make_buckets([(480, 640)], min_sizes=[800], max_size=1333, divisor=1).canvas([0], 800) == (
+        800,
+        1066,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, num_buckets=st.integers(1, 6), divisor=st.sampled_from([1, 8, 32]))
+def test_every_image_fits_its_canvas(sizes, num_buckets, divisor):
+    min_sizes = (48, 96)
+    buckets = make_buckets(sizes, min_sizes=min_sizes, max_size=160, num_buckets=num_buckets, divisor=divisor)
+    assert 1 <= len(buckets) <= num_buckets
+    assert set(buckets.of_image) == set(range(len(buckets)))  # none is empty
+    for i, (height, width) in enumerate(sizes):
+        for min_size in min_sizes:
+            canvas = buckets.canvas([i], min_size)
+            resized = resized_size(height, width, min_size, 160)
+            assert all(c % divisor == 0 and c >= r for c, r in zip(canvas, resized, strict=True))
+    for bucket in range(len(buckets)):
+        larger = buckets.next_larger(bucket)
+        if larger is not None:
+            assert larger > bucket
+            assert (buckets.canvases[:, larger] >= buckets.canvases[:, bucket]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.sampled_from([(h, w) for h in (3, 5, 8) for w in (4, 5, 9)]), min_size=1, max_size=12))
+def test_cuts_are_the_best_there_are(sizes):
+    """Against trying every way to cut the images, sorted by aspect ratio, into three runs."""
+    found = make_buckets(sizes, min_sizes=[64], max_size=100, num_buckets=3, divisor=8)
+    resized = sorted((resized_size(h, w, 64, 100) for h, w in sizes), key=lambda size: size[1] / size[0])
+    padded = -(-np.array(resized) // 8) * 8
+    best = min(
+        sum(len(run) * int(run.max(axis=0).prod()) for run in (padded[:a], padded[a:b], padded[b:]) if len(run))
+        for a, b in itertools.combinations_with_replacement(range(len(sizes) + 1), 2)
+    )
+    assert padded_area(sizes, found, 64) == best
+
+
+def test_more_buckets_never_pad_more():
+    sizes = np.random.default_rng(0).integers(200, 700, (300, 2))
+    areas = [
+        padded_area(sizes, make_buckets(sizes, min_sizes=[800], max_size=1333, num_buckets=k), 800)
+        for k in (1, 2, 4, 6, 12)
+    ]
+    assert areas == sorted(areas, reverse=True)
+    resized = sum(int(np.prod(resized_size(int(h), int(w), 800, 1333))) for h, w in sizes)
+    assert areas[3] < 1.15 * resized
+    assert areas[0] > 1.5 * resized
+
+
+def test_padding_on_real_coco_sizes_is_small(real_data):
+    file = next((real_data / "coco-mini").rglob("instances_train2017.json"))
+    sizes = [(image["height"], image["width"]) for image in json.loads(file.read_text())["images"]]
+    buckets = make_buckets(sizes, min_sizes=[800], max_size=1333)
+    alone = sum(int(np.prod(-(-np.array(resized_size(h, w, 800, 1333)) // 32) * 32)) for h, w in sizes)
+    assert padded_area(sizes, buckets, 800) < 1.04 * alone  # alone: each image padded by itself
+
+
+def test_errors_name_the_remedy():
+    with pytest.raises(DataError, match="no images"):
+        make_buckets([], min_sizes=[800], max_size=1333)
+    with pytest.raises(ConfigError, match="num_buckets holds 0"):
+        make_buckets([(1, 1)], min_sizes=[800], max_size=1333, num_buckets=0)
+    with pytest.raises(ConfigError, match="min_sizes"):
+        make_buckets([(1, 1)], min_sizes=[], max_size=1333)

@@ -1,0 +1,252 @@
+"""What a whole job sees, put together from what each rank is told."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from retina_dist.data.canvases import Buckets, make_buckets
+from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler, plan_epoch
+from retina_dist.errors import ConfigError
+
+WORLD_SIZES = (1, 2, 3, 8)
+SHAPES = [(480, 640), (640, 480), (500, 500), (300, 640), (640, 300), (427, 640)]
+
+data_sets = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=60)
+
+
+def buckets_of(sizes, min_sizes=(64, 96)) -> Buckets:
+    return make_buckets(sizes, min_sizes=min_sizes, max_size=160)
+
+
+def job(step: int, world_size: int, buckets: Buckets, **settings) -> list[list[BatchSpec]]:
+    """The specs of a step, [rank][micro-batch]."""
+    return [
+        TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **settings).step(step)
+        for rank in range(world_size)
+    ]
+
+
+def images_of(ranks: list[list[BatchSpec]]) -> list[int]:
+    return [i for specs in ranks for spec in specs if spec.weight > 0 for i in spec.indices]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=data_sets,
+    batch_size=st.integers(1, 20),
+    accumulate=st.integers(1, 3),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_a_job_of_any_size_sees_every_image_once(sizes, batch_size, accumulate, shuffle, epoch):
+    buckets = buckets_of(sizes)
+    kwargs = {"batch_size": batch_size, "accumulate": accumulate, "shuffle": shuffle, "seed": 5}
+    steps = -(-len(sizes) // batch_size)
+    reference: dict[int, set[int]] = {}
+    for world_size in WORLD_SIZES:
+        samplers = [
+            TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs) for rank in range(world_size)
+        ]
+        assert samplers[0].steps_per_epoch == steps
+        seen: Counter[int] = Counter()
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            ranks = [sampler.step(step) for sampler in samplers]
+            assert all(len(specs) == accumulate for specs in ranks)
+            assert len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs}) == 1
+            images = images_of(ranks)
+            seen.update(images)
+            # the same images in the same step at every world size, all steps full but the last
+            assert set(images) == reference.setdefault(step, set(images))
+            last = step == (epoch + 1) * steps - 1
+            assert len(images) == (len(sizes) - (steps - 1) * batch_size if last else batch_size)
+        assert seen == Counter(range(len(sizes)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
+def test_weighted_means_add_up_to_the_mean_of_the_step(sizes, batch_size, accumulate, data):
+    buckets = buckets_of(sizes)
+    step = data.draw(st.integers(0, 3 * len(sizes)))
+    losses = np.random.default_rng(0).normal(size=len(sizes))
+    for world_size in WORLD_SIZES:
+        ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
+        of_rank = [sum(s.weight * losses[list(s.indices)].mean() for s in specs if s.indices) for specs in ranks]
+        assert np.mean(of_rank) == pytest.approx(losses[images_of(ranks)].mean(), abs=1e-12)
+        lengths = [len(spec.indices) for specs in ranks for spec in specs]
+        assert max(lengths) - min(lengths) <= 1
+        assert all((spec.weight > 0) == bool(spec.indices) for specs in ranks for spec in specs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
+def test_what_is_processed_together_does_not_depend_on_the_number_of_ranks(sizes, batch_size, accumulate, data):
+    """So that batch norm over all ranks has the same statistics; and every slot of every step has one size."""
+    buckets = buckets_of(sizes)
+    step = data.draw(st.integers(0, 3 * len(sizes)))
+    together = []
+    for world_size in (*WORLD_SIZES, 7):
+        ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
+        together.append([[i for spec in specs for i in spec.indices] for specs in zip(*ranks, strict=True)])
+        found = {spec.size for specs in ranks for spec in specs}
+        assert found == {-(-min(batch_size, len(sizes)) // (world_size * accumulate))}
+        assert all(len(spec.indices) <= spec.size for specs in ranks for spec in specs)
+    assert all(groups == together[0] for groups in together)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=data_sets, batch_size=st.integers(1, 20), step=st.integers(0, 10**9))
+def test_position_and_step_at_are_inverse(sizes, batch_size, step):
+    sampler = TrainSampler(buckets=buckets_of(sizes), batch_size=batch_size)
+    epoch, cursor = sampler.position(step)
+    assert 0 <= cursor < len(sizes)
+    assert sampler.step_at(epoch, cursor) == step
+
+
+def test_position_by_hand():
+    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10), batch_size=4)  # steps of 4, 4 and 2
+    assert [sampler.position(step) for step in range(4)] == [(0, 0), (0, 4), (0, 8), (1, 0)]
+    assert sampler.step_at(0, 10) == 3  # all images consumed: the next epoch begins
+    assert sampler.step_at(0, 5) == 2  # between steps: the later one
+
+
+def test_a_step_far_ahead_costs_one_epoch_plan():
+    buckets = buckets_of(SHAPES * 500)
+    sampler = TrainSampler(buckets=buckets, batch_size=16)
+    begin = time.perf_counter()
+    sampler.step(10**9 + 7)
+    assert time.perf_counter() - begin < 1.0
+
+
+def test_slots_by_hand():
+    buckets = buckets_of([(10, 10)] * 7)
+    ranks = job(0, 2, buckets, batch_size=7, accumulate=2, shuffle=False)
+    assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4, 5)], [(2, 3), (6,)]]
+    assert [[spec.weight for spec in specs] for specs in ranks] == [[4 / 7, 4 / 7], [4 / 7, 2 / 7]]
+    ranks = job(0, 3, buckets, batch_size=7, accumulate=2, shuffle=False)  # groups of 4 and 3 images
+    assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4,)], [(2,), (5,)], [(3,), (6,)]]
+
+
+def test_a_rank_without_images_takes_part_with_fillers_only():
+    ranks = job(1, 3, buckets_of([(10, 10)] * 5), batch_size=4, shuffle=False)
+    assert [(specs[0].indices, specs[0].weight) for specs in ranks] == [((4,), 3.0), ((), 0.0), ((), 0.0)]
+    assert {specs[0].size for specs in ranks} == {2}  # as in the full steps
+
+
+def test_leftovers_cost_little_padding_and_few_new_canvases():
+    rng = np.random.default_rng(0)
+    sizes = [SHAPES[i] for i in rng.integers(0, len(SHAPES), 500)]
+    buckets = buckets_of(sizes)
+    steps = plan_epoch(buckets, 8, np.random.default_rng(1))
+    own = [tuple(canvas) for canvas in buckets.canvases[-1]]
+    canvases = [buckets.canvas(step, 96) for step in steps]
+    assert sum(canvas not in own for canvas in canvases) <= 2  # tall and wide leftovers at the end
+    paid = sum(np.prod(canvas) * len(step) for canvas, step in zip(canvases, steps, strict=True))
+    assert paid < 1.05 * sum(np.prod(buckets.canvas([i], 96)) for i in range(500))
+    assert [len(step) for step in steps] == [8] * 62 + [4]
+
+
+def test_leftovers_move_to_a_larger_canvas_of_the_same_orientation():
+    wide, tall = [(480, 640)] * 3 + [(300, 640)], [(640, 480)] * 3 + [(640, 300)]
+    buckets = buckets_of(wide + tall, [96])  # padded to 96 x 128 and 96 x 160, and the same on end
+    steps = plan_epoch(buckets, 4, np.random.default_rng(0))
+    assert sorted(sorted(step) for step in steps) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert {buckets.canvas(step, 96) for step in steps} == {(96, 160), (160, 96)}
+
+
+def test_steps_of_different_buckets_are_mixed_in_time():
+    buckets = buckets_of([(480, 640)] * 200 + [(640, 480)] * 200)
+    order = [int(buckets.of_image[step[0]]) for step in plan_epoch(buckets, 8, np.random.default_rng(0))]
+    changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    assert changes > 15
+
+
+def test_epochs_differ_and_seeds_differ_and_both_repeat():
+    def epoch(number: int, seed: int) -> list[int]:
+        sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 40), batch_size=8, seed=seed)
+        return [i for step in range(number * 5, number * 5 + 5) for i in sampler.step(step)[0].indices]
+
+    assert epoch(0, 0) == epoch(0, 0)
+    assert epoch(3, 7) == epoch(3, 7)
+    assert epoch(0, 0) != epoch(1, 0)
+    assert epoch(0, 0) != epoch(0, 1)
+
+
+def test_order_does_not_depend_on_where_reading_started():
+    buckets = buckets_of(SHAPES * 5)
+    straight = TrainSampler(buckets=buckets, batch_size=4)
+    all_steps = [straight.step(step) for step in range(20)]
+    assert [TrainSampler(buckets=buckets, batch_size=4).step(step) for step in range(11, 20)] == all_steps[11:]
+    assert straight.step(2) == all_steps[2]  # back into an earlier epoch
+
+
+def test_without_shuffling_images_come_in_order():
+    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10), batch_size=4, shuffle=False)
+    assert [sampler.step(step)[0].indices for step in range(4)] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8, 9),
+        (0, 1, 2, 3),
+    ]
+
+
+def test_min_size_varies_by_step_over_its_choices():
+    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10, (32, 64, 96)), batch_size=5)
+    drawn = [sampler.step(step)[0].min_size for step in range(60)]
+    assert set(drawn) == {32, 64, 96}
+    only = TrainSampler(buckets=sampler.buckets, batch_size=5, min_sizes=[64])
+    assert {only.step(step)[0].min_size for step in range(20)} == {64}
+
+
+def test_ranks_can_change_in_the_middle():
+    buckets = buckets_of(SHAPES * 4)
+    sampler = TrainSampler(buckets=buckets, batch_size=6, rank=1, world_size=3)
+    sampler.set_ranks(1, 2)
+    assert sampler.step(3) == TrainSampler(buckets=buckets, batch_size=6, rank=1, world_size=2).step(3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=data_sets, batch_size=st.integers(1, 20))
+def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
+    buckets = buckets_of(sizes)
+    own = [buckets.canvas([i], 96) for i in range(len(sizes))]
+    for world_size in WORLD_SIZES:
+        samplers = [
+            EvalSampler(buckets=buckets, batch_size=batch_size, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        specs = [spec for sampler in samplers for spec in sampler]
+        assert sum(map(len, samplers)) == len(specs)
+        assert sorted(i for spec in specs for i in spec.indices) == list(range(len(sizes)))
+        assert all(own[i] == spec.canvas for spec in specs for i in spec.indices)
+        assert {spec.min_size for spec in specs} == {96}
+        assert max(len(spec.indices) for spec in specs) <= batch_size
+        assert max(map(len, samplers)) - min(map(len, samplers)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+    ],
+)
+def test_impossible_settings_name_themselves(settings, name):
+    with pytest.raises(ConfigError, match=name):
+        TrainSampler(**{"buckets": buckets_of([(10, 10)]), "batch_size": 1} | settings)
+
+
+@settings(deadline=None, max_examples=30)
+@given(shapes=data_sets, batch_size=st.integers(1, 7), seed=st.integers(0, 3))
+@example(shapes=[(480, 640), (480, 640), (640, 480), (640, 300)], batch_size=3, seed=0)
+def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) -> None:
+    buckets = buckets_of(shapes)
+    sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
+    met = {spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)}
+    assert met <= buckets.all_canvases()

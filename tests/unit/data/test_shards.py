@@ -1,0 +1,397 @@
+"""Shards: plain tar files, the same bytes each time, and training on them is training on the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import zlib
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import DataConfig
+from retina_dist.data import shards as module
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.shards import Member, ShardWriter, plan_shards
+from retina_dist.data.sources import Slice
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.task import DetectionTask, read_split
+from retina_dist.errors import ConfigError, DataError, ImageError, UserError
+from retina_dist.files import Url
+from retina_dist.shards import write_shards
+from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
+
+LIMIT = 20 * 1024  # bytes: a few pictures a shard
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighteen noise images for training and five for validation; one name in use by two folders, one without extension."""
+    root = tmp_path_factory.mktemp("coco")
+    rng = np.random.default_rng(0)
+    (root / "annotations").mkdir()
+    for split, count in (("train", 18), ("val", 5)):
+        images = []
+        for i in range(count):
+            height, width = SIZES[i % len(SIZES)]
+            name = {3: "sub/0.jpg", 5: "photo.of.me.JPG", 7: "plain"}.get(i, f"{i}.jpg")
+            path = root / split / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, "JPEG", quality=95)
+            images.append({"id": 1000 + i, "file_name": name, "width": width, "height": height})
+        box = {"image_id": 1001, "category_id": 1, "bbox": [2, 3, 18, 19]}
+        content = {"images": images, "annotations": [{"id": 1, **box}], "categories": [{"id": 1, "name": "thing"}]}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content, indent=2))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """shard_mb counts in units of LIMIT; whole shards are read in small pieces."""
+    original = ShardWriter.__init__
+
+    def init(self: ShardWriter, folder: Any, split: str, members: Any, limit: int) -> None:
+        original(self, folder, split, members, limit * LIMIT // 2**20)
+
+    monkeypatch.setattr(ShardWriter, "__init__", init)
+    monkeypatch.setattr(module, "PIECE", 3000)
+
+
+@pytest.fixture
+def written(coco: Path, tmp_path: Path) -> Path:
+    write(coco, tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def write(source: Path | str, output: Path | str, *more: str) -> dict[str, int]:
+    return write_shards(
+        load_config("shards", ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", *more])
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def split(root: Path | str, name: str = "train", **settings: Any) -> Annotations:
+    found = read_split(DataConfig(name="x", root=str(root), **settings), name)
+    assert found is not None
+    return found
+
+
+def epochs(annotations: Annotations, start: int = 0, **settings: Any) -> list:
+    return list(CocoDataModule(train=annotations, val=None, **SETTINGS | settings).train_steps(start, 10))
+
+
+# what is written
+
+
+def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> None:
+    names, total = [], 0
+    for shard in sorted(written.glob("train-*.tar")):
+        assert shard.stat().st_size <= LIMIT
+        assert shard.stat().st_size % 10240 == 0
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                record = next(r for r in split(coco).records if r.image_id == int(member.name.split(".")[0]))
+                assert archive.extractfile(member).read() == Path(str(record.path)).read_bytes()  # type: ignore[union-attr]
+                assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
+                names.append(member.name)
+                total += 1
+    assert total == len(set(names)) == 18
+    assert names[3] == "000000001003.jpg"
+    assert {names[5], names[7]} == {"000000001005.jpg", "000000001007.img"}
+    assert len({name.split(".")[0] for name in names}) == 18  # WebDataset's keys
+    listed = subprocess.run(["tar", "tf", written / "train-00000.tar"], capture_output=True, text=True, check=True)
+    assert listed.stdout.split() == names[: len(listed.stdout.split())]
+    assert (written / "annotations/instances_val.json").read_bytes() == (
+        coco / "annotations/instances_val.json"
+    ).read_bytes()
+
+
+def test_the_index_tells_where_each_picture_is(coco: Path, written: Path) -> None:
+    index = json.loads((written / "train.index.json").read_text())
+    for shard in index["shards"]:
+        content = (written / shard["file"]).read_bytes()
+        assert shard["bytes"] == len(content)
+        assert shard["sha256"] == hashlib.sha256(content).hexdigest()
+        for image_id, _, offset, length, crc32 in shard["images"]:
+            picture = content[offset : offset + length]
+            assert zlib.crc32(picture) == crc32
+            record = next(r for r in split(coco).records if r.image_id == image_id)
+            assert picture == Path(str(record.path)).read_bytes()
+
+
+def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path: Path) -> None:
+    shutil.copytree(coco, tmp_path / "copy")
+    write(tmp_path / "copy", tmp_path / "again", "verify=true")
+    assert tree(tmp_path / "again") == tree(written)
+    write(coco, "memory://again/shards")
+    there = Url("memory://again/shards")
+    assert {name: (there / name).read_bytes() for name in there.all_files()} == tree(written)
+
+
+@pytest.mark.parametrize("stop", range(4))
+def test_an_interrupted_writing_goes_on(
+    coco: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    """Stopped in the middle of shard number `stop`, over both splits."""
+    original, calls, output = module._write_tar, [], tmp_path / "output"
+
+    def interrupted(path: Path, members: list[Member], progress: Any) -> list:
+        if len(calls) == stop:
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+        calls.append(members)
+        return original(path, members, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write_tar", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(coco, output)
+    if stop:
+        damaged = output / "train-00000.tar"
+        with pytest.raises(DataError, match="not all written|has no train"):
+            split(output, format="shards")
+        if stop == 3:  # and a finished one was damaged meanwhile
+            damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    total = sum(write(coco, output).values())
+    assert total == len(list(written.glob("*.tar"))) - stop + (stop == 3)
+    assert tree(output) == tree(written)
+    assert write(coco, output) == {"train": 0, "val": 0}
+
+
+def test_shards_of_something_else_are_not_touched(coco: Path, written: Path, tmp_path: Path) -> None:
+    before = tree(written)
+    shutil.copytree(coco, tmp_path / "copy")
+    (tmp_path / "copy" / "train" / "0.jpg").write_bytes(b"another length")
+    with pytest.raises(DataError, match="holds train shards of other pictures"):
+        write(tmp_path / "copy", written)
+    with pytest.raises(DataError, match="or of another shard_mb"):
+        write(coco, written, "shard_mb=2")
+    assert tree(written) == before
+
+
+def test_a_small_disk_is_seen_before_anything_is_written(
+    coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(30_000))
+    with pytest.raises(UserError, match=r"free, and .* are needed; make room"):
+        write(coco, tmp_path / "not" / "yet")
+    assert not (tmp_path / "not").exists()
+
+
+def test_missing_pictures_and_other_formats(tmp_path: Path) -> None:
+    """CSV, with absolute names and without sizes, becomes COCO json with sizes; what is not there may be left out."""
+    for name in "ab":
+        Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "train.csv").write_text(f"{tmp_path}/a.png,1,2,11,12,cat\ngone.png,1,2,9,9,cat\nb.png,,,,,\n")
+    (tmp_path / "classes.csv").write_text("cat,0\n")
+    line = [
+        "data=csv",
+        f"data.root={tmp_path}",
+        f"data.train_annotations={tmp_path}/train.csv",
+        f"output={tmp_path}/out",
+    ]
+    (tmp_path / "val.csv").write_text("b.png,,,,,\n")
+    with pytest.raises(DataError, match=r"gone\.png"):
+        write_shards(load_config("shards", line))
+    write_shards(load_config("shards", [*line, "data.missing_images=skip"]))
+    content = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())
+    assert [(i.get("width"), i.get("height")) for i in content["images"]] == [(30, 20), (None, None), (30, 20)]
+    with pytest.raises(DataError, match=r"1 of 3 images are not in .*out: .*gone\.png"):
+        split(tmp_path / "out", format="shards")
+    found = split(tmp_path / "out", format="shards", missing_images="skip")
+    assert [record.image_id for record in found.records] == [1, 3]
+    assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
+
+
+def test_shards_may_be_cut_anew_and_lack_a_validation_set(coco: Path, written: Path, tmp_path: Path) -> None:
+    line = ["data=shards", f"data.root={written}", f"output={tmp_path}/larger", "shard_mb=4"]
+    write_shards(load_config("shards", line))
+    assert same_steps(epochs(split(tmp_path / "larger", format="shards")), epochs(split(coco)))
+    (written / "val.index.json").unlink()
+    assert read_split(DataConfig(name="x", format="shards", root=str(written)), "val") is None
+    with pytest.raises(
+        DataError, match=r"has no train\.index\.json, so it holds no shards; .*python -m retina_dist\.shards"
+    ):
+        split(coco, format="shards")
+
+
+def test_the_plan_fills_shards_in_order() -> None:
+    members = [Member(i, f"{i}.jpg", size) for i, size in enumerate([1000, 1000, 30_000, 512, 513, 0])]
+    planned = plan_shards(members, 20 * 1024)
+    assert [[m.image_id for m in shard] for shard in planned] == [
+        [0, 1],
+        [2],
+        [3, 4, 5],
+    ]  # the largest has one of its own
+    assert plan_shards([], 1) == []
+
+
+# what is read
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, workers: int) -> None:
+    plain = epochs(split(coco))
+    annotations = split(written, format="shards")
+    assert all(isinstance(record.path, Slice) for record in annotations.records)
+    assert same_steps(epochs(annotations, num_workers=workers), plain)
+    assert same_steps(epochs(annotations, 4, num_workers=workers), plain[4:])  # and after a resume
+
+
+def test_shards_behind_a_url_and_in_the_cache(coco: Path, tmp_path: Path) -> None:
+    write(coco, "memory://cached/shards")
+    plain = epochs(split(coco))
+    for _ in range(2):
+        found = split("memory://cached/shards", format="shards")
+        assert same_steps(epochs(found, cache=str(tmp_path / "cache")), plain)
+    assert len(list((tmp_path / "cache").rglob("*.pixels"))) == 18
+
+
+def test_a_run_may_go_from_the_folder_to_shards(coco: Path, written: Path) -> None:
+    def fingerprint(annotations: Annotations) -> str:
+        return DetectionTask.fingerprint(type("Task", (), {"train": annotations})())  # type: ignore[arg-type]
+
+    assert fingerprint(split(written, format="shards")) == fingerprint(split(coco))
+
+
+def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
+    """Data whose image in row `row` can no longer be read; and what must be said of it."""
+    annotations = split(written, format="shards")
+    row = 4
+    where = annotations.records[row].path
+    assert isinstance(where, Slice)
+    path = written / where.file
+    content = bytearray(path.read_bytes())
+    if kind == "gone":
+        path.unlink()
+        return annotations, row, f"{where.file} (member {where.member}"
+    if kind == "short":
+        path.write_bytes(content[: where.offset + 100])
+        return annotations, row, "only 100 bytes are there"
+    content[where.offset + where.length // 2] ^= 1
+    path.write_bytes(content)
+    return annotations, row, "its CRC-32 is another"
+
+
+@pytest.mark.parametrize("kind", ["gone", "short", "bit"])
+def test_damage_is_named_or_skipped(written: Path, kind: str) -> None:
+    annotations, row, what = damaged(written, kind)
+    where = annotations.records[row].path
+    assert isinstance(where, Slice)
+    spec = BatchSpec(0, (row,), canvas=(96, 96), min_size=32, weight=1.0)
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
+    with pytest.raises(ImageError) as caught:
+        dataset[spec]
+    for word in (where.file, where.member, f"byte {where.offset}", what):
+        assert word in str(caught.value)
+    batch = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")[spec]
+    assert batch.weight == 0
+    assert where.member in batch.warnings[0]
+    assert check_image(annotations.records[row], decode=True, max_pixels=10**6).problem == "unreadable"
+    if kind == "bit":
+        split(written, format="shards")
+    else:  # seen at the start
+        with pytest.raises(DataError, match=rf"{re.escape(where.file)} (is not there|has \d+ bytes, not)"):
+            split(written, format="shards")
+        split(written, format="shards", bad_images="skip")
+
+
+def test_verifying_names_what_is_damaged(coco: Path, written: Path) -> None:
+    shard = json.loads((written / "train.index.json").read_text())["shards"][1]
+    content = bytearray((written / shard["file"]).read_bytes())
+    assert module.damage_of(written, shard) is None
+    _, member, offset, length, _ = shard["images"][1]
+    content[offset + length - 1] ^= 1
+    (written / shard["file"]).write_bytes(content)
+    found = str(module.damage_of(written, shard))
+    assert f"member {member}, {length} bytes from byte {offset}" in found
+    content[offset + length - 1] ^= 1
+    content[3] ^= 1
+    (written / shard["file"]).write_bytes(content)
+    assert "its pictures are sound" in str(module.damage_of(written, shard))
+    writer = ShardWriter(
+        written,
+        "train",
+        [Member(r.image_id, r.path, Path(str(r.path)).stat().st_size) for r in split(coco).records],
+        2**20,
+    )
+    with pytest.raises(DataError, match=r"train-00001\.tar is damaged"):
+        writer.verify()
+
+
+def test_verifying_names_a_picture_that_has_changed(coco: Path, written: Path) -> None:
+    paths = [Path(str(record.path)) for record in split(coco).records]
+    members = [Member(r.image_id, p, p.stat().st_size) for r, p in zip(split(coco).records, paths, strict=True)]
+    writer = ShardWriter(written, "train", members, 2**20)
+    writer.verify()
+    content = paths[1].read_bytes()
+    try:
+        paths[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # as long as before
+        with pytest.raises(DataError, match=rf"{re.escape(str(paths[1]))} is not what .*\.tar was made of"):
+            writer.verify()
+    finally:
+        paths[1].write_bytes(content)
+
+
+def test_a_header_with_too_many_pixels_is_not_decoded(written: Path) -> None:
+    dataset = DetectionDataset(split(written, format="shards"), EvalTransform(max_size=96), max_pixels=100)
+    with pytest.raises(ImageError, match=r"member 000000001000\.jpg.*has 40 x 30 pixels, more than max_pixels=100"):
+        dataset[BatchSpec(0, (0,), canvas=(96, 96), min_size=32)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"train-00000.tar"', '"../../secret.tar"', "no index of shards"),
+        ('"train-00000.tar"', '"http://h/x.tar"', "no index of shards"),
+        ('"shards":[', '"shards":[[],', "no index of shards"),
+        ('"bytes":', '"bytes":-', "no index of shards"),
+        ("[1000,", "[null,", "no index of shards"),
+        (",512,", ",999999999,", "reaches out of train-00000.tar"),
+        ('"format":1', '"format":2', "has format 2, not 1"),
+        ('{"format"', '"format"', "no index of shards"),
+        ("[1000,", "[1007,", "image 1007 has the member 000000001000.jpg"),
+        ('"split":"train"', '"split":"val"', "it is of split val"),
+        ('"complete":true', '"complete":"yes"', "complete yes"),
+        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("sha256", "bytes", "file", "images")),
+        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("shards", "complete", "input", "split")),
+    ],
+)
+def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:
+    path = written / "train.index.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match=words):
+        split(written, format="shards")
+
+
+def test_one_process_and_a_sensible_size(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="shard_mb=0 is too small"):
+        write(coco, tmp_path, "shard_mb=0")
+    with pytest.raises(ConfigError, match="shard_mb=2000"):
+        write(coco, tmp_path, "shard_mb=2000")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ConfigError, match="by one process"):
+        write(coco, tmp_path)

@@ -1,0 +1,431 @@
+"""Data sets behind URLs: the same pictures as from a folder, read together, asked for again, never from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+
+from retina_dist import files
+from retina_dist.config.schema import DataConfig, ShapesConfig
+from retina_dist.data import cache as cache_module
+from retina_dist.data.images import image_size, read_image
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.sources import Object, objects_in, read, read_all, version_of
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.records import make_record
+from retina_dist.detection.task import read_split
+from retina_dist.errors import ConfigError, DataError, ImageError
+from retina_dist.files import Url, place
+from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
+
+
+class Remote(AsyncFileSystem):
+    """A folder of this machine as if it were far away, remote:///FOLDER: every request takes a moment and is counted."""
+
+    protocol = "remote"
+    asked: Counter[str] = Counter()
+    together = most_together = 0
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        cls = type(self)
+        cls.asked["read"] += 1
+        cls.together += 1
+        cls.most_together = max(cls.most_together, cls.together)
+        await asyncio.sleep(0.01)
+        cls.together -= 1
+        return Path(path).read_bytes()[start:end]
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        type(self).asked["info"] += 1
+        there = Path(path)
+        if not there.exists():
+            raise FileNotFoundError(path)
+        kind = "directory" if there.is_dir() else "file"
+        return {"name": path, "type": kind, "size": there.stat().st_size, "mtime": there.stat().st_mtime_ns}
+
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        type(self).asked["list"] += 1
+        if not Path(path).is_dir():
+            raise FileNotFoundError(path)
+        found = [
+            {
+                "name": str(p),
+                "type": "directory" if p.is_dir() else "file",
+                "size": p.stat().st_size,
+                "mtime": p.stat().st_mtime_ns,
+            }
+            for p in sorted(Path(path).iterdir())
+        ]
+        return found if detail else [entry["name"] for entry in found]
+
+
+fsspec.register_implementation("remote", Remote, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Iterator[None]:
+    Remote.asked, Remote.together, Remote.most_together = Counter(), 0, 0
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    """A data set of ten noise images in COCO's layout, two of them in a folder within."""
+    root = tmp_path / "set"
+    (root / "annotations").mkdir(parents=True)
+    (root / "train2017" / "more").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for i in range(10):
+        height, width = SIZES[i % len(SIZES)]
+        name = f"{'more/' if i > 7 else ''}{i}.jpg"
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(root / "train2017" / name)
+        images.append({"id": 100 + i, "file_name": name, "width": width, "height": height})
+        for _ in range(i % 3):
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": 100 + i, "category_id": 1, "bbox": [2, 3, 18, 19]}
+            )
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
+    (root / "annotations" / "instances_train2017.json").write_text(json.dumps(content))
+    return root
+
+
+def in_memory(root: Path) -> str:
+    there = f"memory://{root.parent.name}/set"
+    for path in root.rglob("*"):
+        if path.is_file():
+            (Url(there) / str(path.relative_to(root))).write_bytes(path.read_bytes())
+    return there
+
+
+def train(root: Path | str, **settings: Any) -> Annotations:
+    found = read_split(DataConfig(name="x", root=str(root), **settings), "train")
+    assert found is not None
+    return found
+
+
+def steps(annotations: Annotations, **settings: Any) -> list:
+    return list(CocoDataModule(train=annotations, val=None, **SETTINGS | settings).train_steps(0, 6))
+
+
+@pytest.mark.parametrize("kind", ["remote", "memory", "file", "chain"])
+def test_training_sees_the_batches_of_the_folder(coco: Path, kind: str) -> None:
+    roots = {"remote": f"remote://{coco}", "memory": in_memory(coco), "file": f"file://{coco}"}
+    url = roots.get(kind, f"simplecache::file://{coco}")
+    assert same_steps(steps(train(url)), steps(train(coco)))
+    named = {"train_annotations": f"{url}/annotations/instances_train2017.json", "train_images": f"{url}/train2017"}
+    assert same_steps(steps(train_of(**named)), steps(train(coco)))
+
+
+def train_of(**named: str) -> Annotations:
+    found = read_split(DataConfig(name="x", **named), "train")
+    assert found is not None
+    return found
+
+
+def test_data_workers_read_behind_a_url(coco: Path) -> None:
+    annotations = train(f"simplecache::file://{coco}")
+    assert isinstance(annotations.records[0].path, Object)
+    assert same_steps(steps(annotations, num_workers=2), steps(train(coco)))
+
+
+def test_forked_workers_make_file_systems_of_their_own(coco: Path) -> None:
+    """The thread that serves this process's file system does not exist in a fork."""
+    dataset = DetectionDataset(train(f"remote://{coco}"), EvalTransform(max_size=96))
+    specs = [BatchSpec(0, (i, i + 1), canvas=(96, 96), min_size=32) for i in range(0, 8, 2)]
+    expected = [[dataset[spec]] for spec in specs]
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, sampler=specs, num_workers=2, multiprocessing_context="fork", timeout=30
+    )
+    assert same_steps([[batch] for batch in loader], expected)
+
+
+def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) -> None:
+    url = f"remote://{coco}"
+    load_annotations(Url(url) / "annotations/instances_train2017.json", Url(url) / "train2017")
+    assert Remote.asked["read"] == 1
+    assert Remote.asked["list"] == 2  # train2017 and the folder in it
+    assert Remote.asked["info"] <= 1
+    dataset = DetectionDataset(train(url), EvalTransform(max_size=96))
+    Remote.asked.clear()
+    Remote.most_together = 0
+    dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32)]
+    assert Remote.asked == {"read": 4}
+    assert Remote.most_together == 4
+
+
+def test_missing_pictures_are_found_before_the_training(coco: Path) -> None:
+    (coco / "train2017" / "3.jpg").unlink()
+    (coco / "train2017" / "more" / "9.jpg").unlink()
+    with pytest.raises(DataError, match=r"2 of 10 images are not in remote://.*train2017: 3\.jpg, more/9\.jpg"):
+        train(f"remote://{coco}")
+    left = train(f"remote://{coco}", missing_images="skip")
+    assert [record.image_id for record in left.records] == [100, 101, 102, 104, 105, 106, 107, 108]
+    with pytest.raises(DataError, match=r"remote://.*none\.json does not exist"):
+        load_annotations(Url(f"remote://{coco}/none.json"), Url(f"remote://{coco}"))
+    with pytest.raises(DataError, match="is no folder"):
+        train("memory://nowhere")
+
+
+def test_sizes_that_the_annotations_lack_are_read_from_there(coco: Path) -> None:
+    path = coco / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    for image in content["images"][::2]:
+        del image["width"]
+    path.write_text(json.dumps(content))
+    here, there = train(coco), train(f"remote://{coco}")
+    assert [(r.width, r.height) for r in there.records] == [(r.width, r.height) for r in here.records]
+    (coco / "train2017" / "2.jpg").write_bytes(b"none")
+    with pytest.raises(DataError, match="image 102 has no size"):
+        train(f"remote://{coco}")
+    assert len(train(f"remote://{coco}", bad_images="skip").records) == 9
+
+
+def test_csv_behind_a_url(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    (tmp_path / "train.csv").write_text("a.png,1,2,11,12,cat\n")
+    (tmp_path / "classes.csv").write_text("cat,0\n")
+    found = train(f"remote://{tmp_path}", format="csv")
+    assert (found.records[0].width, found.records[0].height) == (30, 20)
+    assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
+    with pytest.raises(DataError, match="local folders only"):
+        train(f"remote://{tmp_path}", format="voc")
+    with pytest.raises(ConfigError, match="no local folder"):
+        train(f"remote://{tmp_path}/new", shapes=ShapesConfig())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a.jpg",
+        "a/../../b.jpg",
+        "..",
+        "..\\a.jpg",
+        "/a.jpg",
+        "//h/a.jpg",
+        "C:/a.jpg",
+        "az://other/a.jpg",
+        "http://h/a.jpg",
+        "%2e%2e/a.jpg",
+        "a/%2E%2E/%2e%2e/b.jpg",
+        "az://c/images/../a.jpg",
+        "az://c/imagesx/a.jpg",
+    ],
+)
+def test_names_that_leave_the_folder_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match="outside the images folder az://c/images"):
+        make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("a.jpg", "a.jpg"),
+        ("./b//a.jpg", "b/a.jpg"),
+        ("b\\a.jpg", "b/a.jpg"),
+        ("b/../a.jpg", "a.jpg"),
+        ("..a.jpg", "..a.jpg"),
+        ("az://c/images/a.jpg", "a.jpg"),
+        ("x::file.jpg", "x::file.jpg"),
+    ],
+)
+def test_names_within_the_folder(name: str, inside: str) -> None:
+    record = make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))
+    assert record.path == Object("az://c/images", inside)
+
+
+def test_a_name_is_never_read_as_part_of_a_url(tmp_path: Path) -> None:
+    """As text, fsspec would take what follows :: for another file system."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    (found,) = read_all([Object("memory://c/images", f"x::file://{tmp_path}/secret")])
+    assert isinstance(found, ImageError)
+
+
+class Failing:
+    """Memory that fails `times` times with `error` for files whose names end with `name`, before it answers."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, error: Exception, times: int, name: str = "") -> None:
+        self.calls = 0
+        original = MemoryFileSystem.cat_file
+
+        def read(system: Any, path: str, *arguments: Any, **named: Any) -> bytes:
+            if path.endswith(name):
+                self.calls += 1
+                if self.calls <= times:
+                    raise error
+            return original(system, path, *arguments, **named)
+
+        patch.setattr(MemoryFileSystem, "cat_file", read)
+        self.slept: list[float] = []
+        patch.setattr(files.time, "sleep", self.slept.append)
+
+
+class Refused(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.mark.parametrize("error", [TimeoutError("slow"), ConnectionResetError("gone"), Refused(503), Refused(429)])
+def test_a_network_that_fails_for_a_moment_is_asked_again(
+    coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    folder = f"{in_memory(coco)}/train2017"
+    failing = Failing(monkeypatch, error, 3, "/1.jpg")
+    found = read_all([Object(folder, f"{i}.jpg") for i in range(4)])
+    assert found == [(coco / "train2017" / f"{i}.jpg").read_bytes() for i in range(4)]
+    assert failing.calls == 4
+    assert failing.slept == [0.5, 1.0, 2.0]
+
+
+def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipped(
+    coco: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = DetectionDataset(train(in_memory(coco)), EvalTransform(max_size=96), on_bad_image="skip")
+    failing = Failing(monkeypatch, TimeoutError("no answer"), 100, "/1.jpg")
+    with pytest.raises(
+        DataError, match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg"
+    ) as caught:
+        dataset[BatchSpec(0, (0, 1), canvas=(96, 96), min_size=32)]
+    assert not isinstance(caught.value, ImageError)
+    assert failing.calls == 4
+
+
+def test_a_file_system_that_repeats_requests_itself_is_asked_once(coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure's takes 84 s to give up; four times that, with 3.5 s in the message, was said to be hanging."""
+    clock = [0.0]
+
+    def give_up_late(self: Any, *arguments: Any, **named: Any) -> None:
+        clock[0] += 84
+        raise TimeoutError("no answer")
+
+    folder = f"{in_memory(coco)}/train2017"
+    monkeypatch.setattr("retina_dist.files.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("retina_dist.files.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_ranges", give_up_late)
+    with pytest.raises(DataError, match=r"no answer, 1 attempt in 84\.0 s"):
+        read(Object(folder, "1.jpg"))
+    assert clock == [84.0]
+
+
+@pytest.mark.parametrize("error", [Refused(403), PermissionError("no"), ValueError("no such account")])
+def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    folder = f"{in_memory(coco)}/train2017"
+    failing = Failing(monkeypatch, error, 100)
+    with pytest.raises(DataError, match="could not be read"):
+        read(Object(folder, "1.jpg"))
+    assert failing.calls == 1
+    assert failing.slept == []
+
+
+def test_bad_and_missing_pictures_are_errors_of_the_picture(coco: Path) -> None:
+    annotations = train(f"remote://{coco}")
+    (coco / "train2017" / "1.jpg").write_bytes(b"no image")
+    (coco / "train2017" / "2.jpg").unlink()
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
+    batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32, weight=1.0)]
+    assert batch.image_ids.tolist() == [100, 103]
+    assert batch.weight == 0.5
+    assert "train2017/1.jpg is no readable picture" in batch.warnings[0]
+    assert "train2017/2.jpg does not exist" in batch.warnings[1]
+    small = DetectionDataset(annotations, EvalTransform(max_size=96), max_pixels=10)
+    with pytest.raises(ImageError, match=r"3\.jpg has 48 x 24 pixels, more than max_pixels=10"):
+        small[BatchSpec(0, (3,), canvas=(96, 96), min_size=32)]
+    assert [check_image(annotations.records[i], decode=True, max_pixels=10**6).problem for i in range(4)] == [
+        None,
+        "unreadable",
+        "missing",
+        None,
+    ]
+
+
+def test_every_kind_of_picture_reads_the_same_from_bytes(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in ("a.jpg", "a.png", "a.tif", "a.gif"):
+        Image.fromarray(pixels).save(tmp_path / name, **({} if name == "a.gif" else {"exif": exif}))
+        there = Object(f"remote://{tmp_path}", name)
+        size = image_size(tmp_path / name)
+        assert image_size(there) == size
+        assert torch.equal(read_image(there, size), read_image(tmp_path / name, size))
+
+
+def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = str(tmp_path / "cache")
+    plain = steps(train(coco))
+    assert same_steps(steps(train(f"remote://{coco}"), cache=kept), plain)
+    Remote.asked.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "read_image", None)
+        annotations = train(f"remote://{coco}")
+        Remote.asked.clear()
+        assert same_steps(steps(annotations, cache=kept), plain)
+        assert Remote.asked["read"] == 0  # neither decoded nor fetched
+    Image.new("RGB", (40, 30), (9, 9, 9)).save(coco / "train2017" / "0.jpg")
+    assert same_steps(steps(train(f"remote://{coco}"), cache=kept), steps(train(coco)))
+    for damaged in Path(kept).rglob("*.pixels"):
+        damaged.write_bytes(b"")
+    assert same_steps(strip(steps(train(f"remote://{coco}"), cache=kept)), strip(steps(train(coco))))
+
+
+def strip(found: list) -> list:
+    return [[replace(batch, warnings=()) for batch in step] for step in found]
+
+
+def test_parts_of_a_file_and_beyond_its_end(coco: Path) -> None:
+    folder = Url(f"remote://{coco}/train2017")
+    whole = (coco / "train2017" / "0.jpg").read_bytes()
+    parts = [("0.jpg", 5, 9), ("0.jpg", None, None), ("0.jpg", 7, 7), ("0.jpg", len(whole) - 2, len(whole) + 9)]
+    assert folder.read_parts(parts) == [whole[5:9], whole, b"", whole[-2:]]
+    assert Remote.asked == {"read": 3}
+    assert folder.read_parts([]) == []
+
+
+def test_versions_are_those_of_the_listing(coco: Path) -> None:
+    there = objects_in(Url(f"remote://{coco}/train2017"))
+    assert len(there) == 10
+    assert there["more/9.jpg"].version
+    assert version_of(there["0.jpg"]) != version_of(there["1.jpg"])
+    assert version_of(Object("az://c", "a.jpg")) is None  # never looked at, so never kept
+    assert version_of(coco / "none") is None
+
+
+def test_a_file_url_is_the_fast_local_path(coco: Path) -> None:
+    assert place(f"file://{coco}") == coco
+    assert all(isinstance(record.path, Path) for record in train(f"file://{coco}").records)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "az", raising=False)
+    with pytest.raises(DataError, match=r"retina-dist\[azure\]"):
+        read(Object("az://c/images", "a.jpg"))
+
+
+def test_records_of_plain_paths_still_do(coco: Path) -> None:
+    """A record may have any path-like thing."""
+    record = SimpleNamespace(image_id=1, path=coco / "train2017" / "0.jpg", file_name="0.jpg", width=40, height=30)
+    one = SimpleNamespace(records=(record,), boxes=[np.zeros((0, 4), np.float32)], labels=[np.zeros(0, np.int64)])
+    assert len(DetectionDataset(one, EvalTransform(max_size=96))) == 1

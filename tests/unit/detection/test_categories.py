@@ -1,0 +1,159 @@
+"""Labels of category ids, and back."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import AT_MOST
+from retina_dist.detection.readers.categories import MAX_LABELS, Categories
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import CheckpointError, ConfigError, DataError
+
+ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
+
+
+def test_contiguous_labels():
+    categories = Categories.from_coco(ENTRIES)
+    assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
+    assert [categories.label_of(i) for i in (1, 18)] == [0, 1]
+    assert [categories.category_id_of(label) for label in (0, 1)] == [1, 18]
+    assert categories.name_of(1) == "dog"
+    assert (18 in categories, 2 in categories) == (True, False)
+    assert categories.labels_of(np.array([18, 1, 18])).tolist() == [1, 0, 1]
+
+
+def test_labels_that_are_category_ids():
+    categories = Categories.from_coco(ENTRIES, "category_id")
+    assert categories.num_classes == 19
+    assert categories.label_of(18) == 18
+    assert (categories.names[18], categories.names[2], categories.ids[2]) == ("dog", "", -1)
+    assert (2 in categories, -1 in categories) == (False, False)
+    with pytest.raises(DataError, match="not 123456789; use contiguous"):
+        Categories.from_coco([{"id": 123456789, "name": "a"}], "category_id")
+
+
+def test_categories_survive_a_checkpoint():
+    categories = Categories.from_coco(ENTRIES, "category_id")
+    restored = Categories.from_state(json.loads(json.dumps(categories.state())))
+    assert restored == categories
+    assert restored.label_of(18) == 18
+    assert restored != Categories.from_coco(ENTRIES)
+    for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
+        with pytest.raises(CheckpointError, match="categories cannot be read"):
+            Categories.from_state(state)
+
+
+def test_more_categories_than_a_head_can_have():
+    many = [{"id": i, "name": str(i)} for i in range(1_000_000)]
+    start = time.perf_counter()
+    for mapping in ("contiguous", "category_id"):
+        with pytest.raises(DataError, match="20000|19999"):
+            Categories.from_coco(many, mapping)
+    assert Categories.from_coco(many[:20_000]).matched(many[:20_000], {}, "val.json").num_classes == 20_000
+    assert time.perf_counter() - start < 20
+
+
+def test_a_model_may_have_as_many_classes_as_data():
+    assert AT_MOST["model.num_classes"] == MAX_LABELS
+    with pytest.raises(ConfigError, match="model.num_classes=20001 is too large; it must be at most 20000"):
+        load_config("train", ["data=coco", "model.num_classes=20001"])
+
+
+def test_names_of_a_strangers_checkpoint_are_text():
+    with pytest.raises(CheckpointError, match="control characters"):
+        Categories.from_state({"ids": [1], "names": ["\x1b[2J"]})
+
+
+def test_unknown_categories_and_labels():
+    categories = Categories.from_coco(ENTRIES)
+    for category_id in (0, 2, -1, 17):
+        with pytest.raises(KeyError):
+            categories.label_of(category_id)
+    with pytest.raises(KeyError):
+        categories.labels_of(np.array([1, 2]))
+    with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
+        Categories.from_coco(ENTRIES, "category_id").label_of(-1)
+    assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
+
+
+def test_label_zero_is_a_category_where_ids_begin_at_zero():
+    for mapping in ("contiguous", "category_id"):
+        categories = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 1, "name": "nucleus"}], mapping)
+        assert (categories.ids, categories.label_of(0)) == ((0, 1), 0)
+
+
+def test_torchvisions_labels_are_cocos_ids(real_data: Path):
+    """https://github.com/pytorch/vision: its detectors have 91 outputs, 0 for the background that RetinaNet lacks."""
+    found = load_annotations(*find_split(real_data / "coco-mini", "val"), label_mapping="category_id")
+    categories = found.categories
+    assert categories.num_classes == 91
+    assert (categories.names[1], categories.names[90]) == ("person", "toothbrush")
+    assert sum(i >= 0 for i in categories.ids) == 80
+    assert [i for i, known in enumerate(categories.ids) if known < 0] == [0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83]
+    plain = load_annotations(*find_split(real_data / "coco-mini", "val"))
+    assert plain.categories.num_classes == 80
+    for by_id, contiguous in zip(found.labels, plain.labels, strict=True):
+        assert by_id.tolist() == [plain.categories.category_id_of(label) for label in contiguous.tolist()]
+
+
+def test_padding_for_a_larger_model():
+    padded = Categories((3, 8), ("cat", "dog")).padded(4)
+    assert padded.ids == (3, 8, -1, -1)
+    assert padded.num_classes == 4
+    assert padded.label_of(8) == 1
+    assert padded.padded(2) == padded
+
+
+OURS = Categories.from_coco(
+    [{"id": 1, "name": "person"}, {"id": 2, "name": "traffic light"}, {"id": 18, "name": "dog"}]
+)
+
+
+def entries(**ids: int) -> list[dict[str, object]]:
+    return [{"id": i, "name": name.replace("_", " ")} for name, i in ids.items()]
+
+
+def test_names_decide_and_ids_are_those_of_the_other_file():
+    found = OURS.matched(entries(dog=1, person=2, traffic_light=3), {}, "val.json")
+    assert (found.ids, found.names) == ((2, 3, 1), OURS.names)
+    assert found.labels_of(np.array([1, 2, 3])).tolist() == [2, 0, 1]
+    fewer = OURS.matched(entries(dog=7), {}, "val.json")  # as of a validation set that has no other
+    assert (fewer.ids, fewer.names) == ((-1, -1, 7), OURS.names)
+    by_id = Categories.from_coco(ENTRIES, "category_id").matched(entries(dog=0, person=5), {}, "val.json")
+    assert (by_id.ids[1], by_id.ids[18], by_id.num_classes) == (5, 0, 19)
+    assert OURS.padded(5).matched(entries(dog=3), {}, "val.json").ids == (-1, -1, 3, -1, -1)
+
+
+def test_names_that_do_not_agree_are_listed_and_can_be_mapped():
+    theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic_light"}, {"id": 3, "name": "tree"}]
+    message = (
+        r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic_light' \(a label is .*, 'tree'; .*"
+    )
+    with pytest.raises(DataError, match=message + r"data.category_map=\[\[traffic_light,traffic light\]\]"):
+        OURS.matched(theirs, {}, "val.json")
+    mapped = OURS.matched(theirs, {"Person": "person", "traffic_light": "traffic light", "3": None}, "val.json")
+    assert mapped.ids == (1, 2, -1)
+    with pytest.raises(DataError, match="1 category name .*'god'"):
+        OURS.matched(entries(dog=3), {"dog": "god"}, "val.json")
+    with pytest.raises(DataError, match=r"'dog' \(2 categories here, 1 label\)"):
+        OURS.matched(entries(dog=3, person=4), {"person": "dog"}, "val.json")
+    with pytest.raises(DataError, match="leaves no category"):
+        OURS.matched(entries(dog=3), {"dog": None}, "val.json")
+    with pytest.raises(DataError, match=r"1000 category names .*, '19', 980 more; rename"):
+        OURS.matched([{"id": i, "name": str(i)} for i in range(1000)], {}, "val.json")
+
+
+def test_a_name_twice_is_taken_where_the_ids_agree():
+    twice = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}])
+    same = [{"id": 4, "name": "cell"}, {"id": 0, "name": "cell"}, {"id": 9, "name": "dog"}]
+    assert twice.matched(same, {}, "val.json").ids == (0, 4, 9)
+    for other in ([{"id": 1, "name": "cell"}], [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}], same[:1]):
+        with pytest.raises(DataError, match=r"val.json: 1 category name .*'cell' \([12] categories here, 2 labels\)"):
+            twice.matched(other, {}, "val.json")

@@ -1,0 +1,437 @@
+"""Annotations: read, refused or cleaned."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from retina_dist.data.images import read_image
+from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import DataError, UserError
+
+COCO: dict[str, Any] = {
+    "images": [
+        {"id": 7, "file_name": "a.png", "width": 100, "height": 80},
+        {"id": 3, "file_name": "b.png", "width": 50, "height": 60},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 3, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150, "iscrowd": 0},
+        {"id": 2, "image_id": 7, "category_id": 1, "bbox": [5, 5, 4.5, 5], "area": 20, "iscrowd": 0},
+    ],
+    "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
+}
+
+
+def load(folder: Path, coco: Any, **options: Any) -> Annotations:
+    """`coco` through a file; the pictures are not looked for unless the test says so."""
+    (folder / "a.json").write_text(json.dumps(coco))
+    return load_annotations(folder / "a.json", folder, **{"missing_images": "ignore", **options})
+
+
+def with_boxes(*boxes: list[float], **entry: Any) -> dict[str, Any]:
+    """COCO with these boxes, all in the image of 100 x 80 pixels."""
+    annotations = [{"id": i, "image_id": 7, "category_id": 1, "bbox": b, **entry} for i, b in enumerate(boxes, 1)]
+    return {**COCO, "annotations": annotations}
+
+
+def changed(section: str, **values: Any) -> dict[str, Any]:
+    coco = copy.deepcopy(COCO)
+    coco[section][0].update(values)
+    return coco
+
+
+def test_boxes_follow_their_images(tmp_path: Path):
+    found = load(tmp_path, COCO)
+    assert [(r.image_id, r.path, r.width, r.height) for r in found.records] == [
+        (7, tmp_path / "a.png", 100, 80),
+        (3, tmp_path / "b.png", 50, 60),
+    ]
+    assert [boxes.tolist() for boxes in found.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
+    assert [labels.tolist() for labels in found.labels] == [[0], [1]]  # person has the smaller id
+    assert {boxes.dtype for boxes in found.boxes} == {np.dtype(np.float32)}
+    assert {labels.dtype for labels in found.labels} == {np.dtype(np.int64)}
+    assert found.coco == COCO
+    assert (found.dropped, found.clipped, found.num_crowd, found.warnings) == ({}, 0, 0, [])
+
+
+def test_the_order_within_an_image_is_the_files(tmp_path: Path):
+    annotations = [
+        {"id": i + 1, "image_id": (7, 3)[i % 2], "category_id": 1, "bbox": [i % 40, 0, 5, 5]} for i in range(400)
+    ]
+    for boxes, start in zip(load(tmp_path, {**COCO, "annotations": annotations}).boxes, (0, 1), strict=True):
+        assert boxes[:, 0].tolist() == [i % 40 for i in range(start, 400, 2)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path):
+    boxes = [
+        [10, 10, 20, 20],
+        [10, 10, 0, 20],
+        [10, 10, 20, -1],
+        [100, 10, 20, 20],  # begins where the image ends
+        [-30, 10, 20, 20],
+        [float("nan"), 10, 20, 20],
+        [10, 10, float("inf"), 20],
+        [99.99999999, 10, 20, 20],  # what is left of it is nothing in float32
+        [90, 70, 20, 20],
+        [-5, -5, 200, 200],
+        [0, 0, 1e308, 1e308],
+        [1e308, 0, 1e308, 5],
+    ]
+    found = load(tmp_path, with_boxes(*boxes))
+    assert found.boxes[0].tolist() == [[10, 10, 30, 30], [90, 70, 100, 80], [0, 0, 100, 80], [0, 0, 100, 80]]
+    assert found.dropped == {"not finite": 2, "zero or negative size": 2, "outside the image": 4}
+    assert found.clipped == 3
+    assert len(found.coco["annotations"]) == len(boxes)  # the evaluator judges by what the file says
+    assert found.coco["annotations"][8]["bbox"] == [90, 70, 20, 20]
+
+
+def test_crowd_regions_are_judged_by_and_not_trained_on(tmp_path: Path):
+    found = load(tmp_path, with_boxes([10, 10, 20, 20], [10, 10, 0, 0], iscrowd=1))
+    assert found.num_crowd == 2
+    assert found.dropped == {}  # a crowd region is no dropped box
+    assert sum(map(len, found.boxes)) == 0
+    assert len(found.coco["annotations"]) == 2
+
+
+def test_what_coco_may_leave_out_is_filled_in(tmp_path: Path):
+    coco = {**COCO, "annotations": [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 3, x]} for x in (2, 5)]}
+    assert [(a["id"], a["area"], a["iscrowd"]) for a in load(tmp_path, coco).coco["annotations"]] == [
+        (1, 6, 0),
+        (2, 15, 0),
+    ]
+
+
+@pytest.mark.parametrize("backend", installed_backends())
+def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, backend: Any):
+    """A perfect detector has AP 1 whatever `iscrowd` and `area` say of a sound box."""
+    values = [
+        {"iscrowd": 0.0},
+        {"iscrowd": False},
+        {"area": -1},
+        {"area": math.nan},
+        {"area": math.inf},
+        {"area": 2e10},
+    ]
+    for value in values:
+        found = load(tmp_path, with_boxes([10, 10, 20, 20], [50, 10, 20.5, 10], **value))
+        assert [(type(a["iscrowd"]), a["iscrowd"], a["area"]) for a in found.coco["annotations"]] == [
+            (int, 0, 400),
+            (int, 0, 205),
+        ]
+        text = f"2 areas that no metric can use (annotation 1: {value.get('area')}, annotation 2: {value.get('area')})"
+        assert found.warnings == (
+            [f"{tmp_path}/a.json: {text}; width x height is taken instead"] if "area" in value else []
+        )
+        rows = np.array([[7, 10, 10, 20, 20, 0.9, 1], [7, 50, 10, 20.5, 10, 0.8, 1]], dtype=np.float64)
+        assert evaluate_rows(found.coco, rows, backend=backend).stats["AP"] == pytest.approx(1)
+    for box in ([10, 10, -5, 20], [10, 10, math.inf, 20], [10, 10, math.nan, 20]):  # missed by any detector
+        found = load(tmp_path, with_boxes([10, 10, 20, 20], box))
+        assert found.coco["annotations"][1]["area"] == 0
+        assert evaluate_rows(found.coco, rows[:1], backend=backend).stats["AR100"] == pytest.approx(0.5)
+
+
+def test_annotation_ids_leave_out_zero(tmp_path: Path):
+    """Evaluators mark a detection with the id it matched, 0 for none: with id 0 a perfect detector misses a box."""
+    coco = copy.deepcopy(COCO)
+    coco["annotations"][1]["id"] = 0
+    assert [a["id"] for a in load(tmp_path, coco).coco["annotations"]] == [1, 2]
+    coco["annotations"][1]["id"] = 9
+    assert [a["id"] for a in load(tmp_path, coco).coco["annotations"]] == [1, 9]
+
+
+def test_images_without_boxes(tmp_path: Path):
+    coco = {**COCO, "annotations": COCO["annotations"][:1]}
+    assert [len(boxes) for boxes in load(tmp_path, coco).boxes] == [0, 1]
+    found = load(tmp_path, coco, keep_empty=False)
+    assert [r.image_id for r in found.records] == [3]
+    assert [len(boxes) for boxes in found.boxes] == [1]
+    assert found.labels[0].tolist() == [1]
+    assert "1 image without boxes" in found.warnings[0]
+
+
+def test_no_image_and_no_annotation(tmp_path: Path):
+    assert [b.shape for b in load(tmp_path, {**COCO, "annotations": []}).boxes] == [(0, 4), (0, 4)]
+    assert load(tmp_path, {**COCO, "images": [], "annotations": []}).records == ()
+
+
+def test_missing_pictures(tmp_path: Path):
+    Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
+    with pytest.raises(DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"):
+        load(tmp_path, COCO, missing_images="error")
+    found = load(tmp_path, COCO, missing_images="skip")
+    assert [r.image_id for r in found.records] == [3]
+    assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
+    assert len(found.coco["images"]) == 2  # a picture that was not looked at counts as missed
+    assert "1 of 2 images" in found.warnings[0]
+    assert load(tmp_path, COCO, missing_images="ignore").warnings == []
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "dir", "b.png/a.png"])
+def test_names_that_no_picture_has(tmp_path: Path, name: str):
+    Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
+    (tmp_path / "dir").mkdir()
+    with pytest.raises(DataError, match="1 of 2 images are not in"):
+        load(tmp_path, changed("images", file_name=name), missing_images="error")
+    assert len(load(tmp_path, changed("images", file_name=name), missing_images="skip").records) == 1
+
+
+def test_many_missing_pictures_are_not_all_named(tmp_path: Path):
+    images = [{"id": i, "file_name": f"{i}.png", "width": 9, "height": 9} for i in range(9)]
+    with pytest.raises(DataError, match=r"9 of 9 images are not in .*: 0.png, 1.png, 2.png, 3.png, 4.png, …; "):
+        load(tmp_path, {**COCO, "images": images, "annotations": []}, missing_images="error")
+
+
+def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
+    Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
+    turned = Image.new("RGB", (60, 50))
+    turned.getexif()[0x0112] = 6
+    turned.save(tmp_path / "b.png", exif=turned.getexif())
+    coco = copy.deepcopy(COCO)
+    for image in coco["images"]:
+        del image["width"], image["height"]
+    found = load(tmp_path, coco, missing_images="error")
+    assert [(r.width, r.height) for r in found.records] == [(100, 80), (50, 60)]
+    assert len(found.warnings) == 1
+    (tmp_path / "b.png").write_text("no picture")
+    ignored = load(tmp_path, coco)
+    assert [(r.width, r.height) for r in ignored.records] == [(0, 0), (0, 0)]  # nobody looked
+    assert [boxes.tolist() for boxes in ignored.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
+    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is no readable picture"):
+        load(tmp_path, coco, missing_images="error")
+
+
+@pytest.mark.parametrize(
+    ("coco", "message"),
+    [
+        ([], "holds a JSON list"),
+        ({}, "has no list 'images'"),
+        ({**COCO, "annotations": {}}, "has no list 'annotations'"),
+        ({**COCO, "images": [3]}, "an entry of 'images' is no object"),
+        ({**COCO, "categories": []}, "has no category"),
+        ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
+        ({**COCO, "annotations": COCO["annotations"][:1] * 2}, "id 1 stands 2 times in 'annotations'"),
+        ({**COCO, "categories": COCO["categories"] * 3}, "stands 3 times in 'categories'"),
+        (changed("images", id="7"), "an entry of 'images' has id '7'"),
+        (changed("images", id=2**60), "an entry of 'images' has id"),
+        (changed("images", file_name=None), "image 7 has no file_name"),
+        (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
+        (changed("images", file_name="x\\..\\..\\a.png"), "which is outside the images folder"),
+        (changed("images", file_name="C:\\photos\\a.png"), "which is outside the images folder"),
+        (changed("images", file_name="/etc/passwd"), "which is outside the images folder"),
+        (changed("images", width=0), "image 7 has width 0"),
+        (changed("images", height="80"), "image 7 has height 80"),
+        (changed("images", height=10**400), "image 7 has height 1000"),
+        (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
+        (changed("annotations", image_id=[3]), r"annotation 1 is of image \[3\], which is not listed"),
+        (changed("annotations", category_id=2), "annotation 1 is of category 2, which is not listed"),
+        (changed("annotations", category_id=None), "annotation 1 is of category None, which is not listed"),
+        (changed("annotations", bbox=[1, 2, 3]), r"annotation 1 has bbox \[1, 2, 3\], not"),
+        (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
+        (changed("annotations", bbox=[1, 2, 10**400, 4]), "annotation 1 has bbox"),
+        (changed("annotations", area="big"), "annotation 1 has area big"),
+        (changed("annotations", iscrowd=2), "annotation 1 has iscrowd 2"),
+        (changed("categories", name=5), "category 18 has no name"),
+        (changed("categories", name="a\x1b[2Jb"), "category 18 has no name that is text without control characters"),
+        (changed("images", file_name="a\nb.png"), "image 7 has no file_name that is text without control characters"),
+        (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
+    ],
+)
+def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
+    with pytest.raises(DataError, match=f"a.json.*{message}"):
+        load(tmp_path, coco)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"])
+def test_files_that_are_no_json(tmp_path: Path, content: bytes):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DataError, match="a.json is no readable JSON"):
+        load_annotations(tmp_path / "a.json", tmp_path)
+
+
+def test_files_that_are_not_there(tmp_path: Path):
+    with pytest.raises(DataError, match="a.json does not exist"):
+        load_annotations(tmp_path / "a.json", tmp_path)
+    with pytest.raises(DataError, match="data.format=yolo is unknown"):
+        load_annotations(tmp_path, tmp_path, format="yolo")  # type: ignore[arg-type]
+
+
+def test_no_value_of_any_type_ends_in_a_traceback(tmp_path: Path):
+    values = [None, True, -1, 0, 1.5, "1", [], [1], {}, 10**20, 10**400, float("nan"), float("inf"), "\0", "../x"]
+    for section, entries in COCO.items():
+        for key in entries[0]:
+            for value in values:
+                for mapping in ("contiguous", "category_id"):
+                    try:
+                        load(tmp_path, changed(section, **{key: value}), label_mapping=mapping)
+                    except UserError as error:
+                        assert "a.json" in str(error)  # noqa: PT017
+
+
+def test_validation_takes_the_labels_of_training(tmp_path: Path):
+    train = Categories((1, 2, 18), ("person", "bicycle", "dog"))
+    found = load(tmp_path, COCO, categories=train)
+    assert (found.categories.ids, found.categories.names) == ((1, -1, 18), train.names)
+    assert [labels.tolist() for labels in found.labels] == [[0], [2]]
+    assert found.warnings == []
+    with pytest.raises(DataError, match=r"a.json: 1 category name of it .*'dog'; rename"):
+        load(tmp_path, COCO, categories=Categories((1,), ("person",)))
+
+
+def test_names_decide_between_files(tmp_path: Path):
+    """The same classes under the ids of an alphabetical export."""
+    train = Categories((1, 18), ("person", "dog"))
+    other = copy.deepcopy(COCO)
+    for entry in [*other["categories"], *other["annotations"]]:
+        key = "id" if "name" in entry else "category_id"
+        entry[key] = {18: 1, 1: 2}[entry[key]]
+    found, expected = (load(tmp_path, coco, categories=train) for coco in (other, COCO))
+    assert [labels.tolist() for labels in found.labels] == [labels.tolist() for labels in expected.labels] == [[0], [1]]
+    assert found.categories.ids == (2, 1)
+    assert "a.json gives other ids to the same category names; the names decide" in found.warnings[0]
+    assert found.coco == other  # the metric sees the file as it is
+
+
+def test_a_category_map_renames_and_leaves_out(tmp_path: Path):
+    train = Categories((5,), ("human",))
+    found = load(tmp_path, COCO, categories=train, category_map={"person": "human", "dog": None})
+    assert (found.categories.ids, found.categories.names) == ((1,), ("human",))
+    assert [labels.tolist() for labels in found.labels] == [[0], []]
+    assert [entry["name"] for entry in found.coco["categories"]] == ["person"]
+    assert [entry["id"] for entry in found.coco["annotations"]] == [2]
+    assert len(found.coco["images"]) == 2
+
+
+NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)
+SIDES = st.integers(1, 100)
+
+
+@st.composite
+def annotation_files(draw: st.DrawFn) -> dict[str, Any]:
+    """COCO dicts that are right in form: ids with gaps, in any order; boxes of any numbers."""
+    ids = st.lists(st.integers(0, 2**53), unique=True, max_size=4)
+    images = [{"id": i, "file_name": f"{i}.png", "width": draw(SIDES), "height": draw(SIDES)} for i in draw(ids)]
+    categories = [{"id": i, "name": str(i)} for i in draw(ids) or [5]]
+    annotations = [
+        {
+            "id": i,
+            "image_id": draw(st.sampled_from(images))["id"],
+            "category_id": draw(st.sampled_from(categories))["id"],
+            "bbox": [draw(NUMBERS) for _ in range(4)],
+            "area": draw(st.floats(0, 1e10) | st.integers(0, 9)),
+            "iscrowd": int(draw(st.integers(0, 9)) == 0),
+        }
+        for i in draw(st.lists(st.integers(1, 2**53), unique=True, max_size=8 if images else 0))
+    ]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def cleaned(box: list[float], width: int, height: int) -> list[np.float32] | None:
+    """One box the plain way: its corners within the image as float32, None if nothing is left to learn from."""
+    x, y, w, h = box
+    if not all(map(math.isfinite, box)) or w <= 0 or h <= 0:
+        return None
+    corners = (max(x, 0), max(y, 0), min(x + w, width), min(y + h, height))
+    left, top, right, bottom = (np.float32(min(max(c, 0), 2**31)) for c in corners)
+    return [left, top, right, bottom] if left < right and top < bottom else None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("property")
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(coco=annotation_files())
+def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, Any]):
+    found = load(folder, coco)
+    label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in coco["categories"]))}
+    assert [r.image_id for r in found.records] == [image["id"] for image in coco["images"]]
+    for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+        own = [a for a in coco["annotations"] if a["image_id"] == record.image_id and not a["iscrowd"]]
+        pairs = [(cleaned(a["bbox"], record.width, record.height), label_of[a["category_id"]]) for a in own]
+        assert boxes.tolist() == [box for box, _ in pairs if box]
+        assert labels.tolist() == [label for box, label in pairs if box]
+    assert found.num_crowd == sum(a["iscrowd"] for a in coco["annotations"])
+    kept = sum(map(len, found.boxes))
+    assert kept + found.num_crowd + sum(found.dropped.values()) == len(coco["annotations"])
+    assert 0 <= found.clipped <= kept
+    assert json.dumps(found.coco) == json.dumps(coco)  # NaN is not NaN otherwise
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*COCO, "id", "bbox"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(content=JSON)
+def test_any_json_is_read_or_refused(folder: Path, content: Any):
+    for coco in (
+        content,
+        {**COCO, "images": content},
+        {**COCO, "annotations": content},
+        {**COCO, "categories": content},
+    ):
+        try:
+            load(folder, coco)
+        except DataError as error:
+            assert "a.json" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("folder", "split", "images", "boxes", "crowd", "dropped"),
+    [
+        ("coco-mini", "train", 128, 929, 10, {}),
+        ("coco-mini", "val", 50, 377, 5, {}),
+        ("bccd", "train", 205, 2804, 0, {"zero or negative size": 1}),
+        ("bccd", "val", 87, 1137, 0, {"zero or negative size": 1}),
+        ("keras-retinanet-testdata/coco", "train", 1, 4, 0, {}),
+        ("keras-retinanet-testdata/coco", "val", 1, 19, 0, {}),
+    ],
+)
+def test_real_sets(
+    real_data: Path, folder: str, split: str, images: int, boxes: int, crowd: int, dropped: dict[str, int]
+):
+    found = load_annotations(*find_split(real_data / folder, split))
+    assert (len(found.records), sum(map(len, found.boxes)), found.num_crowd) == (images, boxes, crowd)
+    assert (found.dropped, found.clipped, found.warnings) == (dropped, 0, [])
+    for record, inside in list(zip(found.records, found.boxes, strict=True))[:20]:
+        assert read_image(record.path, (record.width, record.height)).shape == (3, record.height, record.width)
+        assert (inside >= 0).all()
+        assert (inside <= np.tile((record.width, record.height), 2)).all()
+        assert (inside[:, :2] < inside[:, 2:]).all()
+
+
+def test_zero_height_boxes_of_coco_itself(tmp_path: Path, real_data: Path):
+    content = json.loads((real_data / "degenerate-boxes" / "known_degenerate.json").read_text())
+    record, second = content["records"][0], content["second_box_only"]
+    coco = {
+        "images": [
+            {"id": record["image_id"], "file_name": "a.jpg", "width": 640, "height": 480},
+            {"id": 550395, "file_name": "b.jpg", "width": 640, "height": 429},
+        ],
+        "annotations": [record, {**record, "id": 919, "image_id": 550395, "bbox": second["bbox"]}],
+        "categories": [{"id": record["category_id"], "name": "hot dog"}],
+    }
+    found = load(tmp_path, coco)
+    assert found.dropped == {"zero or negative size": 2}
+    assert [len(boxes) for boxes in found.boxes] == [0, 0]
+    assert found.coco["annotations"] == coco["annotations"]

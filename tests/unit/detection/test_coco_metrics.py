@@ -1,0 +1,343 @@
+"""The corners of COCO's protocol, on all evaluators, and a validation set shared out over ranks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from retina_dist.detection import coco_metrics as module
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.coco_metrics import (
+    EVALUATORS,
+    STATS,
+    Backend,
+    CocoEvaluator,
+    evaluate_rows,
+    installed_backends,
+    read_results,
+    rows_of_results,
+)
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.skipif(name not in installed_backends(), reason=f"{name} is not installed"))
+    for name in EVALUATORS
+]
+CAT, DOG, NEWT = 3, 7, 9
+NEIGHBOURS = (2**24, 2**24 + 1)  # the first two whole numbers that float32 cannot tell apart
+RIGHT, WRONG = [10.0, 10.0, 50.0, 50.0], [120.0, 120.0, 40.0, 40.0]
+
+
+def box(image: int, category: int, bbox: Sequence[float], crowd: int = 0) -> dict[str, Any]:
+    return {
+        "image_id": image,
+        "category_id": category,
+        "bbox": list(bbox),
+        "area": bbox[2] * bbox[3],
+        "iscrowd": crowd,
+    }
+
+
+def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "images": [{"id": i, "width": 200, "height": 200} for i in image_ids],
+        "categories": [{"id": CAT, "name": "cat"}, {"id": DOG, "name": "dog"}, {"id": NEWT, "name": "newt"}],
+        "annotations": [{"id": number} | entry for number, entry in enumerate(boxes, start=1)],
+    }
+
+
+def rows_of(*rows: tuple[int, Sequence[float], float, int]) -> np.ndarray:
+    """(image, box, score, category) each."""
+    return np.array([[image, *bbox, score, category] for image, bbox, score, category in rows], dtype=np.float64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_detected_is_zero_where_there_is_something_to_find(backend: Backend) -> None:
+    truth = truth_of([1], box(1, CAT, RIGHT), box(1, DOG, WRONG, crowd=1))
+    result = evaluate_rows(truth, np.zeros((0, 7)), backend=backend)
+    # 50 x 50 = 2500 is a medium area; a class of nothing but crowds has nothing to find.
+    assert {k: v for k, v in result.stats.items() if k[2:] not in ("s", "l")} == dict.fromkeys(
+        ("AP", "AP50", "AP75", "APm", "AR1", "AR10", "AR100", "ARm"), 0.0
+    )
+    assert [result.stats[k] for k in ("APs", "APl", "ARs", "ARl")] == [-1.0] * 4
+    assert result.per_class == {"cat": 0.0, "dog": None, "newt": None}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_find(backend: Backend) -> None:
+    result = evaluate_rows(truth_of([1]), rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
+    assert result.stats == dict.fromkeys(STATS, -1.0)
+    assert set(result.per_class.values()) == {None}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("crowd", "expected"), [(1, 1.0), (0, 1 / 3)])
+def test_detections_inside_a_crowd_cost_nothing(backend: Backend, crowd: int, expected: float) -> None:
+    """Two boxes inside WRONG, ahead of the right one: ignored in a crowd, else precision is 1/3."""
+    other = box(1, CAT if crowd else DOG, WRONG, crowd)
+    truth = truth_of([1], box(1, CAT, RIGHT), other)
+    inside = [[120.0, 120.0, 10.0, 10.0], [140.0, 140.0, 20.0, 20.0]]  # IoU with WRONG below 0.3
+    rows = rows_of(*((1, bbox, 0.9, CAT) for bbox in inside), (1, RIGHT, 0.5, CAT))
+    assert evaluate_rows(truth, rows, backend=backend).per_class["cat"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("ahead", "expected"), [(99, 1.0), (100, 0.0)])
+def test_only_the_hundred_best_of_an_image_count(backend: Backend, ahead: int, expected: float) -> None:
+    wrong = [(1, WRONG, 0.9 - i / 1000, CAT) for i in range(ahead)]
+    result = evaluate_rows(truth_of([1], box(1, CAT, RIGHT)), rows_of(*wrong, (1, RIGHT, 0.1, CAT)), backend=backend)
+    assert result.stats["AR100"] == expected
+    assert result.stats["AR10"] == 0.0
+    assert result.stats["AP"] == pytest.approx(expected / (ahead + 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_that_float32_cannot_tell_apart(backend: Backend) -> None:
+    truth = truth_of(NEIGHBOURS, box(NEIGHBOURS[0], CAT, RIGHT), box(NEIGHBOURS[1], CAT, WRONG))
+    straight = rows_of((NEIGHBOURS[0], RIGHT, 0.9, CAT), (NEIGHBOURS[1], WRONG, 0.8, CAT))
+    crossed = rows_of((NEIGHBOURS[1], RIGHT, 0.9, CAT), (NEIGHBOURS[0], WRONG, 0.8, CAT))
+    assert evaluate_rows(truth, straight, backend=backend).stats["AP"] == pytest.approx(1.0)
+    assert evaluate_rows(truth, crossed, backend=backend).stats["AP"] == 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_some_images_equal_a_ground_truth_of_those_images(real_data: Path, backend: Backend) -> None:
+    truth = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
+    rows = rows_of_results(read_results(real_data / "real-detections" / "yolox_nano_tiny_coco100_val2017.json"), truth)
+    some = [image["id"] for image in truth["images"]][::3]
+    cut = {
+        **truth,
+        "images": [image for image in truth["images"] if image["id"] in some],
+        "annotations": [entry for entry in truth["annotations"] if entry["image_id"] in some],
+    }
+    by_argument = evaluate_rows(truth, rows, image_ids=some, backend=backend)
+    by_truth = evaluate_rows(cut, rows[np.isin(rows[:, 0], some)], backend=backend)
+    assert by_argument.stats == pytest.approx(by_truth.stats, abs=1e-12)
+    np.testing.assert_array_equal(by_argument.precision, by_truth.precision)
+    assert by_argument.stats["AP"] != pytest.approx(evaluate_rows(truth, rows, backend=backend).stats["AP"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
+    """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""
+    rng = np.random.default_rng(seed)
+    images = [0, *NEIGHBOURS, 2**53, 5, 6][: rng.integers(1, 7)]
+    boxes = []
+    for number in range(rng.integers(0, 40)):
+        bbox = [*rng.uniform(0, 80, 2), *rng.choice([5.0, 31.9, 32.0, 64.0, 96.0, 120.0], 2)]
+        crowd = int(rng.random() < 0.15)
+        boxes.append(box(int(rng.choice(images)), int(rng.choice([CAT, DOG])), bbox, crowd) | {"id": number})
+    rows = [
+        (
+            entry["image_id"],
+            np.array(entry["bbox"]) + rng.choice([0.0, 3.0], 4),
+            rng.integers(1, 9) / 8,
+            entry["category_id"],
+        )
+        for entry in boxes * int(rng.integers(0, 8))
+    ]
+    rows += [(99, RIGHT, 0.9, CAT), (images[0], RIGHT, 0.9, 1)][: rng.integers(0, 3)]
+    rng.shuffle(rows)  # type: ignore[arg-type]
+    some = None if rng.random() < 0.7 else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
+    arrays = rows_of(*rows).reshape(-1, 7)  # type: ignore[arg-type]
+    found, expected = (
+        evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, backend=name)  # type: ignore[arg-type]
+        for name in (backend, "pycocotools")
+    )
+    tolerance = 1e-12 if backend == "faster-coco-eval" else 0.0
+    assert found.stats == pytest.approx(expected.stats, rel=0, abs=tolerance)
+    np.testing.assert_allclose(found.precision, expected.precision, rtol=0, atol=tolerance)
+
+
+def test_the_fastest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(EVALUATORS)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name.replace("_", "-") in found)
+    assert installed_backends() == ["ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
+    found.remove("ultrafast-pycocotools")
+    assert installed_backends() == ["faster-coco-eval", "pycocotools"]
+
+
+def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVALUATORS, "faster-coco-eval", (("no_such_module", "COCO"), ("no_such_module", "COCOeval")))
+    with pytest.raises(ConfigError, match="pip install faster-coco-eval"):
+        evaluate_rows(truth_of([1]), np.zeros((0, 7)), backend="faster-coco-eval")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_ground_truth_is_left_as_it_was(backend: Backend) -> None:
+    truth = truth_of([1], box(1, CAT, RIGHT))
+    before = copy.deepcopy(truth)
+    evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
+    assert truth == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_silence(backend: Backend, capfd: pytest.CaptureFixture[str]) -> None:
+    evaluate_rows(truth_of([1], box(1, CAT, RIGHT)), rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"score": None},
+        {"score": float("nan")},
+        {"score": "0.5"},
+        {"bbox": [1, 2, 3, float("inf")]},
+        {"bbox": [1, None, 3, 4]},
+        {"bbox": [1, 2, 3, 10**400]},
+        {"image_id": [1]},
+        {"category_id": None},
+    ],
+    ids=["null", "NaN", "text", "Infinity", "null in box", "too large", "list", "null category"],
+)
+def test_results_that_are_no_numbers_are_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    good = {"image_id": 1, "category_id": CAT, "bbox": [1, 2, 3, 4], "score": 0.5}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([good, good | values]))
+    with pytest.raises(DataError, match=r"results\.json: entry 1 "):
+        rows_of_results(read_results(path), truth_of([1]))
+
+
+class Rank(SingleDeviceStrategy):
+    """One rank of a job, run on its own: it keeps what it sends and receives what all ranks sent before."""
+
+    def __init__(self, rank: int, sent: list[list[Tensor]] | None = None) -> None:
+        super().__init__("cpu")
+        self._rank, self._all_sent = rank, sent
+        self.sent: list[Tensor] = []
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return 2
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self.sent.append(x)
+        return [x] if self._all_sent is None else [sent[len(self.sent) - 1] for sent in self._all_sent]
+
+    def all_reduce(self, x: Tensor, op: str = "mean") -> Tensor:
+        assert op == "sum"
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return torch.cat(self._exchange(rows))
+
+
+class Sees(torch.nn.Module):
+    """Finds RIGHT, a cat, in every image; `loss` is both losses of every batch."""
+
+    def __init__(self, loss: float = 1.0) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def evaluate(self, batch: Batch) -> Any:
+        assert not self.training
+        assert torch.is_inference_mode_enabled()
+        x, y, width, height = RIGHT
+        found = {
+            "boxes": torch.tensor([[x, y, x + width, y + height]]),
+            "scores": torch.tensor([0.9]),
+            "labels": torch.tensor([0]),
+        }
+        loss = torch.tensor(self.loss)
+        return {"classification": loss, "bbox_regression": loss}, [found] * len(batch)
+
+
+def batch_of(*image_ids: int) -> Batch:
+    n = len(image_ids)
+    return Batch(
+        images=torch.zeros(n, 3, 8, 8, dtype=torch.uint8),
+        image_sizes=torch.full((n, 2), 8),
+        original_sizes=torch.full((n, 2), 200),
+        image_ids=torch.tensor(image_ids, dtype=torch.int64),
+        boxes=torch.zeros(n, 1, 4),
+        labels=torch.zeros(n, 1, dtype=torch.int64),
+        num_boxes=torch.zeros(n, dtype=torch.int64),
+    )
+
+
+def evaluate_on_two_ranks(
+    truth: dict[str, Any], shares: list[list[Batch]]
+) -> tuple[list[dict[str, float]], CocoEvaluator]:
+    """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are 4."""
+
+    def run(rank: int, sent: list[list[Tensor]] | None) -> tuple[Rank, CocoEvaluator, dict[str, float]]:
+        strategy = Rank(rank, sent)
+        categories = Categories.from_coco(truth["categories"])
+        evaluator = CocoEvaluator(
+            annotations_coco=truth, categories=categories, batches=lambda: shares[rank], strategy=strategy
+        )
+        return strategy, evaluator, evaluator(Sees(loss=[1.0, 4.0][rank]))
+
+    sent = [run(rank, None)[0].sent for rank in range(2)]
+    (_, evaluator, first), (_, _, second) = (run(rank, sent) for rank in range(2))
+    return [first, second], evaluator
+
+
+TRUTH = truth_of([1, 2, *NEIGHBOURS], *(box(i, CAT, RIGHT) for i in (1, 2, *NEIGHBOURS)))
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[batch_of(1, NEIGHBOURS[1]), batch_of(2)], [batch_of(NEIGHBOURS[0])]],
+        [[batch_of(1, 2), batch_of(*NEIGHBOURS)], []],
+        [[], [batch_of(1, 2), batch_of(*NEIGHBOURS)]],
+    ],
+    ids=["uneven", "none on rank 1", "none on rank 0"],
+)
+def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
+    (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
+    assert first == second
+    assert first["coco/AP"] == pytest.approx(1.0)
+    assert evaluator.last_rows is not None
+    assert evaluator.last_rows[:, 0].tolist() == [1, 2, *NEIGHBOURS]
+    images = [sum(map(len, share)) for share in shares]
+    mean = (1.0 * images[0] + 4.0 * images[1]) / 4  # every image weighs the same, wherever it was
+    assert first["val/loss_classification"] == pytest.approx(mean)
+    assert first["val/loss"] == pytest.approx(2 * mean)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[batch_of(1, 2)], [batch_of(*NEIGHBOURS, 1)]],
+        [[batch_of(1, 2), batch_of(*NEIGHBOURS), batch_of(2)], []],
+        [[batch_of(1, 1, 2)], [batch_of(*NEIGHBOURS)]],
+    ],
+    ids=["on two ranks", "in two batches", "in one batch"],
+)
+def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
+    """Its second copy would be a false positive: the right box is taken."""
+    (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
+    assert evaluator.last_rows is not None
+    assert evaluator.last_rows.shape == (4, 7)
+    assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
+
+
+def test_the_model_is_put_back_in_its_mode() -> None:
+    for training in (True, False):
+        model = Sees().train(training)
+        evaluator = CocoEvaluator(
+            annotations_coco=TRUTH,
+            categories=Categories.from_coco(TRUTH["categories"]),
+            batches=lambda: [batch_of(1)],
+            strategy=SingleDeviceStrategy("cpu"),
+        )
+        evaluator(model)
+        assert model.training is training

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retina_dist.detection.data.collate import Sample, collate
+
+
+def sample(height: int, width: int, count: int, image_id: int = 1) -> Sample:
+    image = torch.full((3, height, width), 10 + image_id, dtype=torch.uint8)
+    boxes = torch.arange(count * 4, dtype=torch.float32).reshape(count, 4)
+    return Sample(image, boxes, torch.arange(count) + 1, image_id, (height * 2, width * 2))
+
+
+def test_images_lie_top_left_on_zeros():
+    batch = collate([sample(4, 6, 1, image_id=1), sample(8, 5, 0, image_id=2)], (8, 8))
+    expected = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    expected[0, :, :4, :6] = 11
+    expected[1, :, :8, :5] = 12
+    assert torch.equal(batch.images, expected)
+    assert batch.images.dtype == torch.uint8
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert batch.image_sizes.tolist() == [[4, 6], [8, 5]]
+    assert batch.original_sizes.tolist() == [[8, 12], [16, 10]]
+    assert batch.image_ids.tolist() == [1, 2]
+
+
+def test_boxes_are_padded_with_unit_boxes():
+    batch = collate([sample(4, 4, 2), sample(4, 4, 0)], (4, 4))
+    assert batch.num_boxes.tolist() == [2, 0]
+    assert batch.boxes.shape == (2, 8, 4)
+    assert batch.boxes[0, :2].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (batch.boxes[0, 2:] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
+    assert (batch.boxes[1] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
+    assert batch.labels[0].tolist() == [1, 2, 0, 0, 0, 0, 0, 0]
+    assert batch.boxes.dtype == torch.float32
+    for name in ("image_sizes", "original_sizes", "image_ids", "labels", "num_boxes"):
+        assert getattr(batch, name).dtype == torch.int64, name
+
+
+@pytest.mark.parametrize(("most", "rows"), [(0, 8), (1, 8), (8, 8), (9, 16), (17, 32)])
+def test_number_of_box_rows_is_a_power_of_two(most, rows):
+    assert collate([sample(4, 4, most), sample(4, 4, 0)], (4, 4)).boxes.shape[1] == rows
+
+
+def test_padding_rows_are_not_shared():
+    batch = collate([sample(4, 4, 0), sample(4, 4, 0)], (4, 4))
+    batch.boxes[0, 0] = 5
+    assert batch.boxes[1, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_weight_and_warnings_pass_through():
+    batch = collate([sample(4, 4, 0)], (4, 4), 0.25, ["a.jpg is broken"])
+    assert batch.weight == 0.25
+    assert batch.warnings == ("a.jpg is broken",)
+    assert collate([sample(4, 4, 0)], (4, 4)).weight == 1.0
+    assert len(batch) == 1
+
+
+def test_large_image_ids_stay_exact():
+    assert collate([sample(4, 4, 0, image_id=0)._replace(image_id=2**53 + 1)], (4, 4)).image_ids.item() == 2**53 + 1
+
+
+def test_image_larger_than_the_canvas_is_refused():
+    with pytest.raises(RuntimeError):
+        collate([sample(9, 4, 0)], (8, 8))

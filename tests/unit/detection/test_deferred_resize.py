@@ -1,0 +1,226 @@
+"""Flips and the resize on the device: against interpolate, torchvision's own transform, and the data workers' way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from retina_dist.data.images import ORIENTATION_TAG, SWAPPING
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.data.collate import Sample, collate, collate_raw
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.deferred_resize import RawBatch, resize_batch
+from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.errors import ConfigError
+from tests.unit.detection.test_module import make_annotations, make_module
+
+NO_FLIP = torch.zeros(1, 2, dtype=torch.bool)
+
+
+def noise(*sizes: tuple[int, int]) -> torch.Tensor:
+    """Random pixels in a tensor with room for all sizes; what is outside each image must not matter."""
+    generator = torch.Generator().manual_seed(0)
+    height, width = max(h for h, _ in sizes), max(w for _, w in sizes)
+    images = torch.randint(0, 256, (len(sizes), height, width, 3), dtype=torch.uint8, generator=generator)
+    return images.permute(0, 3, 1, 2)
+
+
+def test_two_pixels_become_four_by_hand():
+    images = torch.tensor([[0, 100]], dtype=torch.uint8).expand(1, 3, 1, 2)
+    found = resize_batch(images, torch.tensor([[1, 2]]), torch.tensor([[2, 4]]), NO_FLIP, (3, 5))
+    # centres at -0.25 (so 0), 0.25, 0.75 and 1.25 (the last pixel) of the stored ones
+    assert found[0, 0].tolist() == [[0, 25, 75, 100, 0], [0, 25, 75, 100, 0], [0, 0, 0, 0, 0]]
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True), (True, True)])
+def test_each_image_is_what_interpolate_makes_of_it(flips):
+    sizes = [(48, 64), (43, 64), (33, 50), (1, 7), (60, 70), (48, 64), (2, 1)]
+    targets = [(80, 106), (80, 119), (80, 121), (5, 9), (30, 35), (48, 64), (120, 60)]
+    images = noise(*sizes)
+    turned = torch.tensor([flips] * len(sizes))
+    found = resize_batch(images, torch.tensor(sizes), torch.tensor(targets), turned, (128, 128))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for image, (h, w), (height, width), out in zip(images, sizes, targets, found, strict=True):
+        axes = [axis for axis, flip in zip((1, 2), flips, strict=True) if flip]
+        stored = image[:, :h, :w].flip(axes).float()
+        expected = interpolate(stored[None], size=(height, width), mode="bilinear", align_corners=False)[0]
+        torch.testing.assert_close(out[:, :height, :width], expected, atol=255e-6, rtol=0)
+        assert not out[:, height:].any()
+        assert not out[:, :, width:].any()
+
+
+def test_normalised_it_is_torchvisions_own_input():
+    """Resize, normalisation and padding of the detectors that torchvision trained."""
+    sizes = [(48, 64), (43, 64), (64, 40)]
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    theirs = GeneralizedRCNNTransform(80, 133, model.transform.image_mean, model.transform.image_std)
+    images = noise(*sizes)
+    stored = [image[:, :h, :w] for image, (h, w) in zip(images, sizes, strict=True)]
+    expected, _ = theirs([image / 255 for image in stored])
+    canvas = tuple(expected.tensors.shape[-2:])
+    transform = EvalTransform(max_size=133)
+    samples = []
+    for image in stored:
+        ready = transform.unresized(image, torch.zeros(0, 4), torch.zeros(0), min_size=80, canvas=canvas).for_device()
+        samples.append(Sample(ready.image, ready.boxes, ready.labels, 1, image.shape[1:], ready.size, ready.flips))
+    batch = collate_raw(samples, canvas).to("cpu")
+    assert batch.image_sizes.tolist() == [list(size) for size in expected.image_sizes]
+    torch.testing.assert_close(model.normalized(batch), expected.tensors, atol=1.5e-5, rtol=0)
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_operations_do_not_grow_with_the_batch_and_none_waits():
+    counts = []
+    for count in (1, 8):
+        sizes = torch.tensor([(30, 40)] * count)
+        with Operations() as seen:
+            resize_batch(noise(*[(30, 40)] * count), sizes, sizes * 2, NO_FLIP.expand(count, 2), (64, 96))
+        counts.append([name for name in seen.names if "view" not in name and "empty" not in name])
+    assert counts[0] == counts[1]
+    waiting = ("_local_scalar_dense", "nonzero", "equal.default", "masked_select", "lift_fresh", "unique")
+    assert not [name for name in counts[0] if any(word in name for word in waiting)]
+
+
+# the batch
+
+
+def datasets(folder, transform, **settings):
+    annotations = make_annotations(folder)
+    return [DetectionDataset(annotations, transform, seed=3, resize=r, **settings) for r in ("workers", "device")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hflip": 0.0},
+        {"hflip": 1.0},
+        {"hflip": 0.0, "vflip": 1.0},
+        {"hflip": 0.5, "vflip": 0.5, "photometric": 1.0},
+        {"hflip": 0.5, "vflip": 0.5, "iou_crop": 1.0},
+        {"hflip": 0.5, "vflip": 0.5, "scale_jitter": (1.2, 2.5)},
+        {"hflip": 0.5, "vflip": 0.5, "scale_jitter": (0.2, 0.9)},
+        {"hflip": 0.5, "vflip": 0.5, "photometric": 0.5, "iou_crop": 0.5, "scale_jitter": (0.3, 3.0)},
+    ],
+)
+def test_only_rounding_tells_it_from_the_workers_way(tmp_path, settings):
+    by_workers, by_device = datasets(tmp_path, TrainTransform(max_size=120, **settings))
+    different = 0
+    for epoch in range(6):
+        spec = BatchSpec(epoch, tuple(range(10)), canvas=(96, 128), min_size=60, weight=0.5)
+        expected, raw = by_workers[spec], by_device[spec]
+        assert isinstance(raw, RawBatch)
+        assert raw.images.dtype == torch.uint8
+        found = raw.to("cpu")
+        assert type(found) is Batch
+        assert found.images.shape == expected.images.shape
+        for name in ("image_sizes", "original_sizes", "image_ids", "boxes", "labels", "num_boxes"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        assert (found.weight, found.warnings) == (expected.weight, expected.warnings)
+        # the uint8 kernel rounds after each direction and has weights of 16 bits
+        torch.testing.assert_close(found.images, expected.images.float(), atol=1.5, rtol=0)
+        different += not torch.equal(found.images, expected.images.float())
+    assert different
+
+
+def test_a_shrinking_image_comes_resized_with_the_same_smoothing(tmp_path):
+    by_workers, by_device = datasets(tmp_path, TrainTransform(max_size=40, hflip=1.0))
+    spec = BatchSpec(0, tuple(range(10)), canvas=(32, 32), min_size=12)
+    raw = by_device[spec]
+    assert torch.equal(raw.raw_sizes, raw.image_sizes)
+    assert torch.equal(raw.to("cpu").images, by_workers[spec].images.float())
+
+
+def test_one_image_of_it_is_the_same_image(tmp_path):
+    _, dataset = datasets(tmp_path, TrainTransform(max_size=120, vflip=0.5))
+    raw = dataset[BatchSpec(0, (1, 4, 7), canvas=(96, 128), min_size=60)]
+    whole = raw.to("cpu")
+    for i in range(3):
+        alone = raw.image(i).to("cpu")
+        assert len(alone) == 1
+        assert torch.equal(alone.images[0], whole.images[i])
+        assert torch.equal(alone.boxes[0], whole.boxes[i])
+        assert torch.equal(whole.image(i).images, alone.images)
+
+
+def test_bad_images_are_left_out_of_it_too(tmp_path):
+    annotations = make_annotations(tmp_path)
+    for index in (1, 2):
+        annotations.records[index].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip", resize="device")
+    batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(64, 128), min_size=32)].to("cpu")
+    assert batch.image_ids.tolist() == [100, 103]
+    assert batch.weight == 0.5
+    black = dataset[BatchSpec(0, (1, 2), canvas=(64, 128), min_size=32)].to("cpu")
+    assert black.images.shape == (1, 3, 64, 128)
+    assert not black.images.any()
+    assert black.weight == 0.0
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_grey_and_turned_photos(tmp_path, orientation):
+    annotations = make_annotations(tmp_path)
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = orientation
+    for index, mode in ((0, "L"), (1, "RGB")):
+        path = annotations.records[index].path
+        stored = Image.open(path).convert(mode)
+        stored.save(path.with_suffix(".jpg"), exif=exif)
+        turned = orientation in SWAPPING
+        width, height = stored.size[::-1] if turned else stored.size
+        annotations.records[index].__dict__.update(path=path.with_suffix(".jpg"), width=width, height=height)
+    spec = BatchSpec(0, (0, 1), canvas=(96, 96), min_size=60)
+    by_workers, by_device = (
+        DetectionDataset(annotations, EvalTransform(max_size=96), resize=resize)[spec]
+        for resize in ("workers", "device")
+    )
+    torch.testing.assert_close(by_device.to("cpu").images, by_workers.images.float(), atol=1.5, rtol=0)
+
+
+def test_it_crosses_from_data_workers_unchanged(tmp_path):
+    annotations = make_annotations(tmp_path)
+    steps = [list(make_module(annotations, num_workers=n, resize="device").train_steps(0, 3)) for n in (0, 1)]
+    for (alone,), (sent,) in zip(*steps, strict=True):
+        assert isinstance(sent, RawBatch)
+        assert sent.canvas == alone.canvas
+        assert torch.equal(sent.to("cpu").images, alone.to("cpu").images)
+    (batch, *_) = make_module(None, val=annotations, resize="device").val_batches()
+    assert isinstance(batch, RawBatch)
+
+
+def test_the_raw_canvas_holds_all_images_and_is_rounded_up():
+    samples = [
+        Sample(
+            torch.full((3, h, w), 7, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0), 1, (h, w), (99, 50), flips
+        )
+        for (h, w), flips in (((65, 3), (True, False)), ((2, 64), (False, True)))
+    ]
+    raw = collate_raw(samples, (128, 64))
+    assert raw.images.shape == (2, 3, 128, 64)
+    assert raw.images.is_contiguous(memory_format=torch.channels_last)
+    assert raw.raw_sizes.tolist() == [[65, 3], [2, 64]]
+    assert raw.image_sizes.tolist() == [[99, 50]] * 2
+    assert raw.flips.tolist() == [[True, False], [False, True]]
+    assert int(raw.images.sum()) == 7 * 3 * (65 * 3 + 2 * 64)
+    assert raw.to("cpu").images.shape == (2, 3, 128, 64)
+    assert len(collate(samples, (128, 64))) == len(raw) == 2
+
+
+def test_unknown_resize_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="resize='gpu'"):
+        DetectionDataset(make_annotations(tmp_path), EvalTransform(max_size=96), resize="gpu")

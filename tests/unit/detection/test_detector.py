@@ -1,0 +1,140 @@
+"""The detector of a checkpoint sees what validation saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.detection.data.collate import Sample, collate
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.errors import CheckpointError, ImageError
+
+ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = build_retinanet(**ARGUMENTS)  # type: ignore[arg-type]
+    return {
+        "model": model.state_dict(),
+        "ema": None,
+        "model_arguments": ARGUMENTS,
+        "categories": Categories((3, 8), ("cat", "dog")).state(),
+        "input": {"min_size": 64, "max_size": 96},
+        **changes,
+    }
+
+
+def test_boxes_are_in_pixels_of_the_file(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 256, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    detector = Detector.from_content(content(), "a checkpoint")
+    (found,) = detector.predict([tmp_path / "a.png"])
+    assert len(found["scores"]) > 0
+    assert found["boxes"][:, 2].max() <= 256
+    assert found["boxes"][:, 2].max() > 128  # the picture was reduced to 96 px for the network
+    assert found["boxes"][:, 3].max() <= 128
+    assert (found["scores"].diff() <= 0).all()
+    assert {name: value.dtype for name, value in found.items()} == {
+        "boxes": torch.float32,
+        "scores": torch.float32,
+        "labels": torch.int64,
+    }
+    assert set(found["labels"].tolist()) <= {0, 1}
+    again = detector.predict([torch.from_numpy(pixels).permute(2, 0, 1)])[0]
+    assert torch.equal(found["boxes"], again["boxes"])
+
+
+def test_no_picture_changes_the_result_of_another() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide, tall = (
+        torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=generator) for h, w in ((9, 70), (80, 40))
+    )
+    detector = Detector.from_content(content(), "a checkpoint")
+    together = detector.predict([wide, tall])
+    for alone, found in zip([*detector.predict([wide]), *detector.predict([tall])], together, strict=True):
+        for name in ("boxes", "scores", "labels"):
+            assert torch.equal(alone[name], found[name])
+    assert detector.predict([]) == []
+
+
+def test_a_picture_is_turned_as_it_is_shown(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = 6
+    image.save(tmp_path / "a.png", exif=image.getexif())
+    detector = Detector.from_content(content(), "a checkpoint")
+    upright = torch.from_numpy(np.rot90(pixels, -1).copy()).permute(2, 0, 1)
+    found, expected = detector.predict([tmp_path / "a.png", upright])
+    assert torch.equal(found["boxes"], expected["boxes"])
+    assert found["boxes"][:, 2].max() <= 40
+
+
+def test_it_is_what_the_model_finds_on_the_resized_picture() -> None:
+    """96 x 48 pixels with the shorter side to 64 and the longer to 96 at most: the picture stays as it is."""
+    pixels = torch.randint(0, 256, (3, 48, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    detector = Detector.from_content(content(), "a checkpoint")
+    canvas = torch.zeros(3, 64, 96, dtype=torch.uint8)
+    canvas[:, :48] = pixels
+    batch = collate(
+        [Sample(canvas[:, :48], torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, (48, 96))], (64, 96)
+    )
+    with torch.inference_mode():
+        expected = detector.model(batch)[0]
+    assert torch.equal(detector.predict([pixels])[0]["boxes"], expected["boxes"])
+
+
+def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(content(), 1)
+    store.wait()
+    detector = Detector.from_checkpoint(path)
+    assert detector.categories.ids == (3, 8)
+    assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        Detector.from_checkpoint(tmp_path / "absent.pt")
+
+
+def test_the_average_is_preferred() -> None:
+    plain = content()
+    average = {name: value + 0.5 if "cls_logits.bias" in name else value for name, value in plain["model"].items()}
+    detector = Detector.from_content(content(ema={"model": average, "updates": 3}), "a checkpoint")
+    bias = detector.model.head.classification_head.cls_logits.bias
+    assert torch.equal(bias, average["head.classification_head.cls_logits.bias"])
+
+
+@pytest.mark.parametrize("missing", ["model_arguments", "categories", "input", "model"])
+def test_what_describes_no_detector_is_named(missing: str) -> None:
+    incomplete = content()
+    incomplete.pop(missing)
+    with pytest.raises(CheckpointError, match="other.pt"):
+        Detector.from_content(incomplete, "other.pt")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model_arguments": {**ARGUMENTS, "num_classes": 5}},
+        {"model_arguments": {**ARGUMENTS, "colour": "red"}},
+        {"input": {"min_size": 64}},
+        {"input": None},
+        {"ema": {"updates": 1}},
+    ],
+)
+def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="other.pt does not describe a detector"):
+        Detector.from_content(content(**wrong), "other.pt")
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text("no picture")
+    with pytest.raises(ImageError, match="a.jpg"):
+        Detector.from_content(content(), "a checkpoint").predict([tmp_path / "a.jpg"])

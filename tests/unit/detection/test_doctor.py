@@ -1,0 +1,457 @@
+"""A data set with known defects: each is found, once; and anchor coverage against every anchor tried."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist import doctor
+from retina_dist.config.compose import config_dir, load_config
+from retina_dist.config.schema import DoctorConfig
+from retina_dist.data.canvases import make_buckets
+from retina_dist.data.images import ORIENTATION_TAG
+from retina_dist.data.sizes import resized_size
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.doctor import image_checks as checks
+from retina_dist.detection.doctor.anchor_coverage import anchor_coverage
+from retina_dist.detection.doctor.image_checks import check_images, fault_of, objects_table
+from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
+from retina_dist.detection.model.targets import pairwise_iou
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.task import DetectionTask
+from retina_dist.doctor import examine, format_report
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+ANCHOR_SIZES = [[8, 10], [16, 20], [32, 40], [64, 80], [128, 160]]
+RATIOS = [0.5, 1.0, 2.0]
+CELLS = [level.numpy() for level in anchor_generator(ANCHOR_SIZES, RATIOS).cell_anchors]
+
+
+def arguments(root: Path) -> list[str]:
+    return ["data=coco", f"data.root={root}", "data.min_sizes=[128]", "data.max_size=192"]
+
+
+def settings(root: Path, *more: str) -> DoctorConfig:
+    return load_config("doctor", [*arguments(root), *more])
+
+
+def write_coco(path: Path, images: list[dict[str, Any]], boxes: list[tuple[int, int, list[float], int]]) -> None:
+    """`boxes` are (image id, category id, [x, y, w, h], iscrowd), numbered from 1."""
+    content = {
+        "images": images,
+        "annotations": [
+            {"id": i, "image_id": image, "category_id": category, "bbox": box, "iscrowd": crowd}
+            for i, (image, category, box, crowd) in enumerate(boxes, start=1)
+        ],
+        "categories": [{"id": 1, "name": "thing"}, {"id": 2, "name": "rare"}, {"id": 4, "name": "never"}],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def defective(root: Path) -> None:
+    """Images of 60 x 40, each sound or with one defect."""
+    rng = np.random.default_rng(0)
+    (root / "train").mkdir(parents=True)
+    (root / "val").mkdir()
+
+    def picture(name: str, size: tuple[int, int] = (60, 40), orientation: int = 1) -> Path:
+        path = root / name
+        exif = Image.Exif()
+        exif[ORIENTATION_TAG] = orientation
+        pixels = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path, **({"exif": exif} if orientation != 1 else {}))
+        return path
+
+    a, b = picture("train/a.png"), picture("train/b.png")
+    (root / "train/twin.png").write_bytes(a.read_bytes())
+    (root / "val/leak.png").write_bytes(b.read_bytes())
+    cut = picture("train/cut.png")
+    cut.write_bytes(cut.read_bytes()[:-2000])
+    picture("train/wrong.png", size=(50, 40))
+    picture("train/empty.png")
+    picture("train/upright.jpg", size=(40, 60), orientation=6)  # shown as 60 x 40
+    picture("train/stored.jpg", orientation=6)  # shown as 40 x 60, annotated as stored
+    picture("val/v.png")
+
+    names = ["a.png", "b.png", "twin.png", "cut.png", "wrong.png", "gone.png", "empty.png", "upright.jpg", "stored.jpg"]
+    train = [{"id": i, "file_name": n, "width": 60, "height": 40} for i, n in enumerate(names, start=1)]
+    boxes = [(i, 1, [5, 5, 20, 20], 0) for i in range(1, 10) if i != 7]
+    boxes += [
+        (1, 2, [30, 5, 20, 20], 0),
+        (2, 1, [5, 5, 0, 10], 0),
+        (2, 1, [5, 5, 10, -1], 0),
+        (2, 1, [100, 100, 5, 5], 0),
+        (2, 1, [1, math.nan, 5, 5], 0),
+        (2, 1, [50.5, 30, 30, 30], 0),
+        (2, 1, [0, 0, 99, 30], 1),
+    ]
+    write_coco(root / "annotations/instances_train.json", train, boxes)
+    val = [{"id": i, "file_name": f"{n}.png", "width": 60, "height": 40} for i, n in enumerate(["v", "leak"], start=1)]
+    write_coco(root / "annotations/instances_val.json", val, [(1, 1, [5, 5, 20, 20], 0)])
+
+
+def test_each_defect_is_found_once(tmp_path: Path) -> None:
+    defective(tmp_path)
+    report = examine(settings(tmp_path))
+    found = {(f.level, f.split, f.what): (f.count, f.examples) for f in report.findings}
+    assert len(found) == len(report.findings)
+    count, (reason,) = found.pop(("error", "train", "images unreadable"))
+    assert count == 1
+    assert reason.startswith("cut.png: ")
+    in_b = "in b.png of 60 x 40"
+    sizes = (f"annotation 10: [5, 5, 0, 10] {in_b}", f"annotation 11: [5, 5, 10, -1] {in_b}")
+    assert found == {
+        ("error", "train", "images missing"): (1, (str(tmp_path / "train/gone.png"),)),
+        ("error", "train", "images of another size"): (1, ("wrong.png is 50 x 40, annotated 60 x 40",)),
+        ("error", "val", "images that are in train too"): (1, ("leak.png = b.png of train",)),
+        ("warning", "train", "images that occur more than once"): (1, ("a.png = twin.png",)),
+        ("warning", "train", "boxes not finite"): (1, (f"annotation 13: [1, nan, 5, 5] {in_b}",)),
+        ("warning", "train", "boxes of zero or negative size"): (2, sizes),
+        ("warning", "train", "boxes outside the image"): (1, (f"annotation 12: [100, 100, 5, 5] {in_b}",)),
+        ("warning", "train", "categories without a box"): (1, ("never",)),
+        ("warning", "val", "categories of train without a box"): (1, ("rare",)),
+        ("info", "train", "images turned by their EXIF tag"): (1, ("upright.jpg: orientation 6",)),
+        ("info", "train", "images whose EXIF tag is not followed"): (1, ("stored.jpg: orientation 6",)),
+        ("info", "train", "boxes reaching out of the image"): (1, (f"annotation 14: [50.5, 30, 30, 30] {in_b}",)),
+        ("info", "train", "crowd regions"): (1, ()),
+        ("info", "train", "images without boxes"): (1, ("empty.png",)),
+        ("info", "val", "images without boxes"): (1, ("leak.png",)),
+        ("info", "train", "unused category ids"): (1, ("3 categories have ids from 1 to 4",)),
+    }
+    assert report.objects["train"]["thing"] == {"small": 9, "medium": 0, "large": 0, "all": 9}
+    assert report.objects["val"]["rare"]["all"] == 0
+
+
+def test_a_sound_data_set_has_no_errors_or_warnings(tmp_path: Path) -> None:
+    make_shapes(tmp_path / "shapes", num_train=60, num_val=30, image_size=64)
+    report = examine(settings(tmp_path / "shapes"))
+    assert {f.level for f in report.findings} <= {"info"}  # crowds, images without boxes, gaps in the ids
+    assert report.remedies == []
+    assert sum(row["all"] for row in report.objects["train"].values()) == len(report.coverage.best_iou)
+    assert format_report(report).endswith("No errors, no warnings: fit to train on.")
+
+
+def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    defective(tmp_path / "bad")
+    make_shapes(tmp_path / "good", num_train=30, num_val=20, image_size=64)
+
+    def run(*overrides: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["doctor", *overrides])
+        doctor.main()
+
+    file = tmp_path / "report.json"
+    with pytest.raises(SystemExit) as exit_:
+        run(*arguments(tmp_path / "bad"), f"output={file}")
+    assert exit_.value.code == 1
+    content = json.loads(file.read_text())
+    assert (content["errors"], content["warnings"], content["info"]) == (4, 6, 7)
+    assert len(content["findings"]) == 17
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "good", "report.json"]
+    printed = capsys.readouterr().out
+    assert "ERRORS\n  train       1  images missing\n" in printed
+    assert printed.endswith("4 errors, 6 warnings: mend the errors before you train.\n")
+
+    run(*arguments(tmp_path / "good"), "experiment=shapes", "data.shapes=null")  # as a training would be told
+    assert "ERRORS" not in capsys.readouterr().out
+
+    (tmp_path / "bad/annotations/instances_val.json").write_text("{")
+    for wrong in ([], ["images=all"], [f"output={tmp_path}/no/report.json"]):
+        with pytest.raises(SystemExit) as exit_:
+            run(*arguments(tmp_path / "bad"), *wrong)
+        assert exit_.value.code == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_it_takes_what_a_training_takes() -> None:
+    """The same arguments give the same data and model, or another thing would be examined than trained on."""
+    for path in Path(config_dir(), "experiment").glob("*.yaml"):
+        overrides = [f"experiment={path.stem}", "data.root=/data", "trainer.length=3epochs", "seed=4"]
+        ours, theirs = load_config("doctor", overrides), load_config("train", overrides)
+        assert (ours.data, ours.model) == (theirs.data, theirs.model)
+    assert load_config("doctor", []).model == load_config("train", []).model
+
+
+def test_what_the_settings_leave_out_is_no_error(tmp_path: Path) -> None:
+    defective(tmp_path)
+    report = examine(settings(tmp_path, "data.missing_images=skip", "data.bad_images=skip"))
+    assert [f.what for f in report.findings if f.level == "error"] == ["images that are in train too"]
+    left_out = {f.what for f in report.findings if f.remedy == "left out of training, as you set"}
+    assert left_out == {"images missing", "images unreadable", "images of another size"}
+
+
+def test_less_thorough_looks_at_the_images(tmp_path: Path) -> None:
+    defective(tmp_path)
+    header = {f.what for f in examine(settings(tmp_path, "images=header")).findings}
+    assert "images unreadable" not in header  # cut.png is damaged at its end
+    assert {"images missing", "images of another size", "images that are in train too"} < header
+    assert "image files not decoded" in header
+    none = examine(settings(tmp_path, "images=none"))
+    assert none.count("error") == 0
+    assert {f.split for f in none.findings if f.what == "image files not looked at"} == {"train", "val"}
+    with pytest.raises(ConfigError, match="images=all is not one of decode, header, none"):
+        examine(settings(tmp_path, "images=all"))
+
+
+def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
+    """CSV annotations have none: boxes must be held against the files."""
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    (tmp_path / "classes.csv").write_text("thing,0\n")
+    rows = ["a.png,5,5,25,25,thing", "a.png,50,10,90,30,thing", "a.png,70,10,90,30,thing"]
+    (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
+    overrides = ["data=csv", f"data.train_annotations={tmp_path}/train.csv", "data.min_sizes=[40]"]
+    report = examine(load_config("doctor", [*overrides, "model.anchor_sizes=[[16],[32],[64],[128],[256]]"]))
+    assert {f.what: f.count for f in report.findings} == {
+        "boxes outside the image": 1,
+        "boxes reaching out of the image": 1,
+        "validation split missing": 1,
+    }
+    np.testing.assert_allclose(report.coverage.size, [20, math.sqrt(10 * 20)])
+    trained = load_annotations(tmp_path / "train.csv", tmp_path, format="csv")
+    assert sum(map(len, trained.boxes)) == len(report.coverage.best_iou)
+
+
+def test_annotations_without_a_box(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (60, 40)).save(tmp_path / name / f"{name}.png")
+        image = {"id": 1, "file_name": f"{name}.png", "width": 60, "height": 40}
+        write_coco(tmp_path / f"annotations/instances_{name}.json", [image], [])
+    report = examine(settings(tmp_path, "images=none"))
+    found = {(f.level, f.split) for f in report.findings if f.what == "images, and none has a box"}
+    assert found == {("error", "train"), ("warning", "val")}
+    assert report.coverage.unreached == 0
+    assert "there is no box" in format_report(report)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_without_images_is_refused_as_training_does(tmp_path: Path, split: str) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (60, 40)).save(tmp_path / name / "a.png")
+        images = [{"id": 1, "file_name": "a.png", "width": 60, "height": 40}] if name != split else []
+        boxes = [(1, 1, [5, 5, 20, 20], 0)] if images else []
+        write_coco(tmp_path / f"annotations/instances_{name}.json", images, boxes)
+    message = f"instances_{split}.json leaves no image for {split}; name the right file with data.{split}_annotations"
+    with pytest.raises(DataError, match=message):
+        examine(settings(tmp_path))
+    with pytest.raises(DataError, match=message):
+        DetectionTask(load_config("train", arguments(tmp_path)), SingleDeviceStrategy("cpu"))
+
+
+def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
+    defective(tmp_path)
+    shutil.rmtree(tmp_path / "val")
+    (tmp_path / "val").mkdir()
+    report = examine(settings(tmp_path, "data.missing_images=skip"))
+    found = {(f.level, f.split, f.what, f.count) for f in report.findings}
+    assert ("error", "val", "images, and none can be used", 2) in found
+    with pytest.raises(DataError, match="instances_val.json leaves no image for val"):
+        DetectionTask(
+            load_config("train", [*arguments(tmp_path), "data.missing_images=skip"]), SingleDeviceStrategy("cpu")
+        )
+
+
+def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defective(tmp_path)
+    data = load_annotations(tmp_path / "annotations/instances_train.json", tmp_path / "train", missing_images="ignore")
+    options: dict[str, Any] = {"decode": True, "max_pixels": 10_000}
+    alone = list(check_images(data.records, **options, max_processes=1))
+    monkeypatch.setattr(checks, "WORTH_A_PROCESS", 3)
+    assert list(check_images(data.records, **options, max_processes=2)) == alone
+    assert [check.record for check in alone] == list(data.records)
+
+
+def test_a_process_that_dies_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenPool:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def map(self, *_: object, **__: object) -> None:
+            raise checks.BrokenProcessPool
+
+        def shutdown(self, **_: object) -> None: ...
+
+    defective(tmp_path)
+    data = load_annotations(tmp_path / "annotations/instances_train.json", tmp_path / "train", missing_images="ignore")
+    monkeypatch.setattr(checks, "WORTH_A_PROCESS", 3)
+    monkeypatch.setattr(checks, "ProcessPoolExecutor", BrokenPool)
+    with pytest.raises(DataError, match="images=header"):
+        list(check_images(data.records, decode=True, max_pixels=100, max_processes=2))
+
+
+def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
+    defective(tmp_path)
+    for how in ("decode", "header"):
+        findings = examine(settings(tmp_path, "data.max_pixels=2399", f"images={how}")).findings
+        found = {f.split: f for f in findings if f.what == "images unreadable"}
+        assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
+        assert "a.png has 60 x 40 pixels, more than max_pixels=2399" in found["train"].examples[0]
+
+
+def test_faults_are_those_that_training_sees(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    values = np.array([-70, -5, -1e-9, 0, 1e-9, 0.5, 12, 39.9999999, 40, 60, 60.000001, 99, 1e30, math.inf, math.nan])
+    chosen = rng.choice(values, (3000, 4)).tolist()
+    boxes = [(i % 2 + 1, 1, box, 0) for i, box in enumerate(chosen)]
+    images = [{"id": 1, "file_name": "a", "width": 60, "height": 40}, {"id": 2, "file_name": "b"}]  # b of unknown size
+    write_coco(tmp_path / "a.json", images, boxes)
+    data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
+    limits = {1: (60, 40), 2: (math.inf, math.inf)}
+    faults = [fault_of(box, *limits[image]) for image, _, box, _ in boxes]
+    for name, loaded in {
+        "not finite": data.dropped["not finite"],
+        "of zero or negative size": data.dropped["zero or negative size"],
+        "outside the image": data.dropped["outside the image"],
+        "reaching out of the image": data.clipped,
+    }.items():
+        assert faults.count(name) == loaded > 20, name
+    assert faults.count(None) + data.clipped == sum(map(len, data.boxes))
+
+
+def test_sizes_are_cocos(tmp_path: Path) -> None:
+    sides = [(31, 32), (32, 32), (95, 96), (96, 96)]
+    boxes = [(1, 1, [0, 0, float(w), float(h)], 0) for w, h in sides] + [(1, 2, [0, 0, 9, 9], 1)]
+    write_coco(tmp_path / "a.json", [{"id": 1, "file_name": "a", "width": 600, "height": 400}], boxes)
+    table = objects_table(load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore"))
+    assert table["thing"] == {"small": 1, "medium": 2, "large": 1, "all": 4}
+    assert table["rare"]["all"] == 0  # a crowd
+
+
+def random_boxes(folder: Path, sizes: list[tuple[int, int]]) -> Annotations:
+    """A hundred boxes of every size and shape in each image of (height, width)."""
+    rng = np.random.default_rng(5)
+    boxes = []
+    for image, (height, width) in enumerate(sizes, start=1):
+        for _ in range(100):
+            w, h = np.exp(rng.uniform(math.log(3), np.log([width, height])))
+            boxes.append((image, 1, [rng.uniform(0, width - w), rng.uniform(0, height - h), w, h], 0))
+    images = [{"id": i, "file_name": str(i), "width": w, "height": h} for i, (h, w) in enumerate(sizes, start=1)]
+    write_coco(folder / "a.json", images, boxes)
+    return load_annotations(folder / "a.json", folder, missing_images="ignore")
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_path: Path) -> None:
+    """On the canvases that training would use, odd grids of the upper levels included."""
+    sizes = [(90, 120), (120, 90), (100, 300), (333, 111), (64, 64), (480, 640), (96, 100)]
+    data = random_boxes(tmp_path, sizes)
+    options = {"min_sizes": (96, 160), "max_size": 350, "num_buckets": 3}
+    coverage = anchor_coverage(data, CELLS, **options)
+
+    model = build_retinanet(
+        num_classes=2, backbone="resnet18", fpn_channels=64, variant=variant, anchor_sizes=ANCHOR_SIZES
+    )
+    buckets = make_buckets(sizes, **options)
+    expected = []
+    canvases = set()
+    for i, (height, width) in enumerate(sizes):
+        canvas = buckets.canvas([i], 160)
+        canvases.add(canvas)
+        with torch.no_grad():
+            features = list(model.backbone(torch.zeros(1, 3, *canvas)).values())
+        anchors = torch.cat(model.anchors(canvas, features)).double()
+        new_height, new_width = resized_size(height, width, 160, 350)
+        scale = torch.tensor([new_width / width, new_height / height] * 2, dtype=torch.float64)
+        boxes = torch.from_numpy(data.boxes[i]).double() * scale
+        expected.append(pairwise_iou(boxes[None], anchors)[0].amax(dim=1))
+    assert len(canvases) == 3
+    np.testing.assert_allclose(coverage.best_iou, torch.cat(expected).numpy(), atol=1e-12)
+    for by in ("size", "aspect"):
+        rows = coverage.rows(by)
+        assert sum(row["boxes"] for row in rows) == 700
+        assert sum(row["boxes"] * row["unreached"] for row in rows) == pytest.approx(coverage.num_unreached)
+
+
+def test_coverage_by_hand(tmp_path: Path) -> None:
+    """An image as large as its canvas; anchors of P3 lie around multiples of 8."""
+    boxes = [[24.0, 24.0, 16.0, 16.0], [26.0, 24.0, 16.0, 16.0], [24.0, 24.0, 16.0, 4.0], [0.0, 30.0, 64.0, 5.0]]
+    image = {"id": 1, "file_name": "a", "width": 64, "height": 64}
+    write_coco(tmp_path / "a.json", [image], [(1, 1, box, 0) for box in boxes])
+    data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
+    cells = [np.array([[-8.0, -8.0, 8.0, 8.0]])] + [np.array([[-64.0, -64.0, 64.0, 64.0]])] * 4
+    coverage = anchor_coverage(data, cells, min_sizes=[64], max_size=64, num_buckets=1, threshold=0.3)
+    best = [1.0, 14 / 18, 1 / 4, 80 / (256 + 320 - 80)]
+    np.testing.assert_allclose(coverage.best_iou, best)
+    assert (coverage.num_unreached, coverage.unreached) == (2, 0.5)
+    assert coverage.rows("size") == [
+        {"from": 8, "to": 16, "boxes": 1, "unreached": 1.0, "median_iou": pytest.approx(0.25)},
+        {"from": 16, "to": 32, "boxes": 3, "unreached": pytest.approx(1 / 3), "median_iou": pytest.approx(14 / 18)},
+    ]
+    assert [(row["from"], row["to"], row["boxes"]) for row in coverage.rows("aspect")] == [(None, 1 / 3, 2), (1, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("side", "last", "first_remedy"),
+    [
+        ((12.0, 12.0), 256, ("model.anchor_sizes=[[12],[16],[32],[64],[128]]",)),
+        ((700.0, 700.0), 320, ("model.anchor_sizes=[[48],[64],[128],[256],[640]]",)),
+        ((30.0, 180.0), 256, ("model.aspect_ratios=[0.25,0.5,1.0,2.0,4.0]",)),
+        ((2.0, 2.0), 256, None),
+    ],
+)
+def test_remedies_are_tried(
+    side: tuple[float, float], last: int, first_remedy: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """Boxes around centres of anchors, which one setting helps, or none."""
+    w, h = side
+    boxes = [(1, 1, [x - w / 2, 512 - h / 2, w, h], 0) for x in (384, 512, 640)]
+    write_coco(tmp_path / "train.json", [{"id": 1, "file_name": "a", "width": 1024, "height": 1024}], boxes)
+    overrides = [
+        "data=coco",
+        f"data.train_annotations={tmp_path}/train.json",
+        "data.min_sizes=[1024]",
+        f"model.anchor_sizes=[[24],[32],[64],[128],[{last}]]",
+        "images=none",
+    ]
+    report = examine(load_config("doctor", overrides))
+    assert report.coverage.unreached == 1
+    assert [f.count for f in report.findings if f.what == "boxes that no anchor fits"] == [3]
+    text = format_report(report)
+    assert "3 of 3 training boxes (100.0%) have none" in text
+    if first_remedy is None:
+        assert report.remedies == []
+        assert "neither other sizes nor more aspect ratios help" in text
+    else:
+        assert report.remedies == [doctor.Remedy(first_remedy, 0.0)]
+        assert f"0.0% are left, tried on these boxes, with\n     {first_remedy[0]}\n" in text
+
+
+def test_many_classes_are_cut_in_the_middle(tmp_path: Path) -> None:
+    categories = [{"id": i, "name": f"class-{i:03}"} for i in range(1, 61)]
+    entries = [
+        {"id": 100 * i + j, "image_id": 1, "category_id": i, "bbox": [0, 0, 30, 30]}
+        for i in range(1, 51)
+        for j in range(i)
+    ]
+    images = [{"id": 1, "file_name": "a", "width": 64, "height": 64}]
+    (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": entries, "categories": categories}))
+    options = ["data=coco", f"data.train_annotations={tmp_path}/a.json", "images=none"]
+    lines = format_report(examine(load_config("doctor", options))).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  ... "))
+    assert lines[at] == "  ... 10 more classes; output=FILE.json has all"
+    assert lines[at - 20].split() == ["class-050", "50", "0", "0", "50"]
+    assert [line.split()[0] for line in lines[at - 1 : at + 2]] == ["class-031", "...", "class-020"]
+    assert lines[at + 20].split()[0] == "class-001"
+    assert lines[at + 21].split() == ["all", "classes", "1275", "0", "0", "1275"]
+    assert len({len(line) for line in lines[at - 20 : at]}) == 1
+
+
+def test_real_photos(real_data: Path) -> None:
+    """Blood cells: one box without an area in each split, and anchors that fit."""
+    report = examine(load_config("doctor", ["experiment=bccd", f"data.root={real_data}/bccd", "images=header"]))
+    found = {(f.level, f.split): (f.what, f.count) for f in report.findings if f.level != "info"}
+    assert set(found) == {("warning", "train"), ("warning", "val")}
+    assert set(found.values()) == {("boxes of zero or negative size", 1)}
+    assert report.images == {"train": 205, "val": 87}
+    assert len(report.coverage.best_iou) == 2804
+    assert report.coverage.unreached < 0.01

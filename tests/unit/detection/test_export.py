@@ -1,0 +1,129 @@
+"""Files for other runtimes hold the detector that they were made of, or are not written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist import export as module
+from retina_dist.config.schema import ExportConfig
+from retina_dist.detection.batch import Detections
+from retina_dist.detection.detector import Detector
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.export import export
+from tests.unit.serving.server import small_detector
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return small_detector()
+
+
+@pytest.fixture(autouse=True)
+def checkpoint(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path: detector)
+
+
+def settings(path: Path, **changes: object) -> ExportConfig:
+    return replace(ExportConfig(checkpoint="best.pt", output=str(path)), **changes)  # type: ignore[arg-type]
+
+
+def test_onnx_is_run_and_says_what_it_is(tmp_path: Path) -> None:
+    """Of one size, which takes a third of the time; one for any size is compared on several whenever a user makes it."""
+    pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
+    found = export(settings(tmp_path / "model.onnx", size=[48, 40]))
+    assert found["detections"] > 10
+    assert found["boxes"] < 1e-2
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [("images", "tensor(uint8)", [1, 3, 48, 40])]
+    assert [o.name for o in session.get_outputs()] == ["boxes", "scores", "labels"]
+    about = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
+    assert about["categories"] == {"0": {"id": 3, "name": "cat"}, "2": {"id": 8, "name": "dog"}}
+    assert (about["min_size"], about["max_size"], about["score_threshold"]) == (64, 96, 0.05)
+    assert about["versions"]["torch"] == version("torch")
+
+
+def test_pt2_of_one_size(tmp_path: Path, detector: Detector) -> None:
+    found = export(settings(tmp_path / "model.pt2", size=[64, 96]))
+    assert found["detections"] > 10
+    assert found["boxes"] < 1e-2
+    extra = {"categories": "", "input": ""}
+    loaded = torch.export.load(str(tmp_path / "model.pt2"), extra_files=extra)
+    assert json.loads(extra["categories"])["2"] == {"id": 8, "name": "dog"}
+    with pytest.raises(AssertionError, match="Guard failed"):
+        loaded.module()(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+    with pytest.raises(ConfigError, match=r"needs 129 px a side, and this detector's have 64 px; give.*size=\[64,96\]"):
+        export(settings(tmp_path / "model.pt2"))
+
+
+def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> None:
+    assert export(settings(tmp_path / "state_dict.pt"))["detections"] > 10
+    state = torch.load(tmp_path / "state_dict.pt", weights_only=True)
+    assert state.keys() == detector.model.state_dict().keys()
+
+
+def shifted(found: Detections, boxes: float = 0.0, scores: float = 0.0) -> Detections:
+    return Detections(boxes=found["boxes"] + boxes, scores=found["scores"] + scores, labels=found["labels"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: shifted(found, boxes=0.2), "its boxes differ by up to 0.2 px, more than 0.1 px"),
+        (lambda found: shifted(found, scores=0.002), "its scores differ by up to 0.002, more than 0.001"),
+        (lambda found: Detections(**{k: v[1:] for k, v in found.items()}), "its boxes differ by"),  # type: ignore
+        (lambda found: Detections(**{k: v[:0] for k, v in found.items()}), "its boxes differ by up to inf"),  # type: ignore
+        (lambda found: shifted(found, boxes=float("nan")), "its boxes differ by up to inf"),
+    ],
+)
+def test_what_differs_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, words: str
+) -> None:
+    write, load = module.WRITERS[".pt"]
+
+    def wrong(detector: Detector, path: Path) -> module.Runner:
+        run = load(detector, path)
+        return lambda picture: change(run(picture))  # type: ignore
+
+    monkeypatch.setitem(module.WRITERS, ".pt", (write, wrong))
+    (tmp_path / "state_dict.pt").write_text("the old one")
+    with pytest.raises(UserError, match=words):
+        export(settings(tmp_path / "state_dict.pt"))
+    assert [p.name for p in tmp_path.iterdir()] == ["state_dict.pt"]
+    assert (tmp_path / "state_dict.pt").read_text() == "the old one"
+
+
+def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detector.model, "score_thresh", 1.0)
+    with pytest.raises(UserError, match="nothing was compared; give pictures=FOLDER"):
+        export(settings(tmp_path / "state_dict.pt"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"output": "model.trt"}, "output=model.trt has no known ending; use one of .onnx, .pt2, .pt"),
+        ({"size": [64]}, r"size=\[64\] is not a height and a width"),
+        ({"size": [64, 0]}, "is not a height and a width"),
+        ({"pictures": "nowhere"}, "nowhere is no picture"),
+    ],
+)
+def test_wrong_settings(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        export(settings(tmp_path / "model.pt", **changes))
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="the extra [export] is not installed")  # it is asked for first
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(
+        ConfigError, match=r'needs onnxscript, which is not installed; pip install "retina-dist\[export\]"'
+    ):
+        export(settings(tmp_path / "model.onnx"))

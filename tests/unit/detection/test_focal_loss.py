@@ -1,0 +1,151 @@
+"""The fused focal loss against torchvision's, in each of its forms."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.ops import sigmoid_focal_loss
+
+from retina_dist.detection.model import focal_loss as focal
+from retina_dist.detection.model.focal_loss import HAS_TRITON, focal_loss, focal_loss_by_element
+
+CLASSES = torch.tensor([[0, -1, 4, -2, 2], [-1, -1, -2, 3, 3]])
+WEIGHT = torch.tensor([0.25, 0.5])
+
+
+def some_logits(dtype: torch.dtype = torch.float64) -> Tensor:
+    """Ordinary ones and extreme ones."""
+    logits = torch.randn(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    logits[0, 0] = torch.tensor([100.0, -100.0, 30.0, -30.0, 0.0])
+    logits[0, 2] = torch.tensor([50.0, -50.0, 5.0, 90.0, -90.0])
+    return logits.to(dtype)
+
+
+def by_torchvision(logits: Tensor, alpha: float, gamma: float) -> Tensor:
+    targets = torch.nn.functional.one_hot(CLASSES.clamp(min=0), 5).to(logits.dtype) * (CLASSES >= 0)[..., None]
+    each = sigmoid_focal_loss(logits, targets, alpha, gamma).sum(dim=-1)
+    return (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum()
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (0.4, 1.5), (0.5, 0.0)])
+def test_loss_and_gradient_equal_torchvision(alpha: float, gamma: float) -> None:
+    ours, theirs = some_logits().requires_grad_(), some_logits().requires_grad_()
+    loss, expected = focal_loss(ours, CLASSES, WEIGHT, alpha, gamma), by_torchvision(theirs, alpha, gamma)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    (loss * 3).backward()
+    (expected * 3).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+    assert not ours.grad[CLASSES == -2].any()
+
+
+def test_by_hand() -> None:
+    """One anchor, logit 0: p = 1/2, so the loss is ln 2 / 4 times 3/4, or times 1/4 for the true class."""
+    logits = torch.zeros(1, 1, 2)
+    loss = focal_loss(logits, torch.tensor([[1]]))
+    assert loss.item() == pytest.approx(0.25 * 0.6931472 * (0.75 + 0.25))
+
+
+def test_bfloat16_logits_give_a_float32_loss_and_bfloat16_gradients() -> None:
+    logits = some_logits(torch.bfloat16).requires_grad_()
+    loss = focal_loss(logits, CLASSES, WEIGHT)
+    loss.backward()
+    exact = by_torchvision(logits.detach().double(), 0.25, 2.0)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+    assert (loss.dtype, logits.grad.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_the_textbook_formula_is_what_the_compiler_gets() -> None:
+    logits = some_logits()
+    each = focal_loss_by_element(logits, CLASSES).sum(dim=-1)
+    torch.testing.assert_close(
+        torch.compile(focal_loss, fullgraph=True, backend="eager")(logits, CLASSES, WEIGHT),
+        (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum(),
+    )
+
+
+KERNEL = """
+import torch
+from retina_dist.detection.model import focal_loss as focal
+from retina_dist.detection.model import focal_loss_triton as focal_triton
+generator = torch.Generator().manual_seed(1)
+logits = torch.randn(3, 301, 7, generator=generator) * 4
+logits[0, 0] = torch.tensor([100.0, -100.0, 30.0, -30.0, 0.0, 1e-6, -1e-6])
+classes = torch.randint(-2, 7, (3, 301), generator=generator)
+rows = torch.rand(3, 301, generator=generator) * (classes != -2)
+for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+    for alpha, gamma in ((0.25, 2.0), (0.4, 1.5)):
+        x = logits.to(dtype)
+        loss, gradient = focal_triton.loss_and_gradient(x, classes, rows, alpha, gamma)
+        expected, slope = focal.loss_and_gradient(x.double(), classes, rows.double(), alpha, gamma)
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(gradient.double(), slope, rtol=tolerance, atol=1e-6)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton comes with the CUDA build of torch only")
+def test_the_kernel_equals_the_operators_in_tritons_interpreter() -> None:
+    """On a CPU Triton interprets its kernels; on a GPU scripts/gpu_suite.sh runs them for real."""
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.stdout == "equal\n", done.stderr[-2000:]
+
+
+def test_a_kernel_that_cannot_be_compiled_is_tried_once_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def without_a_compiler(*_: object) -> None:
+        tries.append(1)
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+    fake = SimpleNamespace(loss_and_gradient=without_a_compiler)
+    monkeypatch.setitem(sys.modules, "retina_dist.detection.model.focal_loss_triton", fake)
+    monkeypatch.setattr(focal, "HAS_TRITON", True)
+    focal._kernel.cache_clear()
+    with FakeTensorMode(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            logits = torch.empty(2, 5, 5, device="cuda", requires_grad=True)
+            loss = focal_loss(logits, torch.empty(2, 5, dtype=torch.int64, device="cuda"))
+            assert (loss.device.type, loss.requires_grad) == ("cuda", True)
+    focal._kernel.cache_clear()
+    assert len(tries) == 1
+    (text,) = [str(w.message) for w in said if "Triton" in str(w.message)]
+    assert "Failed to find C compiler" in text
+    assert "gcc and python3-dev" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**16])
+def test_small_gradients_of_float16_logits_survive_until_the_loss_scale(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(16, 500, 20, generator=generator) - 6.5).half()
+    classes, weight = torch.full((16, 500), -1), torch.full((16,), 1 / (16 * 60))
+    x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    (focal_loss(x, classes, weight) * scale).backward()
+    (focal_loss(exact, classes, weight) * scale).backward()
+    assert x.grad.dtype == torch.float16
+    assert (x.grad.double() - exact.grad).norm() < 1e-2 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_loss_weight_is_not_rounded_to_the_type_of_the_logits(dtype: torch.dtype) -> None:
+    """1/3 is 1.00195 / 3 in bfloat16: the focal loss would weigh more than the box loss beside it."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 500, 20, generator=generator).to(dtype)
+    classes, weight = torch.randint(-1, 20, (4, 500), generator=generator), torch.full((4,), 1 / 4)
+    x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    (focal_loss(x, classes, weight) * (1 / 3)).backward()
+    (focal_loss(exact, classes, weight) / 3).backward()
+    share = (x.grad.double() * exact.grad).sum() / exact.grad.square().sum()
+    assert share.item() == pytest.approx(1, abs=5e-4)
+    assert x.grad.dtype == dtype

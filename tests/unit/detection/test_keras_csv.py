@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.keras_csv import read_csv
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import DataError
+
+CLASSES = "cow,1\ncat,0\n"
+
+
+def write(folder: Path, rows: str, classes: str = CLASSES) -> tuple[Path, Path]:
+    (folder / "annotations.csv").write_text(rows)
+    (folder / "classes.csv").write_text(classes)
+    return folder / "annotations.csv", folder / "classes.csv"
+
+
+def test_rows_become_coco(tmp_path: Path):
+    rows = "b.jpg,1,2,11,22,cow\na.jpg,,,,,\nb.jpg,0.5,0,2.5,4,cat\n"
+    assert read_csv(*write(tmp_path, rows)) == {
+        "images": [{"id": 1, "file_name": "b.jpg"}, {"id": 2, "file_name": "a.jpg"}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 10, 20], "area": 200, "iscrowd": 0},
+            {"id": 2, "image_id": 1, "category_id": 0, "bbox": [0.5, 0, 2, 4], "area": 8, "iscrowd": 0},
+        ],
+        "categories": [{"id": 1, "name": "cow"}, {"id": 0, "name": "cat"}],
+    }
+
+
+def test_spreadsheet_quirks(tmp_path: Path):
+    """A byte order mark, Windows line ends, quotes around a comma, and an empty last line."""
+    content = '\ufeff"a,b.jpg",1,2,3,4,cow\r\n\r\n'
+    annotations, classes = write(tmp_path, content)
+    annotations.write_bytes(content.encode())
+    assert read_csv(annotations, classes)["images"] == [{"id": 1, "file_name": "a,b.jpg"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a.jpg,1,2,3,4", "annotations.csv:2 has 5 columns, not 6"),
+        ("a.jpg,1,2,3,4,cow,1", "annotations.csv:2 has 7 columns, not 6"),
+        ("a.jpg,1,2,three,4,cow", "annotations.csv:2 has 'three' where a coordinate"),
+        ("a.jpg,1,,3,4,cow", "annotations.csv:2 has '' where a coordinate"),
+        ("a.jpg,1,2,3,4,dog", "annotations.csv:2 has class 'dog', which .*classes.csv does not list"),
+        ("a.jpg,1,2,3,4,", "annotations.csv:2 has class ''"),
+        ("a.jpg,3,2,3,4,cow", "annotations.csv:2 has x1,y1,x2,y2 = 3,2,3,4; x2 and y2 must be larger"),
+        ("a.jpg,1,4,3,2,cow", "annotations.csv:2 has x1,y1,x2,y2 = 1,4,3,2"),
+        (",1,2,3,4,cow", "annotations.csv:2 names no image"),
+        ("a.jpg,1,2,nan,4,cow", "annotations.csv:2 has 'nan' where a coordinate"),
+        ("a.jpg,1,2,1_0,4,cow", "annotations.csv:2 has '1_0' where a coordinate"),
+        ("a.jpg,1,2,٣,4,cow", "annotations.csv:2 has '٣' where a coordinate"),
+        ("a.jpg,1,2,3,1e999,cow", "annotations.csv:2 has '1e999' where a coordinate"),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
+    with pytest.raises(DataError, match=message):
+        read_csv(*write(tmp_path, f"a.jpg,1,2,3,4,cow\n{row}\n"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ("cow,0\ncat\n", "classes.csv:2 has 1 columns, not 2"),
+        ("cow,zero\n", "classes.csv:1 has index 'zero', not a whole number"),
+        ("cow,0\ncow,1\n", "classes.csv:2 gives class 'cow' or index 1 a second time"),
+        ("cow,0\ncat,0\n", "classes.csv:2 gives class 'cat' or index 0 a second time"),
+        ("cow,-1\n", "classes.csv:1 has index '-1', not a whole number"),
+        ("cow,1_0\n", "classes.csv:1 has index '1_0', not a whole number"),
+        (f"cow,{'9' * 5000}\n", "classes.csv:1 has index '999"),
+        ("", "classes.csv lists no class"),
+    ],
+)
+def test_errors_of_the_class_file(tmp_path: Path, classes: str, message: str):
+    with pytest.raises(DataError, match=message):
+        read_csv(*write(tmp_path, "a.jpg,1,2,3,4,cow\n", classes))
+
+
+def test_numbers_as_programs_write_them(tmp_path: Path):
+    coco = read_csv(*write(tmp_path, "a.jpg, 1.,.5,+3e0,1E1 ,cow\n"))
+    assert coco["annotations"][0]["bbox"] == [1, 0.5, 2, 9.5]
+
+
+def test_many_classes_take_no_longer_each(tmp_path: Path):
+    classes = "".join(f"class {i},{i}\n" for i in range(100_000))  # a scan of those before took minutes
+    start = time.perf_counter()
+    assert len(read_csv(*write(tmp_path, "a.jpg,1,2,3,4,class 7\n", classes))["categories"]) == 100_000
+    assert time.perf_counter() - start < 10
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path: Path):
+    annotations, classes = write(tmp_path, "")
+    with pytest.raises(DataError, match="absent.csv does not exist"):
+        read_csv(tmp_path / "absent.csv", classes)
+    annotations.write_bytes(b"a.jpg,\xff\xfe\n")
+    with pytest.raises(DataError, match="annotations.csv is no readable CSV"):
+        read_csv(annotations, classes)
+
+
+def test_loading_takes_sizes_from_the_files_and_labels_from_the_indices(tmp_path: Path):
+    """Paths may be absolute, as in keras-retinanet's README, as long as they stay in the images folder."""
+    for name, size in (("a.png", (30, 20)), ("b.png", (8, 9))):
+        Image.new("RGB", size).save(tmp_path / name)
+    annotations, _ = write(tmp_path, f"{tmp_path}/a.png,1,2,11,12,cow\nb.png,,,,,\n")
+    found = load_annotations(annotations, tmp_path, format="csv")
+    assert [(r.path, r.width, r.height) for r in found.records] == [
+        (tmp_path / "a.png", 30, 20),
+        (tmp_path / "b.png", 8, 9),
+    ]
+    assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
+    assert found.boxes[1].shape == (0, 4)
+    assert found.labels[0].tolist() == [1]
+    assert found.categories.names == ("cat", "cow")
+    with pytest.raises(DataError, match="outside the images folder"):
+        load_annotations(annotations, tmp_path / "elsewhere", format="csv")
+
+
+def test_real_file(real_data: Path):
+    folder = real_data / "keras-retinanet-testdata" / "csv"
+    found = load_annotations(folder / "annotations.csv", folder, format="csv")
+    assert [(r.width, r.height) for r in found.records] == [(353, 500)]
+    assert found.boxes[0].tolist() == [[47, 239, 194, 370]]
+    assert found.categories.names == ("person",)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_same_boxes_as_coco(tmp_path: Path, real_data: Path, split: str):
+    """COCO's boxes written as corners, as keras-retinanet's users do, come back the same."""
+    coco = load_annotations(*find_split(real_data / "keras-retinanet-testdata" / "coco", split))
+    rows = [
+        f"{record.path},{','.join(map(str, box))},{coco.categories.name_of(label)}"
+        for record, boxes, labels in zip(coco.records, coco.boxes, coco.labels, strict=True)
+        for box, label in zip(boxes.tolist(), labels.tolist(), strict=True)
+    ]
+    names = [f"{name},{label}" for label, name in enumerate(coco.categories.names)]
+    files = write(tmp_path, "\n".join(rows), "\n".join(names))
+    found = load_annotations(files[0], coco.records[0].path.parent, format="csv")
+    assert found.categories.names == coco.categories.names
+    assert [(r.width, r.height) for r in found.records] == [(r.width, r.height) for r in coco.records]
+    np.testing.assert_allclose(found.boxes[0], coco.boxes[0], rtol=1e-6)
+    assert found.labels[0].tolist() == coco.labels[0].tolist()
+
+
+def test_real_file_is_the_same_photo_as_the_voc_one(real_data: Path):
+    """VOC's pixels count from 1 and include the last, so that its dog at 48, 240, 195, 371 ends one pixel further."""
+    root = real_data / "keras-retinanet-testdata"
+    csv = load_annotations(root / "csv" / "annotations.csv", root / "csv", format="csv")
+    voc = load_annotations(root / "pascal", root / "pascal", format="voc")
+    assert csv.records[0].path.read_bytes() == voc.records[0].path.read_bytes()
+    assert (voc.boxes[0][0] - csv.boxes[0][0]).tolist() == [0, 0, 1, 1]

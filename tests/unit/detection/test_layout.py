@@ -1,0 +1,80 @@
+"""Where a split lies below a data set's root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("annotations", "images"),
+    [
+        ("annotations/instances_val2017.json", "val2017"),
+        ("annotations/instances_val2017.json", "images/val2017"),
+        ("annotations/instances_val.json", "val"),
+        ("annotations/instances_val.json", "images"),
+        ("annotations/instances_val.json", "."),
+        ("annotations/val.json", "images/val"),
+        ("val.json", "val"),
+        ("val.json", "."),
+        ("valid/_annotations.coco.json", "valid"),
+        ("val/_annotations.coco.json", "val"),
+    ],
+)
+def test_layouts(tmp_path: Path, annotations: str, images: str):
+    (tmp_path / images).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "train").mkdir()
+    (tmp_path / annotations).parent.mkdir(exist_ok=True)
+    (tmp_path / annotations).touch()
+    assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
+
+
+def test_of_several_annotation_files_the_plainest_wins(tmp_path: Path):
+    (tmp_path / "annotations").mkdir()
+    for name in ("instances_train2014_part.json", "instances_train2017.json", "instances_val2017.json"):
+        (tmp_path / "annotations" / name).touch()
+    assert find_split(tmp_path, "train")[0].name == "instances_train2017.json"
+
+
+def test_a_layout_that_is_not_known(tmp_path: Path):
+    with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
+        find_split(tmp_path, "val")
+    with pytest.raises(DataError, match="absent is no folder"):
+        find_split(tmp_path / "absent", "val")
+
+
+def test_train_and_val_are_not_mixed_up(tmp_path: Path):
+    for name in ("train", "valid"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_annotations.coco.json").touch()
+    assert find_split(tmp_path, "train") == (tmp_path / "train" / "_annotations.coco.json", tmp_path / "train")
+    assert find_split(tmp_path, "val") == (tmp_path / "valid" / "_annotations.coco.json", tmp_path / "valid")
+
+
+def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
+    """What lies beside the instances in COCO's own annotation folder."""
+    (tmp_path / "annotations").mkdir()
+    for kind in ("captions", "person_keypoints"):
+        (tmp_path / "annotations" / f"{kind}_val2017.json").touch()
+    with pytest.raises(DataError, match="has no val annotations"):
+        find_split(tmp_path, "val")
+    (tmp_path / "annotations" / "instances_val2017.json").touch()
+    assert find_split(tmp_path, "val")[0].name == "instances_val2017.json"
+
+
+@pytest.mark.parametrize(
+    ("folder", "split", "annotations", "images"),
+    [
+        ("coco-mini", "train", "annotations/instances_train2017.json", "train2017"),
+        ("coco-mini", "val", "annotations/instances_val2017.json", "val2017"),
+        ("bccd", "val", "annotations/instances_val.json", "val"),
+        ("keras-retinanet-testdata/coco", "val", "annotations/instances_val2017.json", "images/val2017"),
+    ],
+)
+def test_real_layouts(real_data: Path, folder: str, split: str, annotations: str, images: str):
+    root = real_data / folder
+    assert find_split(root, split) == (root / annotations, root / images)

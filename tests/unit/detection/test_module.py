@@ -1,0 +1,333 @@
+"""Data sets on disk to batches, with and without data workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+from dataclasses import fields
+from multiprocessing import forkserver, spawn
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.data import module
+from retina_dist.detection.data.collate import NO_IMAGE
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.errors import ConfigError, ImageError
+
+SIZES = [(30, 40), (40, 30), (32, 32), (24, 48)]  # (height, width)
+SETTINGS = {
+    "batch_size": 4,
+    "min_sizes": (32, 48),
+    "max_size": 96,
+    "hflip": 0.5,
+    "photometric": 0.5,
+    "iou_crop": 0.5,
+    "scale_jitter": (0.5, 1.5),
+    "num_workers": 0,
+    "seed": 3,
+}
+
+
+def make_annotations(folder: Path, count: int = 10) -> SimpleNamespace:
+    """`count` images of noise with ids 100, 101, ...; image i has i % 3 boxes with label i."""
+    rng = np.random.default_rng(0)
+    records, boxes, labels = [], [], []
+    for i in range(count):
+        height, width = SIZES[i % len(SIZES)]
+        path = folder / f"{i}.png"
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+        records.append(SimpleNamespace(image_id=100 + i, path=path, file_name=path.name, width=width, height=height))
+        boxes.append(np.array([[2.0, 3.0, 20.0, 22.0]] * (i % 3), dtype=np.float32).reshape(-1, 4))
+        labels.append(np.full(i % 3, i, dtype=np.int64))
+    return SimpleNamespace(records=tuple(records), boxes=boxes, labels=labels)
+
+
+@pytest.fixture
+def annotations(tmp_path):
+    return make_annotations(tmp_path)
+
+
+def make_module(annotations, val=None, **settings) -> CocoDataModule:
+    return CocoDataModule(train=annotations, val=val, **SETTINGS | settings)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for x, y in ((getattr(a, field.name), getattr(b, field.name)) for field in fields(Batch))
+    )
+
+
+def same_steps(a: list[list[Batch]], b: list[list[Batch]]) -> bool:
+    return [len(step) for step in a] == [len(step) for step in b] and all(
+        same(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True)
+    )
+
+
+# the data set
+
+
+def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
+    assert len(dataset) == 10
+    assert dataset.sizes.tolist() == [list(SIZES[i % 4]) for i in range(10)]
+    batch = dataset[BatchSpec(epoch=0, indices=(5, 0), canvas=(64, 64), min_size=30, weight=0.5)]
+    assert batch.image_ids.tolist() == [105, 100]
+    assert batch.original_sizes.tolist() == [[40, 30], [30, 40]]
+    assert batch.image_sizes.tolist() == [[40, 30], [30, 40]]  # scale 1
+    pixels = np.asarray(Image.open(annotations.records[5].path))
+    assert np.array_equal(batch.images[0, :, :40, :30].permute(1, 2, 0).numpy(), pixels)
+    assert batch.num_boxes.tolist() == [2, 0]
+    assert batch.boxes[0, :2].tolist() == [[2, 3, 20, 22]] * 2
+    assert batch.labels[0, :2].tolist() == [5, 5]
+    assert batch.weight == 0.5
+    assert batch.warnings == ()
+
+
+def test_augmentation_is_keyed_by_seed_epoch_and_image(annotations):
+    transform = TrainTransform(max_size=96, scale_jitter=(0.5, 1.5))
+
+    def image(seed: int, epoch: int, *indices: int) -> torch.Tensor:
+        spec = BatchSpec(epoch, indices, canvas=(64, 64), min_size=32)
+        return DetectionDataset(annotations, transform, seed=seed)[spec].images[-1]
+
+    assert torch.equal(image(0, 0, 4), image(0, 0, 7, 1, 4))  # neighbours do not matter
+    assert not torch.equal(image(0, 0, 4), image(0, 1, 4))
+    assert not torch.equal(image(0, 0, 4), image(1, 0, 4))
+
+
+def test_data_set_is_small_to_send_and_unchanged_by_it(annotations):
+    annotations.coco = {"annotations": ["x" * 1_000_000]}
+    dataset = DetectionDataset(annotations, TrainTransform(max_size=96))
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 20_000
+    spec = BatchSpec(1, (1, 2), canvas=(64, 64), min_size=32)
+    assert same(pickle.loads(sent)[spec], dataset[spec])
+
+
+def test_bad_image_is_an_error_that_names_it(annotations):
+    annotations.records[1].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
+    with pytest.raises(ImageError, match=r"1\.png"):
+        dataset[BatchSpec(0, (0, 1), canvas=(64, 64), min_size=32)]
+
+
+def test_bad_image_is_left_out_with_its_weight_when_skipped(annotations):
+    annotations.records[1].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
+    batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(64, 128), min_size=32, weight=1.0)]
+    assert batch.image_ids.tolist() == [100, 102, 103]
+    assert batch.weight == 0.75
+    assert len(batch.warnings) == 1
+    assert "1.png" in batch.warnings[0]
+
+
+def test_a_batch_of_bad_images_is_a_black_one_without_weight(annotations):
+    annotations.records[1].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
+    batch = dataset[BatchSpec(0, (1, 1), canvas=(64, 128), min_size=32, weight=1.0)]
+    assert batch.images.shape == (1, 3, 64, 128)
+    assert not batch.images.any()
+    assert batch.num_boxes.tolist() == [0]
+    assert batch.weight == 0.0
+    assert len(batch.warnings) == 2
+    assert batch.image_ids.dtype == batch.labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("resize", ["workers", "device"])
+def test_fillers_bring_a_batch_to_its_size(annotations, resize):
+    """Black images without boxes, at the end: for what could not be read, and where a slot has too few images or none."""
+    annotations.records[1].path.write_bytes(b"no image")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip", resize=resize)
+
+    def batch(*indices: int, size: int) -> Batch:
+        return dataset[BatchSpec(0, indices, canvas=(64, 128), min_size=32, weight=0.5, size=size)].to("cpu")
+
+    full, short, empty = batch(0, 2, 3, size=3), batch(0, 1, 2, size=4), batch(size=2)
+    assert full.real is None
+    assert short.real.tolist() == [True, True, False, False]
+    assert empty.real.tolist() == [False, False]
+    assert (full.weight, short.weight, empty.weight) == (0.5, 0.5 * 2 / 3, 0.5 * 0)
+    assert short.image_ids.tolist() == [100, 102, NO_IMAGE, NO_IMAGE]
+    assert torch.equal(short.images[:2], batch(0, 2, size=1).images)
+    for found, count in ((short, 4), (empty, 2)):
+        assert found.images.shape == (count, 3, 64, 128)
+        fillers = ~found.real
+        assert not found.images[fillers].any()
+        assert not found.num_boxes[fillers].any()
+        assert found.image_sizes[fillers].tolist() == [[64, 128]] * int(fillers.sum())
+
+
+def test_unknown_policy_is_refused(annotations):
+    with pytest.raises(ConfigError, match="on_bad_image='ignore'"):
+        DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="ignore")
+
+
+def test_data_set_without_any_box(annotations):
+    annotations.boxes = [np.zeros((0, 4), np.float32)] * 10
+    annotations.labels = [np.zeros(0, np.int64)] * 10
+    dataset = DetectionDataset(annotations, TrainTransform(max_size=96, iou_crop=1.0))
+    batch = dataset[BatchSpec(0, (0, 1), canvas=(64, 64), min_size=32)]
+    assert batch.num_boxes.tolist() == [0, 0]
+
+
+# the module
+
+
+def test_steps_cross_epochs_and_hold_accumulate_micro_batches(annotations):
+    module = make_module(annotations, accumulate=2)
+    assert module.steps_per_epoch == 3
+    assert module.num_train_images == 10
+    assert module.position(4) == (1, 4)
+    steps = list(module.train_steps(0, 6))
+    assert [len(step) for step in steps] == [2] * 6
+    for epoch in (steps[:3], steps[3:]):
+        ids = [int(i) for step in epoch for batch in step for i in batch.image_ids if i != NO_IMAGE]
+        assert sorted(ids) == list(range(100, 110))
+
+
+def test_resuming_gives_the_same_batches_as_going_on(annotations):
+    module = make_module(annotations)
+    assert same_steps(list(module.train_steps(0, 7))[4:], list(make_module(annotations).train_steps(4, 7)))
+    assert list(module.train_steps(3, 3)) == []
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_every_world_size_sees_the_same_augmented_images(annotations, world_size):
+    def images(world_size: int) -> list[dict[int, torch.Tensor]]:
+        steps: list[dict[int, torch.Tensor]] = [{} for _ in range(4)]
+        for rank in range(world_size):
+            module = make_module(annotations, rank=rank, world_size=world_size)
+            for found, batches in zip(steps, module.train_steps(0, 4), strict=True):
+                for batch in batches:
+                    found |= dict(zip(batch.image_ids.tolist(), batch.images, strict=True))
+                    found.pop(NO_IMAGE, None)
+        return steps
+
+    for one, many in zip(images(1), images(world_size), strict=True):
+        assert one.keys() == many.keys()
+        assert all(torch.equal(one[i], many[i]) for i in one)
+
+
+def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations, monkeypatch):
+    prepared: dict[str, dict] = {}
+    prepare = spawn.get_preparation_data
+    monkeypatch.setattr(spawn, "get_preparation_data", lambda name: prepared.setdefault(name, prepare(name)))
+    module = make_module(annotations, num_workers=2)
+    before = set(multiprocessing.active_children())
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+
+    main = sys.modules["__main__"]
+    as_they_were = main.__spec__, getattr(main, "__file__", None)
+    steps = module.train_steps(0, 100)
+    found = [next(steps) for _ in range(5)]
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    steps.close()
+    assert set(multiprocessing.active_children()) == before
+
+    # or a script without `if __name__ == "__main__":` would run again in each
+    prepared.pop("ignore", None)  # the fork server's, of which it takes the path only
+    assert [key for each in prepared.values() for key in each if key.startswith("init_main")] == []
+    assert len(prepared) == 2
+    assert (main.__spec__, getattr(main, "__file__", None)) == as_they_were
+    assert torch.equal(torch.get_rng_state(), state)  # reading draws nothing from the global stream
+    assert same_steps(found, list(make_module(annotations).train_steps(0, 5)))
+
+
+def test_a_bad_image_in_a_worker_is_one_sentence_and_stops_the_workers(annotations):
+    annotations.records[1].path.write_bytes(b"no image")
+    module = make_module(annotations, num_workers=1)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ImageError, match=r"1\.png") as caught:
+        list(module.train_steps(0, 3))
+    assert "Traceback" not in str(caught.value)
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_validation_sees_every_image_once_and_unchanged(annotations):
+    ids, pixels = [], 0
+    for rank in range(3):
+        module = make_module(None, val=annotations, val_batch_size=2, val_min_size=40, rank=rank, world_size=3)
+        for batch in module.val_batches():
+            ids += batch.image_ids.tolist()
+            pixels += int(batch.image_sizes.prod(dim=1).sum())
+            assert batch.weight == 1.0
+            assert batch.image_sizes.min() == 40
+    assert sorted(ids) == list(range(100, 110))
+    assert list(make_module(None, val=annotations, rank=9, world_size=10, val_batch_size=10).val_batches()) == []
+
+
+def test_validation_can_be_read_while_training_goes_on(annotations):
+    module = make_module(annotations, val=annotations, num_workers=1)
+    straight = list(make_module(annotations).train_steps(0, 4))
+    steps = module.train_steps(0, 4)
+    found = [next(steps), next(steps)]
+    assert sum(len(batch) for batch in module.val_batches()) == 10
+    assert sum(len(batch) for batch in module.val_batches()) == 10  # and again
+    assert same_steps(found + list(steps), straight)
+
+
+def test_validation_size_defaults_to_the_largest_of_training(annotations):
+    (batch, *_) = make_module(None, val=annotations).val_batches()
+    assert int(batch.image_sizes.min()) == 48
+
+
+def test_reshard_takes_over_another_share(annotations):
+    module = make_module(annotations, val=annotations, rank=0, world_size=3)
+    module.reshard(1, 2)
+    other = make_module(annotations, val=annotations, rank=1, world_size=2)
+    assert same_steps(list(module.train_steps(2, 4)), list(other.train_steps(2, 4)))
+
+
+def test_missing_splits_and_impossible_settings(annotations):
+    with pytest.raises(ConfigError, match="no validation split"):
+        make_module(annotations).val_batches()
+    with pytest.raises(ConfigError, match="no training split"):
+        next(make_module(None, val=annotations).train_steps(0, 1))
+    with pytest.raises(ConfigError, match="num_workers=-1"):
+        make_module(annotations, num_workers=-1)
+
+
+@pytest.mark.parametrize("flip", ["hflip", "vflip"])
+def test_each_flip_reaches_the_pixels(annotations, flip):
+    off = {"hflip": 0.0, "vflip": 0.0, "photometric": 0.0, "iou_crop": 0.0, "scale_jitter": None, "shuffle": False}
+    plain = next(make_module(annotations, **off).train_steps(0, 1))[0]
+    flipped = next(make_module(annotations, **off | {flip: 1.0}).train_steps(0, 1))[0]
+    height, width = plain.image_sizes[0].tolist()
+    expected = plain.images[0, :, :height, :width].flip(-1 if flip == "hflip" else -2)
+    difference = flipped.images[0, :, :height, :width].int() - expected.int()
+    assert difference.abs().max() <= 2  # resized before or after
+
+
+def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm signals whole steps; without its server the data workers count as dead."""
+    deaf: list[set[int]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    module._start_fork_server()
+    assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize("most", [2, 9])
+def test_the_shapes_of_a_training_are_counted_beforehand(annotations, most: int) -> None:
+    annotations.boxes[0] = np.array([[2.0, 3.0, 20.0, 22.0]] * most, dtype=np.float32)
+    annotations.labels[0] = np.zeros(most, dtype=np.int64)
+    made = make_module(annotations, iou_crop=0.0)
+    steps = made.train_steps(0, 4 * made.steps_per_epoch)
+    met = {(batch.images.shape, batch.boxes.shape, batch.real is None) for (batch,) in steps}
+    canvases = made.train_sampler.buckets.all_canvases()
+    # four images, two and two fillers in the last step
+    assert len(met) <= made.num_train_shapes == len(canvases) * (1 if most <= 8 else 2) * 2

@@ -1,0 +1,283 @@
+"""Post-processing of a whole batch against torchvision's image by image, bit by bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection._utils import BoxCoder
+
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.model import postprocess as module
+from retina_dist.detection.model.postprocess import nms_at_once, nms_by_group, postprocess
+from retina_dist.detection.model.retinanet import ANCHOR_SIZES, ASPECT_RATIOS, anchor_generator, build_retinanet
+
+CANVAS = (96, 128)
+SETTINGS = {"score_threshold": 0.05, "nms_threshold": 0.5, "topk_candidates": 1000, "detections_per_image": 300}
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settle what torchvision leaves open: which of equal scores is first, and what torch.sigmoid rounds the end of a tensor to."""
+    sort = torch.Tensor.sort
+
+    def topk(x: Tensor, k: int, dim: int = -1) -> torch.return_types.sort:
+        return torch.return_types.sort(
+            part.narrow(dim, 0, k) for part in sort(x, dim=dim, descending=True, stable=True)
+        )
+
+    monkeypatch.setattr(torch.Tensor, "topk", topk)
+    monkeypatch.setattr(
+        torch.Tensor, "sort", lambda x, dim=-1, descending=False: sort(x, stable=True, dim=dim, descending=descending)
+    )
+    monkeypatch.setattr(torch, "sigmoid", lambda x: 1 / (1 + torch.exp(-x)))
+
+
+def pyramid() -> list[Tensor]:
+    """Anchors [A_l, 4] of the five levels on CANVAS."""
+    generator = anchor_generator(ANCHOR_SIZES, ASPECT_RATIOS)
+    strides = (8, 16, 32, 64, 128)
+    grids = [[-(-side // stride) for side in CANVAS] for stride in strides]
+    cells = generator.grid_anchors(grids, [[torch.tensor(s)] * 2 for s in strides])
+    return [level.to(torch.float32) for level in cells]
+
+
+def outputs(batch: int, classes: int, bias: float, seed: int, spread: float = 1.5) -> tuple[Tensor, Tensor, Tensor]:
+    """Random logits [B, A, K] and offsets [B, A, 4] on CANVAS, and image sizes [B, 2] within it."""
+    g = torch.Generator().manual_seed(seed)
+    count = sum(map(len, pyramid()))
+    logits = torch.randn(batch, count, classes, generator=g) * spread + bias
+    offsets = torch.randn(batch, count, 4, generator=g) * 0.3
+    sizes = torch.stack([torch.randint(side // 2, side + 1, (batch,), generator=g) for side in CANVAS], dim=1)
+    return logits, offsets, sizes
+
+
+def theirs(
+    logits: Tensor, offsets: Tensor, sizes: Tensor, levels: list[Tensor] | None = None, **settings: Any
+) -> list[dict[str, Tensor]]:
+    settings = SETTINGS | settings
+    levels = levels or pyramid()
+    counts = [len(level) for level in levels]
+    model = SimpleNamespace(
+        score_thresh=settings["score_threshold"],
+        nms_thresh=settings["nms_threshold"],
+        topk_candidates=settings["topk_candidates"],
+        detections_per_img=settings["detections_per_image"],
+        box_coder=BoxCoder((1.0, 1.0, 1.0, 1.0)),
+    )
+    heads = {
+        "cls_logits": list(logits.float().split(counts, 1)),
+        "bbox_regression": list(offsets.float().split(counts, 1)),
+    }
+    shapes = [(h, w) for h, w in sizes.tolist()]
+    return TorchvisionRetinaNet.postprocess_detections(model, heads, [levels] * len(logits), shapes)  # type: ignore[arg-type]
+
+
+def ours(
+    logits: Tensor, offsets: Tensor, sizes: Tensor, levels: list[Tensor] | None = None, **settings: Any
+) -> list[Detections]:
+    return postprocess(logits, offsets, levels or pyramid(), sizes, sizes, **(SETTINGS | settings))
+
+
+def assert_same(found: Any, expected: Any) -> list[int]:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert {name: value.dtype for name, value in a.items()} == {name: value.dtype for name, value in b.items()}
+        for name in ("labels", "scores", "boxes"):
+            assert torch.equal(a[name], b[name]), name
+    return [len(one["scores"]) for one in found]
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("classes", [1, 4, 91])
+@pytest.mark.parametrize(
+    ("bias", "candidates"),
+    [(-20.0, "none"), (-8.0, "few"), (-6.0, "some"), (-3.5, "many"), (0.0, "more than topk of each level")],
+)
+def test_equal_to_torchvision(classes: int, bias: float, candidates: str) -> None:
+    bias = bias - (1 if classes == 91 and candidates != "many" else 0)
+    for batch in range(1, 9):
+        logits, offsets, sizes = outputs(batch, classes, bias, seed=batch)
+        counts = assert_same(ours(logits, offsets, sizes), theirs(logits, offsets, sizes))
+        if candidates == "none":
+            assert counts == [0] * batch
+        elif candidates.startswith("more"):
+            assert ((logits > 0).flatten(1).sum(1) > 1000).all()
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("seed", range(30))
+def test_equal_to_torchvision_in_random_settings(seed: int) -> None:
+    """Both ways in which torchvision keeps classes apart, every limit reached, and images with nothing among others."""
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda low, high: int(torch.randint(low, high, (), generator=g))  # noqa: E731
+    batch, classes = draw(1, 9), (1, 2, 20, 91)[draw(0, 4)]
+    logits, offsets, sizes = outputs(batch, classes, bias=-draw(1, 8), seed=seed, spread=draw(1, 4))
+    logits[torch.rand(batch, generator=g) < 0.3] -= 50
+    settings = {
+        "score_threshold": (0.0, 0.01, 0.05, 0.5)[draw(0, 4)],
+        "nms_threshold": (0.3, 0.5, 0.9)[draw(0, 3)],
+        "topk_candidates": (1, 20, 1000)[draw(0, 3)],
+        "detections_per_image": (1, 100, 300)[draw(0, 3)],
+    }
+    assert_same(ours(logits, offsets, sizes, **settings), theirs(logits, offsets, sizes, **settings))
+
+
+@pytest.mark.parametrize("classes", [1, 91])
+def test_equal_to_torchvision_with_torchs_own_sigmoid(classes: int) -> None:
+    logits, offsets, sizes = outputs(3, classes, bias=-6.0, seed=1)
+    for a, b in zip(ours(logits, offsets, sizes), theirs(logits, offsets, sizes), strict=True):
+        assert len(a["scores"]) > 20
+        assert torch.equal(a["labels"], b["labels"])
+        assert torch.equal(a["boxes"], b["boxes"])
+        torch.testing.assert_close(a["scores"], b["scores"], rtol=1.2e-7, atol=0)  # one bit
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("classes", [1, 3])
+def test_equal_scores_come_by_anchor_then_class(classes: int) -> None:
+    """In bfloat16 they come by the hundred."""
+    logits, offsets, sizes = outputs(4, classes, bias=-2.0, seed=5)
+    logits, offsets = logits.bfloat16(), offsets.bfloat16()
+    found = ours(logits, offsets, sizes)
+    assert_same(found, theirs(logits, offsets, sizes))
+    assert all(len(one["scores"].unique()) < len(one["scores"]) for one in found)
+
+
+@pytest.mark.parametrize(("pairs", "moved"), [(500, True), (501, False)])
+def test_overlaps_are_rounded_as_torchvision_rounds_them(
+    pairs: int, moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs of a class with an IoU near the threshold; up to 1000 candidates torchvision moves them far out in float32."""
+    place = torch.arange(pairs)
+    first = torch.stack((place % 25 * 50, place // 25 * 50, place % 25 * 50 + 30, place // 25 * 50 + 30), dim=1).float()
+    # 30 px squares, moved by a third of a side: 20 / 40.
+    second = first + torch.tensor([1.0, 0, 1, 0]) * (10 + torch.linspace(-0.01, 0.01, pairs))[:, None]
+    logits = torch.full((2, 2 * pairs, 91), -20.0)
+    logits[0, :, 90] = torch.linspace(4, 1, 2 * pairs)
+    arguments = (logits, torch.zeros(2, 2 * pairs, 4), torch.tensor([[1300, 1300]] * 2), [torch.cat((first, second))])
+    settings = {"topk_candidates": 2000, "detections_per_image": 2000}
+    found = ours(*arguments, **settings)
+    for a, b in zip(found, theirs(*arguments, **settings), strict=True):
+        assert torch.equal(a["boxes"], b["boxes"])
+    monkeypatch.setattr(module, "MOST_MOVED_CPU", 0)
+    assert (len(ours(*arguments, **settings)[0]["boxes"]) != len(found[0]["boxes"])) == moved
+
+
+def test_by_hand() -> None:
+    anchors = torch.tensor([[10.0, 10, 20, 20], [10, 10, 20, 21], [30, 30, 60, 60]])
+    logits = torch.tensor(
+        [
+            [[1.0, -9], [2.0, 0.5], [3.0, -9]],  # the first anchor overlaps the second (IoU 10/11), a better cat
+            [[-9.0, -9], [-9.0, -9], [-9.0, -9]],
+        ]
+    )
+    sizes, stored = torch.tensor([[50, 40], [50, 40]]), torch.tensor([[100, 40], [50, 40]])
+    first, second = postprocess(
+        logits,
+        torch.zeros(2, 3, 4),
+        [anchors],
+        sizes,
+        stored,
+        score_threshold=0.5,
+        nms_threshold=0.5,
+        topk_candidates=4,
+        detections_per_image=2,
+    )
+    # 40 px wide and 50 high, so the best box ends there; stored twice as high. The dog of the second anchor is the third.
+    assert first["boxes"].tolist() == [[30, 60, 40, 100], [10, 20, 20, 42]]
+    assert first["labels"].tolist() == [0, 0]
+    torch.testing.assert_close(first["scores"], torch.tensor([3.0, 2.0]).sigmoid())
+    assert [tuple(value.shape) for value in second.values()] == [(0, 4), (0,), (0,)]
+
+
+def test_the_threshold_itself_is_not_above_it() -> None:
+    anchors = torch.tensor([[10.0, 10, 20, 20]])
+    sizes = torch.tensor([[50, 50]])
+    settings = SETTINGS | {"score_threshold": 0.5}
+    for logit, count in ((0.0, 0), (1e-6, 1)):
+        found = postprocess(torch.tensor([[[logit]]]), torch.zeros(1, 1, 4), [anchors], sizes, sizes, **settings)
+        assert len(found[0]["scores"]) == count
+
+
+@pytest.mark.parametrize("k", [50, 100_000])
+def test_not_a_number_costs_its_anchor_only(k: int) -> None:
+    logits, offsets, sizes = outputs(1, 3, bias=-2.0, seed=2)
+    logits[0, 100:200, 1] = torch.nan
+    logits[0, 150:200, 1] *= -1  # NaNs have signs
+    expected = theirs(logits.index_fill(1, torch.arange(100, 200), -torch.inf), offsets, sizes, topk_candidates=k)
+    for a, b in zip(ours(logits, offsets, sizes, topk_candidates=k), expected, strict=True):
+        assert torch.equal(a["boxes"], b["boxes"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_nms_for_all_groups_keeps_what_one_for_each_keeps(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    corner, size = torch.rand(2000, 2, generator=g) * 100, torch.rand(2000, 2, generator=g) * 60 + 1
+    boxes, scores = torch.cat((corner, corner + size), dim=1), torch.rand(2000, generator=g)
+    group = torch.randint(0, 700, (2000,), generator=g) // 50 * 50
+    once, each = (f(boxes, scores, group, 0.5) for f in (nms_at_once, nms_by_group))
+    assert once.sort().values.tolist() == each.sort().values.tolist()
+    assert each.tolist() == each.sort().values.tolist()
+    assert len(each) < 1900
+    nothing = (boxes[:0], scores[:0], group[:0], 0.5)
+    assert len(nms_at_once(*nothing)) == len(nms_by_group(*nothing)) == 0
+
+
+class Operators(TorchDispatchMode):
+    """The names of all operators that run, views of a slice aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "slice" not in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_do_not_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "nms_by_group", nms_at_once)  # as on a GPU
+    names = []
+    for batch in (1, 8):
+        logits, offsets, sizes = outputs(batch, 4, bias=-4.0, seed=0)
+        with Operators() as operators:
+            ours(logits, offsets, sizes)
+        names.append(operators.names)
+    assert names[0] == names[1]
+    assert sum("nonzero" in name or "nms" in name for name in names[0]) == 2
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_models_detections(variant: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64).eval()
+    torch.nn.init.constant_(model.head.classification_head.cls_logits.bias, -2.0)
+    sizes = torch.tensor([[96, 128], [64, 100]])
+    batch = Batch(
+        images=torch.randint(0, 256, (2, 3, *CANVAS), dtype=torch.uint8),
+        image_sizes=sizes,
+        original_sizes=sizes * torch.tensor([2, 1]),
+        image_ids=torch.arange(2),
+        boxes=torch.zeros(2, 1, 4),
+        labels=torch.zeros(2, 1, dtype=torch.int64),
+        num_boxes=torch.zeros(2, dtype=torch.int64),
+    )
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        heads, levels = model.predict(batch)
+        assert heads["cls_logits"].dtype == dtype
+        found = model.detections(heads, levels, batch)
+    counts = [len(level) for level in levels]
+    heads = {name: list(value.float().split(counts, 1)) for name, value in heads.items()}
+    expected = model.postprocess_detections(heads, [levels] * 2, [(96, 128), (64, 100)])
+    for one in expected:
+        one["boxes"] *= torch.tensor([1.0, 2.0, 1.0, 2.0])
+    assert min(assert_same(found, expected)) > 50

@@ -1,0 +1,95 @@
+"""The drawn data set: reproducible, whole or absent, with boxes that fit what is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retina_dist.detection.data.shapes import CATEGORIES, _annotation, _mask, draw_scene, make_shapes
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import DataError
+
+
+def digest(root: Path) -> str:
+    files = sorted(p for p in root.rglob("*") if p.is_file())
+    return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in files)).hexdigest()
+
+
+def test_the_same_seed_draws_the_same_files(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_shapes(tmp_path / name, num_train=6, num_val=3, image_size=64, seed=seed)
+        (tmp_path / name / "shapes.json").unlink()
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+
+
+def test_it_is_a_sound_data_set_with_everything_real_ones_have(tmp_path: Path) -> None:
+    make_shapes(tmp_path / "shapes", num_train=150, num_val=10, image_size=64)
+    data = load_annotations(*find_split(tmp_path / "shapes", "train"))
+    assert len(data.records) == 150
+    assert not data.dropped
+    assert not data.clipped
+    assert data.num_crowd > 0
+    assert any(not len(boxes) for boxes in data.boxes)
+    assert len({(r.width, r.height) for r in data.records}) == 5
+    assert data.categories.ids == tuple(CATEGORIES)  # with gaps
+    assert set(np.concatenate(data.labels)) == set(range(6))
+
+
+@pytest.mark.parametrize("kind", ["circle", "square", "triangle", "star", "cross", "ring"])
+def test_boxes_are_tight_around_the_pixels_drawn(kind: str) -> None:
+    """A shape on black: its annotation is the bounds of what is no longer black."""
+    alpha = _mask(kind, (30.0, 26.0), 12.0, 0.3, 64, 48)
+    found = _annotation(alpha >= 0.5, 1, 0)
+    x, y, width, height = found["bbox"]
+    rows, columns = np.where(alpha >= 0.5)
+    assert (columns.min(), rows.min()) == (x, y)
+    assert (columns.max(), rows.max()) == (x + width - 1, y + height - 1)
+    assert found["area"] == len(rows)
+    assert max(width, height) <= 26  # within its radius
+    assert min(width, height) >= 16
+
+
+def test_boxes_lie_within_the_picture_and_hide_little_of_each_other() -> None:
+    for seed in range(30):
+        pixels, objects = draw_scene(np.random.default_rng(seed), 64)
+        for found in objects:
+            x, y, width, height = found["bbox"]
+            assert min(x, y) >= 0
+            assert x + width <= pixels.width
+            assert y + height <= pixels.height
+            assert found["area"] >= 20
+
+
+def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
+    root = tmp_path / "shapes"
+    make_shapes(root, num_train=2, num_val=1, image_size=48)
+    before = digest(root)
+    make_shapes(root, num_train=2, num_val=1, image_size=48)
+    assert digest(root) == before
+    with pytest.raises(DataError, match="num_train 2, not 3") as caught:
+        make_shapes(root, num_train=3, num_val=1, image_size=48)
+    assert f"with data.root={root}-num_train3, or delete the folder {root} to" in str(caught.value)
+    make_shapes(tmp_path / "shapes-num_train3", num_train=3, num_val=1, image_size=48)  # as it says
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match="no drawn data set"):
+        make_shapes(tmp_path / "photos", num_train=2, num_val=1, image_size=48)
+
+
+def test_an_interrupted_drawing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dumps", fail)
+    with pytest.raises(KeyboardInterrupt):
+        make_shapes(tmp_path / "shapes", num_train=2, num_val=1, image_size=48)
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_small_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="image_size=32"):
+        make_shapes(tmp_path / "shapes", image_size=16)

@@ -1,0 +1,159 @@
+"""Where annotation files and a checkpoint meet: names decide which label a category has, and the user which data is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import DataConfig, EvaluateConfig, ShapesConfig
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.task import DetectionTask, data_of_checkpoint
+from retina_dist.doctor import examine
+from retina_dist.engine.checkpoints import write_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError, DataError
+from retina_dist.evaluate import evaluate
+from retina_dist.files import Url
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+
+def write_split(root: Path, split: str, ids: dict[str, int]) -> None:
+    """Two images, with one box of each category in turn."""
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    (root / split).mkdir(exist_ok=True)
+    images, boxes = [], []
+    for number in (1, 2):
+        Image.new("RGB", (40, 40), (number, len(split), 0)).save(root / split / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 40, "height": 40})
+    for i, category_id in enumerate(ids.values()):
+        boxes.append({"id": i + 1, "image_id": i % 2 + 1, "category_id": category_id, "bbox": [i, i, 20, 20]})
+    coco = {"images": images, "annotations": boxes, "categories": [{"id": i, "name": n} for n, i in ids.items()]}
+    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+
+
+def task(root: Path, train: dict[str, int], val: dict[str, int], *overrides: str) -> DetectionTask:
+    write_split(root, "train", train)
+    write_split(root, "val", val)
+    config = load_config("train", ["data=coco", f"data.root={root}", *overrides])
+    return DetectionTask(config, SingleDeviceStrategy("cpu"))
+
+
+def labels(part: Any) -> list[list[int]]:
+    return [row.tolist() for row in part.labels]
+
+
+FIRST = {"person": 1, "dog": 2, "cat": 3}
+ALPHABETICAL = {"person": 3, "dog": 2, "cat": 1}
+
+
+def test_a_resumed_run_numbers_the_categories_as_its_checkpoint_does(tmp_path: Path) -> None:
+    before = task(tmp_path / "a", FIRST, FIRST)
+    now = task(tmp_path / "b", ALPHABETICAL, {"person": 7, "dog": 1, "cat": 0})
+    assert labels(now.train) != labels(before.train)
+    now.take_labels(before.train.categories.state(), "last.pt")
+    assert now.val is not None
+    assert labels(now.train) == labels(now.val) == labels(before.train)
+    assert (now.train.categories.ids, now.train.categories.names) == ((3, 2, 1), ("person", "dog", "cat"))
+    assert now.val.categories.ids == (7, 1, 0)  # what results are written with
+    assert now.train.categories.label_of(3) == 0
+    now.take_labels(before.train.categories.state(), "last.pt")
+    assert labels(now.train) == labels(before.train)
+
+
+@pytest.mark.parametrize("other", [{**FIRST, "tree": 4}, {"person": 1, "dog": 2}, {"person": 1, "dog": 2, "Cat": 3}])
+def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dict[str, int]) -> None:
+    state = Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state()
+    now = task(tmp_path, other, other)
+    with pytest.raises(
+        CheckpointError, match="last.pt was trained on other categories than data=coco has .*resume with"
+    ):
+        now.take_labels(state, "last.pt")
+    with pytest.raises(CheckpointError, match=r"last.pt .*cannot be read"):
+        now.take_labels({}, "last.pt")
+
+
+def test_names_are_mapped_on_resume(tmp_path: Path) -> None:
+    now = task(tmp_path, {"Cat": 1, "person": 2, "dog": 3}, FIRST, "data.category_map=[[Cat,cat],[cat,Cat]]")
+    now.take_labels(Categories((1, 2, 3), ("person", "dog", "cat")).state(), "last.pt")
+    assert labels(now.train) == [[2, 1], [0]]
+    assert now.val is not None
+    assert labels(now.val) == [[0, 2], [1]]
+
+
+def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path) -> None:
+    message = r"instances_val.json: 1 category name of it .* 'Dog' \(a label is 'dog'\); rename .*category_map=\[\[Dog,dog\]\]"
+    with pytest.raises(DataError, match=message):
+        task(tmp_path, FIRST, {"person": 1, "Dog": 2})
+    arguments = ["data=coco", f"data.root={tmp_path}"]
+    with pytest.raises(DataError, match=message):
+        examine(load_config("doctor", arguments))
+    mapped = [*arguments, "data.category_map=[[Dog,dog]]"]
+    assert DetectionTask(load_config("train", mapped), SingleDeviceStrategy("cpu")).val is not None
+    report = examine(load_config("doctor", [*mapped, "images=none"]))
+    assert report.objects["val"]["dog"]["all"] == 1
+
+
+def checkpoint_of(folder: Path, **data: Any) -> Path:
+    """A checkpoint of an untrained detector of FIRST's categories whose settings name this data."""
+    torch.manual_seed(0)
+    arguments = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16, "score_threshold": 0.0}
+    content = {
+        "model": build_retinanet(**arguments).state_dict(),  # type: ignore[arg-type]
+        "ema": None,
+        "step": 1,
+        "model_arguments": arguments,
+        "categories": Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state(),
+        "input": {"min_size": 32, "max_size": 48},
+        "config": {"data": asdict(replace(DataConfig(name="coco"), **data))},
+    }
+    write_checkpoint(folder / "theirs.pt", content)
+    return folder / "theirs.pt"
+
+
+SMALL = {"num_workers": 0, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    "key", ["root", "val_annotations", "val_images", "train_annotations", "train_images", "classes"]
+)
+def test_a_url_that_a_checkpoint_names_is_not_followed(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Url, "_call", lambda *_: pytest.fail("a server was asked"))
+    there = {"root": str(tmp_path), key: "http://stranger.example/coco"}
+    path = checkpoint_of(tmp_path, **there)
+    again = "root=http://stranger.example/coco" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE"
+    with pytest.raises(
+        ConfigError, match=f"theirs.pt has its data at a URL, data.{key}=http.* only where you give it: {again}"
+    ):
+        evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+    with pytest.raises(ConfigError, match="at a URL"):  # as replay does
+        data_of_checkpoint(DataConfig(name="coco", **there), None, path)
+
+
+def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+    write_split(tmp_path / "here", "train", FIRST)
+    write_split(tmp_path / "here", "val", ALPHABETICAL)
+    expected = evaluate(EvaluateConfig(checkpoint=str(checkpoint_of(tmp_path, root=str(tmp_path / "here"))), **SMALL))
+    shapes = ShapesConfig(num_train=1, num_val=1)
+    path = checkpoint_of(tmp_path, root="http://stranger.example", val_images="az://a/b", shapes=asdict(shapes))
+    annotations, images = tmp_path / "here/annotations/instances_val.json", tmp_path / "here/val"
+    for given in (
+        {"root": str(tmp_path / "here")},
+        {"annotations": str(annotations), "images": str(images)},
+        {"annotations": str(annotations), "root": str(images)},
+    ):
+        found = evaluate(EvaluateConfig(checkpoint=str(path), **SMALL, **given))
+        assert found.to_dict() == expected.to_dict()
+    Path(tmp_path / "elsewhere").mkdir()
+    with pytest.raises(DataError, match="has no val annotations"):  # nothing is drawn there
+        evaluate(EvaluateConfig(checkpoint=str(path), root=str(tmp_path / "elsewhere"), **SMALL))
+    with pytest.raises(ConfigError, match="settings are not those of this version"):
+        evaluate(EvaluateConfig(checkpoint=str(checkpoint_of(tmp_path, root=[3])), **SMALL))

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.voc import VOC_CLASSES, read_voc
+from retina_dist.errors import DataError
+
+SIZE = "<size><width>100</width><height>80</height><depth>3</depth></size>"
+
+
+def thing(name: str, corners: tuple[object, ...], difficult: int = 0) -> str:
+    tags = "".join(f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
+    return f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>{tags}</bndbox></object>"
+
+
+def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:
+    """A VOC folder: split -> image name -> what its annotation holds."""
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for split, images in splits.items():
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{name}\n" for name in images))
+        for name, content in images.items():
+            xml = f"<annotation><filename>{name}.jpg</filename>{content}</annotation>"
+            (root / "Annotations" / f"{name}.xml").write_text(xml)
+    return root
+
+
+def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
+    """The box 1, 1, 100, 80 is the whole image of 100 x 80 pixels; 5, 6, 5, 6 is one pixel."""
+    content = SIZE + thing("dog", (1, 1, 100, 80)) + thing("person", (5, 6, 5, 6), difficult=1)
+    coco = read_voc(make(tmp_path, {"train": {"b": content, "a": SIZE}}), "train")
+    assert coco["images"] == [
+        {"id": 1, "file_name": "b.jpg", "width": 100, "height": 80},
+        {"id": 2, "file_name": "a.jpg", "width": 100, "height": 80},
+    ]
+    assert coco["annotations"] == [
+        {"id": 1, "image_id": 1, "category_id": 12, "bbox": [0, 0, 100, 80], "area": 8000, "iscrowd": 0},
+        {"id": 2, "image_id": 1, "category_id": 15, "bbox": [4, 5, 1, 1], "area": 1, "iscrowd": 1},
+    ]
+    assert tuple(entry["name"] for entry in coco["categories"]) == VOC_CLASSES
+
+
+def test_difficult_objects_are_not_trained_on(tmp_path: Path):
+    content = SIZE + thing("dog", (1, 1, 9, 9)) + thing("dog", (20, 20, 30, 30), difficult=1)
+    root = make(tmp_path, {"train": {"a": content}})
+    found = load_annotations(root, root, format="voc", missing_images="ignore")
+    assert found.boxes[0].tolist() == [[0, 0, 9, 9]]
+    assert found.num_crowd == 1
+
+
+def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
+    splits = {
+        "train": {"a": SIZE + thing("zebra", (1, 1, 9, 9)) + thing("car", (1, 1, 9, 9))},
+        "val": {"b": SIZE + thing("car", (1, 1, 9, 9))},  # of VOC's twenty classes alone
+    }
+    root = make(tmp_path, splits)
+    expected = [{"id": 1, "name": "car"}, {"id": 2, "name": "zebra"}]
+    for split in splits:
+        assert read_voc(root, split)["categories"] == expected
+
+
+def test_parts_of_an_object_are_no_objects(tmp_path: Path):
+    head = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+    content = thing("person", (3, 3, 9, 9)).replace("</object>", f"{head}</object>")
+    coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
+    assert [a["bbox"] for a in coco["annotations"]] == [[2, 2, 7, 7]]
+    assert coco["images"] == [{"id": 1, "file_name": "a.jpg"}]  # without a size: it comes from the picture
+
+
+def test_sizes_that_are_none_are_left_to_the_picture(tmp_path: Path):
+    for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
+        content = f"<size><width>{width}</width><height>7</height></size>"
+        coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
+        assert coco["images"] == [{"id": 1, "file_name": "a.jpg", "height": 7}]
+
+
+def test_an_unknown_encoding_and_a_byte_order_mark(tmp_path: Path):
+    root = make(tmp_path, {"train": {"a": SIZE}})
+    (root / "ImageSets" / "Main" / "train.txt").write_text("\ufeffa\n", encoding="utf-8")
+    assert [image["file_name"] for image in read_voc(root, "train")["images"]] == ["a.jpg"]
+    (root / "Annotations" / "a.xml").write_text('<?xml version="1.0" encoding="utf-9"?><annotation/>')
+    with pytest.raises(DataError, match="a.xml is no readable annotation .*utf-9"):
+        read_voc(root, "train")
+
+
+def test_a_picture_outside_the_folder_is_refused(tmp_path: Path):
+    root = make(tmp_path, {"train": {"a": SIZE}})
+    (root / "Annotations" / "a.xml").write_text("<annotation><filename>../../a.jpg</filename></annotation>")
+    with pytest.raises(
+        DataError, match=r"image 1 has file_name '../../a.jpg', which is outside the images folder .*JPEGImages"
+    ):
+        load_annotations(root, root, format="voc", missing_images="ignore")
+
+
+def test_lists_with_flags_and_repeats(tmp_path: Path):
+    """dog_train.txt and the like have a second column; a name that stands twice is one image."""
+    root = make(tmp_path, {"train": {"a": SIZE, "b": SIZE}})
+    (root / "ImageSets" / "Main" / "train.txt").write_text("b  1\na -1\n\nb  1\n")
+    assert [image["file_name"] for image in read_voc(root, "train")["images"]] == ["b.jpg", "a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (thing("dog", (1, 1, "x", 9)), "a.xml: object 1 has xmax 'x', not a number"),
+        ("<object><name>dog</name></object>", "a.xml: object 1 has xmin None, not a number"),
+        (thing("dog", (1, "nan", 9, 9)), "a.xml: object 1 has ymin 'nan', not a number"),
+        (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
+        ("<object>", "a.xml is no readable annotation"),
+        (thing("dog", (1, "1_0", 9, 9)), "a.xml: object 1 has ymin '1_0', not a number"),
+    ],
+)
+def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str):
+    with pytest.raises(DataError, match=message):
+        read_voc(make(tmp_path, {"train": {"a": content}}), "train")
+
+
+@pytest.mark.parametrize("root", ["html", "{http://www.w3.org/2000/svg}svg", "object"])
+def test_another_root_element_is_no_image_without_boxes(tmp_path: Path, root: str):
+    folder = make(tmp_path, {"train": {"a": SIZE}})
+    name, _, tag = root.rpartition("}")
+    xml = f'<{tag} xmlns="{name[1:]}"/>' if name else f"<{root}><annotation/></{root}>"
+    (folder / "Annotations" / "a.xml").write_text(xml)
+    with pytest.raises(DataError, match=f"a.xml has the root element '{root}', not Pascal VOC's 'annotation'"):
+        read_voc(folder, "train")
+
+
+def test_errors_of_the_folder(tmp_path: Path):
+    root = make(tmp_path, {"train": {"a": SIZE}})
+    with pytest.raises(DataError, match="val.txt cannot be read"):
+        read_voc(root, "val")
+    (root / "Annotations" / "a.xml").unlink()
+    with pytest.raises(DataError, match="a.xml is no readable annotation"):
+        read_voc(root, "train")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
+    with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
+        read_voc(root, "train")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("\x1b[2Ja\n")
+    with pytest.raises(DataError, match=r"train.txt lists '\\x1b\[2Ja', which leaves"):
+        read_voc(root, "train")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_real_folder(real_data: Path, split: str):
+    root = real_data / "keras-retinanet-testdata" / "pascal"
+    found = load_annotations(root, root, format="voc", split=split)
+    assert [(r.file_name, r.width, r.height) for r in found.records] == [("000001.jpg", 353, 500)]
+    assert found.boxes[0].tolist() == [[47, 239, 195, 371], [7, 11, 352, 498]]
+    assert [found.categories.name_of(label) for label in found.labels[0].tolist()] == ["dog", "person"]
+    assert found.clipped == 0

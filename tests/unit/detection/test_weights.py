@@ -1,0 +1,253 @@
+"""Loading weights: torchvision's old and new names, other class counts, backbones, wrong files."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from torchvision.models import resnet18
+from torchvision.models._api import WeightsEnum
+from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.schema import ModelConfig
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model import weights
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_weights, load_weights
+from retina_dist.detection.task import DetectionTask, build_model, read_split
+from retina_dist.engine.checkpoints import CheckpointStore, write_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError
+from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+
+
+def small(num_classes: int = 3, **changes: object) -> torch.nn.Module:
+    return build_retinanet(num_classes=num_classes, backbone="resnet18", fpn_channels=32, **changes)  # type: ignore[arg-type]
+
+
+def test_state_dicts_go_both_ways(tmp_path: Path) -> None:
+    ours = build_retinanet(num_classes=91)
+    theirs = retinanet_resnet50_fpn(weights=None, weights_backbone=None)
+    theirs.load_state_dict(ours.state_dict())
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    other = build_retinanet(num_classes=91)
+    report = load_weights(other, str(tmp_path / "weights.pth"))
+    assert not report.left_out
+    assert not report.kept
+    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), ours.state_dict().values(), strict=True))
+
+
+def test_old_head_names_are_understood(tmp_path: Path) -> None:
+    """torchvision's published v1 file has head.*.conv.{0,2,4,6}.weight, from before its heads were renamed."""
+    model = small()
+    state = {}
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "head" and parts[2] == "conv":
+            name = ".".join([*parts[:3], str(int(parts[3]) * 2), parts[5]])
+        state[name] = value
+    torch.save(state, tmp_path / "old.pth")
+    report = load_weights(small(), str(tmp_path / "old.pth"))
+    assert not report.left_out
+    assert not report.kept
+
+
+def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Path) -> None:
+    source, target = small(3), small(5)
+    torch.save({"model": source.state_dict(), "epoch": 3}, tmp_path / "weights.pth")  # as torchvision's references save
+    fresh = target.head.classification_head.cls_logits.weight.clone()
+    report = load_weights(target, str(tmp_path / "weights.pth"))
+    left = {item.split(":")[0] for item in report.left_out}
+    assert left == {f"head.classification_head.cls_logits.{p}" for p in ("weight", "bias")} == set(report.kept)
+    assert "[27, 32, 3, 3] in the file, [45, 32, 3, 3] in the model" in str(report)
+    assert torch.equal(target.head.classification_head.cls_logits.weight, fresh)
+    assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
+
+
+def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> None:
+    """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
+    source = small(num_classes=3)
+    names = ["dog", "", "cat"]
+    torch.save({"model": source.state_dict(), "categories": {"ids": [1, -1, 3], "names": names}}, tmp_path / "a.pt")
+    weights = source.state_dict()["head.classification_head.cls_logits.weight"]
+    found = small(num_classes=3)
+    key = "head.classification_head.cls_logits.weight"
+    orders: tuple[tuple[list[str] | None, list[int]], ...] = (
+        (["dog", "", "cat"], [0, 1, 2]),
+        (["cat", "dog", ""], [2, 0, 1]),
+        (["", "dog", ""], [1, 0, 2]),  # fewer categories, as a part of COCO whose labels are the ids
+        (None, [0, 1, 2]),
+    )
+    for ours, order in orders:
+        report = load_weights(found, str(tmp_path / "a.pt"), ours)
+        assert report.left_out == ()
+        expected = weights.unflatten(0, (-1, 3))[:, order].flatten(0, 1)
+        assert torch.equal(found.state_dict()[key], expected)
+        bias = source.state_dict()["head.classification_head.cls_logits.bias"].unflatten(0, (-1, 3))[:, order]
+        assert torch.equal(found.state_dict()["head.classification_head.cls_logits.bias"], bias.flatten())
+    before = (found := small(num_classes=3)).state_dict()[key].clone()
+    report = load_weights(found, str(tmp_path / "a.pt"), ["dog", "", "tree"])
+    why = "of other categories than the model's (tree)"
+    assert report.left_out == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
+    assert torch.equal(found.state_dict()[key], before)
+    torch.save(
+        {"model": {**source.state_dict(), key: torch.ones(4)}, "categories": {"names": names}}, tmp_path / "b.pt"
+    )
+    assert key in load_weights(found, str(tmp_path / "b.pt"), ["cat", "dog", ""]).left_out[0]
+
+
+def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
+    classifier = resnet18(weights=None)
+    torch.save({f"module.{k}": v for k, v in classifier.state_dict().items()}, tmp_path / "resnet.pth")
+    model = small(batch_norm="frozen")
+    report = load_backbone_weights(model, str(tmp_path / "resnet.pth"))
+    assert [item.split(":")[0] for item in report.left_out] == ["fc.weight", "fc.bias"]
+    assert not report.kept
+    assert torch.equal(model.backbone.body.layer4[1].conv2.weight, classifier.layer4[1].conv2.weight)
+
+
+def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
+    model = build_retinanet(num_classes=91, batch_norm="frozen")
+    load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+    assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """What torchvision's names hold here."""
+    state = small(batch_norm="frozen").state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: state)
+    return state
+
+
+def settings_with(weights: str, **changes: object) -> ModelConfig:
+    return ModelConfig(backbone="resnet18", fpn_channels=32, weights=weights, **{"batch_norm": "frozen", **changes})  # type: ignore[arg-type]
+
+
+COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
+
+
+def test_every_rank_has_the_epsilon_of_the_weights(
+    published: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
+    shapes = ["data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64"]
+    config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
+
+    def ranks(settings: ModelConfig, resumed: dict | None = None) -> list[Any]:
+        """The epsilon of each rank's model, or the error there; the checkpoint of a run resumed is the main rank's."""
+
+        def build(strategy: ThreadRank) -> float | None:
+            task = DetectionTask(replace(config, model=settings), strategy, lambda text: None)
+            model = task.build_model(resumed is not None, resumed if strategy.is_main else None)
+            found.append({"step": 1, "model": model.state_dict(), "ema": None, **task.metadata(model)})
+            return batch_norm_eps(model)
+
+        found: list[dict] = []
+        read_split(config.data, "train")  # drawn once
+        values = on_ranks(2, build)
+        contents[:] = found
+        return values
+
+    contents: list[dict] = []
+    assert ranks(settings_with(COCO_V1)) == [0.0, 0.0]
+    assert [content["model_arguments"]["batch_norm_eps"] for content in contents] == [0.0, 0.0]
+    checkpoint, path = contents[0], tmp_path / "ours.pt"
+    write_checkpoint(path, checkpoint)
+    assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
+    assert ranks(settings_with(str(path))) == [0.0, 0.0]
+    monkeypatch.setattr(
+        WeightsEnum, "get_state_dict", lambda *args, **kwargs: pytest.fail("a resumed run has its weights")
+    )
+    assert ranks(settings_with(COCO_V1), checkpoint) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "eps"),
+    [
+        ({"batch_norm_eps": 1e-3}, 1e-3),
+        ({"batch_norm": "live"}, 1e-5),  # a batch can have no variance
+        ({"batch_norm": "live", "batch_norm_eps": 0.0}, 0.0),
+    ],
+)
+def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
+    assert batch_norm_eps(build_model(settings_with(COCO_V1, **changes), 3, lambda text: None)) == eps
+
+
+def test_torchvisions_file_has_its_epsilon_by_any_name(
+    published: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(published, tmp_path / "mine.pth")
+    first = hashlib.sha256((tmp_path / "mine.pth").read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(
+        weights, "_published", lambda name: SimpleNamespace(url=f"https://host/retinanet_coco-{first}.pth")
+    )
+    model = small(batch_norm="frozen")
+    load_weights(model, str(tmp_path / "mine.pth"))
+    assert batch_norm_eps(model) == 0.0
+    torch.save({**published, "more": torch.zeros(1)}, tmp_path / "other.pth")
+    load_weights(model := small(batch_norm="frozen"), str(tmp_path / "other.pth"))
+    assert batch_norm_eps(model) == 1e-5
+
+
+def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
+    detector = Detector.from_checkpoint("RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1")
+    assert detector.categories.num_classes == 91
+    assert detector.categories.label_of(90) == 90
+    assert detector.categories.name_of(18) == "dog"
+    assert 0 not in detector.categories  # torchvision's __background__
+    assert 12 not in detector.categories  # a gap in COCO's ids
+    assert torch.equal(
+        detector.model.state_dict()["head.classification_head.cls_logits.bias"],
+        published["head.classification_head.cls_logits.bias"],
+    )
+
+
+def test_a_checkpoint_behind_a_url() -> None:
+    """best.pt has no file of its own there: the manifest says which it is."""
+    model = small()
+    store = CheckpointStore("memory://weights/run")
+    store.save({"model": model.state_dict()}, 5, 0.5)
+    store.wait()
+    settings = ModelConfig(backbone="resnet18", fpn_channels=32, weights="memory://weights/run/best.pt")
+    assert torch.equal(
+        build_model(settings, 3, lambda text: None).backbone.body.conv1.weight, model.backbone.body.conv1.weight
+    )
+    with pytest.raises(CheckpointError, match="there is no checkpoint memory://weights/run/nowhere.pt"):
+        load_weights(model, "memory://weights/run/nowhere.pt")
+
+
+def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(self: WeightsEnum, *args: object, **kwargs: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", offline)
+    with pytest.raises(CheckpointError, match=r"retinanet_resnet50_fpn_coco.*put it into .*checkpoints"):
+        load_weights(small(), "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+
+
+def test_wrong_sources_are_named(tmp_path: Path) -> None:
+    for name in ("RetinaNet_Weights.COCO_V1", "RetinaNet_ResNet50_FPN_Weights.COCO_V9"):
+        with pytest.raises(ConfigError, match="not known to torchvision"):
+            load_weights(small(), name)
+    with pytest.raises(CheckpointError, match="neither a file nor"):
+        load_weights(small(), "nowhere.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(CheckpointError, match="cannot be read as a torch file"):
+        load_weights(small(), str(tmp_path / "text.pt"))
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="no tensor that fits"):
+        load_weights(small(), str(tmp_path / "other.pt"))
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="does not hold a state_dict"):
+        load_weights(small(), str(tmp_path / "list.pt"))

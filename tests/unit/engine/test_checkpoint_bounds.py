@@ -1,0 +1,235 @@
+"""What a stranger's checkpoint claims is bounded before it is built, allocated or gone through."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from retina_dist import files
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import DataConfig, ModelConfig, TrainConfig
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.model.weights import load_weights
+from retina_dist.engine.checkpoints import load_checkpoint, write_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import load_torch
+
+SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    model = build_retinanet(**SMALL)
+    categories = {"ids": [1, 2, 3], "names": ["a", "b", "c"]}
+    return {
+        "step": 1,
+        "model": model.state_dict(),
+        "ema": None,
+        "model_arguments": SMALL,
+        "categories": categories,
+        "input": {"min_size": 64, "max_size": 96},
+    }
+
+
+def test_a_sound_one_is_read(content: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a.pt", content)
+    assert Detector.from_checkpoint(tmp_path / "a.pt").max_size == 96
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_classes", 10**9, "num_classes=1000000000 is too large"),
+        ("num_classes", 10**30, "num_classes=.* is too large"),
+        ("fpn_channels", 10**6, "fpn_channels=1000000 is too large"),
+        ("fpn_channels", 4096, "billion parameters"),
+        ("num_classes", "3", "does not describe a detector"),
+        ("num_classes", None, "does not describe a detector"),
+        ("num_classes", 0, "num_classes=0 is too small"),
+        ("detections_per_image", 10**12, "detections_per_image=.* is too large"),
+        ("topk_candidates", -1, "topk_candidates=-1 is too small"),
+        ("anchor_sizes", [[10**9]] * 5, "anchor_sizes=.* is too large"),
+        ("anchor_sizes", [[8] * 20_000] * 5, "make 60000 anchors a cell"),
+        ("aspect_ratios", [1.0] * 100_000, "make 300000 anchors a cell"),
+        ("batch_norm_eps", float("nan"), "no finite number"),
+        ("backbone", "resnet1000000", "resnet1000000 is not known"),
+        ("made_up", 1, "does not describe a detector"),
+    ],
+)
+def test_model_arguments(content: dict[str, Any], key: str, value: object, words: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Detector.from_content({**content, "model_arguments": {**SMALL, key: value}}, "a.pt")
+    assert time.monotonic() - started < 10
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "size", [(10**9, 10**9), (64, 10**6), (0, 64), (96, 64), ("64", 96), (64.0, 96), (None, 96), (True, 96)]
+)
+def test_input_sizes(content: dict[str, Any], size: tuple[object, object]) -> None:
+    with pytest.raises(CheckpointError, match="its input is of"):
+        Detector.from_content({**content, "input": {"min_size": size[0], "max_size": size[1]}}, "a.pt")
+
+
+def test_sizes_on_the_command_line() -> None:
+    for override in ("model.num_classes=1000000000", "model.fpn_channels=1000000"):
+        with pytest.raises(ConfigError, match="is too large"):
+            load_config("train", [override])
+    for arguments in ({"fpn_channels": 4096}, {"num_classes": 20_000, "fpn_channels": 2048}):
+        with pytest.raises(ConfigError, match=r"makes \d+\.\d billion parameters; lower one of them"):
+            build_retinanet(**{**SMALL, **arguments})
+
+
+# zip files
+
+
+def repacked(
+    data: bytes, member: Callable[[str, bytes], bytes] = lambda name, content: content, **options: Any
+) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(found, "w", **options) as other:
+        for name in archive.namelist():
+            other.writestr(name, member(name, archive.read(name)))
+    return found.getvalue()
+
+
+def saved(content: object, **options: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def bomb(tmp_path: Path) -> Path:
+    path = tmp_path / "bomb.pt"
+    path.write_bytes(repacked(saved({"w": torch.zeros(2_000_000)}), compression=zipfile.ZIP_DEFLATED))
+    assert path.stat().st_size < 50_000
+    return path
+
+
+def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bomb(tmp_path)
+    monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("it was unpacked"))
+    for reader in (load_checkpoint, load_torch, lambda p: load_weights(torch.nn.Linear(1, 1), str(p))):
+        with pytest.raises(
+            CheckpointError, match=r"bomb\.pt is compressed, 8\d{6} bytes in \d{4,5}, which torch.save never writes"
+        ):
+            reader(path)
+
+
+def test_overlapping_members_are_refused(tmp_path: Path) -> None:
+    """The same bytes under many names, as a bomb without compression has them."""
+    data = repacked(saved({"w": torch.zeros(100_000)}))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        end = archive.start_dir
+        directory = data[end:-22]
+    count = directory.count(b"PK\x01\x02")
+    many = data[:end] + directory * 50
+    tail = bytearray(data[-22:])
+    tail[8:12] = (count * 50).to_bytes(2, "little") * 2
+    tail[12:16] = (len(directory) * 50).to_bytes(4, "little")
+    (tmp_path / "many.pt").write_bytes(many + tail)
+    with pytest.raises(CheckpointError, match="is compressed|is a damaged zip"):
+        load_torch(tmp_path / "many.pt")
+
+
+@pytest.mark.parametrize("cut", [3, 30, 200])
+def test_a_cut_zip_is_damaged(cut: int, tmp_path: Path) -> None:
+    (tmp_path / "cut.pt").write_bytes(saved({"w": torch.zeros(10)})[:-cut])
+    with pytest.raises(CheckpointError, match="is a damaged zip file"):
+        load_torch(tmp_path / "cut.pt")
+
+
+def test_files_of_old_torch_are_still_read(tmp_path: Path) -> None:
+    (tmp_path / "old.pth").write_bytes(saved({"w": torch.ones(3)}, _use_new_zipfile_serialization=False))
+    assert load_torch(tmp_path / "old.pth")[0]["w"].tolist() == [1.0] * 3
+
+
+# nested values
+
+
+def laughs(depth: int) -> list[Any]:
+    value: list[Any] = ["ha"]
+    for _ in range(depth):
+        value = [value] * 10
+    return value
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(100):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: laughs(30), itself, deep, lambda: [0] * 200_001], ids=["laughs", "itself", "deep", "long"]
+)
+@pytest.mark.parametrize("key", ["config", "categories", "unlogged"])
+def test_values_that_refer_to_each_other(
+    make: Callable[[], Any], key: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    write = {**content, key: {"data": make()}}
+    file = io.BytesIO()
+    torch.save({**write, "format": 1}, file)
+    (tmp_path / "a.pt").write_bytes(file.getvalue())
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match="more than 200000 values or 64 levels"):
+        load_checkpoint(tmp_path / "a.pt")
+    assert time.monotonic() - started < 10
+
+
+def test_numbers_that_no_training_has(content: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a.pt", {**content, "config": {"seed": 10**600}})
+    with pytest.raises(CheckpointError, match="a number of 1994 bits"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+def test_a_large_training_is_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred times what a ResNet-101's optimizer and 20,000 categories take."""
+    tensors = {f"layer{i}": torch.zeros(1) for i in range(2000)}
+    state = {"model": tensors, "optimizer": {"state": {i: dict(tensors=1, step=2) for i in range(2000)}}}
+    names = {"ids": list(range(20_000)), "names": ["name"] * 20_000}
+    files._check_tree({**state, "categories": names, "config": asdict(TrainConfig())}, Path("a.pt"))
+    monkeypatch.setattr(files, "MAX_VALUES", 10**4)
+    with pytest.raises(CheckpointError):
+        files._check_tree(names, Path("a.pt"))
+
+
+# its settings
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        (TrainConfig, None),
+        (TrainConfig, [1]),
+        (TrainConfig, "text"),
+        (TrainConfig, {"data": {"root": "${oc.env:HOME}"}}),
+        (TrainConfig, {"data": {"num_workers": "many"}}),
+        (TrainConfig, {"data": {"min_sizes": {"a": 1}}}),
+        (DataConfig, {"name": "a", "num_buckets": []}),
+        (DataConfig, {"name": "a", "made_up": 1}),
+        (DataConfig, {"root": "a"}),
+        (ModelConfig, {"anchor_sizes": [["a"]]}),
+    ],
+)
+def test_settings_of_other_types(schema: type, content: object) -> None:
+    with pytest.raises(ConfigError, match="the checkpoint's") as caught:
+        settings_of(content, schema)
+    assert "\n" not in str(caught.value)

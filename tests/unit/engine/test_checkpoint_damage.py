@@ -1,0 +1,221 @@
+"""Two hundred damaged copies of a checkpoint folder: none is loaded as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist.detection.model.weights import load_weights
+from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest
+from retina_dist.errors import CheckpointError
+from retina_dist.files import SEAL_LENGTH
+
+COPIES = 200
+FIRST, NEWEST, MANIFEST = "step_00000100.pt", "step_00000200.pt", "manifest.json"
+
+
+def content(step: int, seed: int) -> dict:
+    generator = torch.Generator().manual_seed(seed + step)
+    weights = {f"layer{i}.weight": torch.randn(20, 30, generator=generator) for i in range(6)}
+    momentum = {i: {"momentum_buffer": torch.zeros(20, 30)} for i in range(6)}
+    return {"model": weights, "optimizer": {"state": momentum, "param_groups": [{"lr": 0.1}]}, "sampler": {"epoch": 1}}
+
+
+def make(folder: Path, seed: int = 0) -> Path:
+    store = CheckpointStore(folder, keep_last=2)
+    for step in (100, 200):
+        store.save(content(step, seed), step, step / 1000)
+    store.wait()
+    return folder
+
+
+def cut(data: bytes, dice: random.Random) -> bytes:
+    return data[: dice.randrange(len(data))]
+
+
+def cut_at_the_end(data: bytes, dice: random.Random) -> bytes:
+    return data[: -dice.randint(1, 200)]
+
+
+def flip(data: bytes, dice: random.Random, begin: int = 0) -> bytes:
+    at = dice.randrange(begin, len(data))
+    return data[:at] + bytes([data[at] ^ (1 << dice.randrange(8))]) + data[at + 1 :]
+
+
+def flip_at_the_end(data: bytes, dice: random.Random) -> bytes:
+    return flip(data, dice, len(data) - 200)
+
+
+def flip_at_the_start(data: bytes, dice: random.Random) -> bytes:
+    return flip(data[:200], dice) + data[200:]
+
+
+def zero_a_page(data: bytes, dice: random.Random) -> bytes:
+    pages = [at for at in range(0, len(data), 4096) if any(data[at : at + 4096])]
+    at = dice.choice(pages)
+    return data[:at] + bytes(len(data[at : at + 4096])) + data[at + 4096 :]
+
+
+def zero(data: bytes, dice: random.Random) -> bytes:
+    return bytes(len(data))
+
+
+def empty(data: bytes, dice: random.Random) -> bytes:
+    return b""
+
+
+def longer(data: bytes, dice: random.Random) -> bytes:
+    return data + dice.randbytes(dice.randint(1, 5000))
+
+
+Damage = Callable[[bytes, random.Random], bytes]
+DAMAGES: tuple[Damage, ...] = (
+    cut,
+    cut_at_the_end,
+    flip,
+    flip,
+    flip_at_the_end,
+    flip_at_the_start,
+    zero_a_page,
+    zero,
+    empty,
+    longer,
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("sound") / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of another run, at the same steps."""
+    return make(tmp_path_factory.mktemp("other") / "checkpoints", seed=1)
+
+
+def is_as_written(found: dict) -> bool:
+    expected = content(found["step"], 0)
+    return all(torch.equal(value, found["model"][name]) for name, value in expected["model"].items())
+
+
+def test_no_damaged_checkpoint_is_loaded_silently(sound: Path, other: Path, tmp_path: Path) -> None:
+    """The newest, or a second one too, or the manifest too is damaged: back to a sound one with a word, or an error."""
+    dice = random.Random(0)
+    outcomes = {"went back": 0, "error": 0, "newest is sound": 0}
+    by_name = {"refused": 0, "as written": 0}
+    for number in range(COPIES):
+        folder = tmp_path / str(number)
+        shutil.copytree(sound, folder)
+        (folder / "last.pt").unlink()  # copied by its name, no hard link any more
+        kind = number % 10
+        damaged = [NEWEST]
+        if kind < 6:
+            damage(folder / NEWEST, dice)
+        if kind == 5:
+            damaged.append(FIRST)
+            damage(folder / FIRST, dice)
+        elif kind == 6:  # swapped
+            damaged.append(FIRST)
+            (folder / NEWEST).write_bytes((sound / FIRST).read_bytes())
+            (folder / FIRST).write_bytes((sound / NEWEST).read_bytes())
+        elif kind == 7:
+            shutil.copy(other / NEWEST, folder / NEWEST)
+        elif kind == 8:  # the manifest alone
+            damaged = []
+            damage(folder / MANIFEST, dice)
+        elif kind == 9:
+            damage(folder / NEWEST, dice)
+            damage(folder / MANIFEST, dice) if number % 20 == 9 else (folder / MANIFEST).unlink()
+        said: list[str] = []
+        try:
+            newest = load_latest(folder, said.append)
+        except CheckpointError:
+            outcomes["error"] += 1
+            assert {FIRST, NEWEST} == set(damaged)
+        else:
+            assert newest is not None
+            path, found = newest
+            assert path.name not in damaged
+            assert is_as_written(found)
+            outcomes["went back" if path.name == FIRST else "newest is sound"] += 1
+            if path.name == FIRST:
+                assert any(NEWEST in words for words in said)
+        try:
+            assert is_as_written(load_checkpoint(folder / NEWEST)), number
+            assert NEWEST not in damaged
+            by_name["as written"] += 1
+        except CheckpointError:
+            by_name["refused"] += 1
+        shutil.rmtree(folder)
+    # Kinds 5 and 6 have no sound checkpoint left, kind 8 has both; damage inside a digest of the manifest costs that one.
+    assert sum(outcomes.values()) == COPIES
+    assert outcomes["error"] == 40
+    assert outcomes["went back"] >= 140
+    assert by_name["refused"] >= 180
+
+
+def damage(path: Path, dice: random.Random) -> None:
+    data = path.read_bytes()
+    changed = data
+    while changed == data:
+        changed = dice.choice(DAMAGES)(data, dice)
+    path.write_bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.pt", "anything.pt"])
+def test_copies_under_other_names_are_verified_too(sound: Path, tmp_path: Path, name: str) -> None:
+    dice = random.Random(1)
+    data = (sound / NEWEST).read_bytes()
+    (tmp_path / name).write_bytes(data)
+    assert is_as_written(load_checkpoint(tmp_path / name))
+    for _ in range(40):
+        (tmp_path / name).write_bytes(data)
+        damage(tmp_path / name, dice)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(tmp_path / name)
+
+
+def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "run")
+    entries = json.loads((sound / MANIFEST).read_text())
+    (tmp_path / "run" / MANIFEST).write_text(
+        json.dumps([*entries, {**entries[1], "step": 300, "file": "step_00000300.pt"}])
+    )
+    said: list[str] = []
+    newest = load_latest(tmp_path / "run", said.append)
+    assert newest is not None
+    assert newest[0].name == NEWEST
+    assert said == [f"there is no checkpoint {tmp_path}/run/step_00000300.pt; going back to the checkpoint before it."]
+
+
+def test_no_damaged_checkpoint_gives_weights(tmp_path: Path) -> None:
+    """As model.weights: a bit in each byte of the seal and of the zip's last record, 60 bits elsewhere, the seal cut off."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    source = nn.Linear(30, 20)
+    store.save({"model": source.state_dict(), "optimizer": {}, "sampler": {"epoch": 1}}, 100)
+    store.wait()
+    path = tmp_path / "checkpoints" / "last.pt"
+    data, dice = path.read_bytes(), random.Random(0)
+    load_weights(model := nn.Linear(30, 20), str(path))
+    assert torch.equal(model.weight, source.weight)
+
+    end = len(data) - SEAL_LENGTH - 22
+    damaged = tmp_path / "weights.pt"
+    for place in [*range(end, len(data)), *(dice.randrange(end) for _ in range(60))]:
+        changed = bytearray(data)
+        changed[place] ^= 1 << dice.randrange(8)
+        damaged.write_bytes(changed)
+        with pytest.raises(CheckpointError):
+            load_weights(model, str(damaged))
+    for length in range(len(data) - SEAL_LENGTH, len(data), 9):
+        damaged.write_bytes(data[:length])
+        with pytest.raises(CheckpointError):
+            load_weights(model, str(damaged))

@@ -1,0 +1,564 @@
+"""The checkpoint folder: atomic, verified, keeping what it should, wherever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist import files
+from retina_dist.engine import checkpoints as checkpoint
+from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
+from retina_dist.errors import CheckpointError, UserError
+from retina_dist.files import Place, names_in, place, write_atomically
+
+
+def content(value: float = 1.0) -> dict:
+    return {"model": {"w": torch.full((3,), float(value))}}
+
+
+def save(store: CheckpointStore, *arguments: Any, **named: Any) -> Any:
+    path = store.save(*arguments, **named)
+    store.wait()
+    return path
+
+
+def steps_in(folder: Place) -> list[str]:
+    return [name for name in names_in(folder) if name.startswith("step_")]
+
+
+def value_of(path: Any) -> float:
+    return load_checkpoint(path)["model"]["w"][0].item()
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place(tmp_path if request.param == "local" else f"memory://{uuid.uuid4().hex}/checkpoints")
+
+
+def test_round_trip(folder: Place) -> None:
+    path = save(CheckpointStore(folder), content(2.0), step=5)
+    assert load_checkpoint(path)["model"]["w"].tolist() == [2.0] * 3
+    newest = load_latest(folder)
+    assert newest is not None
+    assert newest[0] == path
+    assert load_checkpoint(folder / "last.pt")["step"] == 5
+    assert load_checkpoint(str(path))["step"] == 5
+    assert load_latest(folder / "absent") is None
+
+
+def test_keeps_the_last_and_the_best(folder: Place) -> None:
+    store = CheckpointStore(folder, keep_last=2, keep_top=1)
+    for step, metric in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, float("nan"))):
+        store.save(content(step), step, metric)
+    store.wait()
+    assert steps_in(folder) == ["step_00000002.pt", "step_00000005.pt", "step_00000006.pt"]
+    assert value_of(folder / "best.pt") == 2
+    assert value_of(folder / "last.pt") == 6
+    assert [e["metric"] for e in json.loads((folder / "manifest.json").read_bytes())] == [0.9, 0.3, None]
+    assert ("best.pt" in names_in(folder)) == isinstance(folder, Path)  # elsewhere it is a name in the manifest
+
+
+def test_lower_can_be_better_and_the_first_of_equals_stays_best(folder: Place) -> None:
+    store = CheckpointStore(folder, best=BestMetric("val/loss"))
+    for step, metric in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.4)):
+        save(store, content(step), step, metric)
+    assert value_of(folder / "best.pt") == 2
+
+
+def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: Place, tmp_path: Path) -> None:
+    CheckpointStore(folder / "new").check_writable()
+    assert names_in(folder / "new") == []
+    assert not isinstance(folder, Path) or not (folder / "new").exists()  # an empty one would be taken for a run's
+    (tmp_path / "file").touch()
+    for refusing in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), Path("/proc/checkpoints")):
+        with pytest.raises(UserError, match=r"written"):
+            CheckpointStore(refusing).check_writable()
+    with pytest.raises(UserError):
+        CheckpointStore("s0://nowhere/run").check_writable()
+
+
+def test_best_is_never_the_best_of_another_metric(folder: Place) -> None:
+    ap, loss = BestMetric("coco/AP"), BestMetric("val/loss")
+    first = CheckpointStore(folder, best=ap)
+    for step, metric in ((1, 0.9), (2, 0.5)):
+        save(first, content(step), step, metric)
+    second = CheckpointStore(folder, best=loss, resumed_at=2)
+    save(second, content(3), 3)
+    assert steps_in(folder) == ["step_00000001.pt", "step_00000003.pt"]  # 1 in case that the change was a mistake
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
+        value_of(folder / "best.pt")
+    for step, metric in ((4, 1.5), (5, 1.2), (6, 1.4)):
+        save(second, content(step), step, metric)
+    assert value_of(folder / "best.pt") == 5
+    assert steps_in(folder) == ["step_00000005.pt", "step_00000006.pt"]
+    save(CheckpointStore(folder, best=BestMetric("val/loss", "max"), resumed_at=6), content(7), 7, 0.1)
+    assert value_of(folder / "best.pt") == 7
+
+
+def test_the_metric_of_each_file_is_known_without_a_manifest(folder: Place) -> None:
+    for name, step, metric in (("coco/AP", 1, 0.9), ("val/loss", 2, 1.5)):
+        best = BestMetric(name)
+        save(CheckpointStore(folder, best=best, keep_last=3), content(step) | {"best": best.state_dict()}, step, metric)
+        (folder / "manifest.json").unlink()
+    save(CheckpointStore(folder, best=best, keep_last=3, resumed_at=2), content(3), 3, 1.7)
+    assert value_of(folder / "best.pt") == 2
+
+
+def test_going_back_replaces_the_later_steps(folder: Place) -> None:
+    store = CheckpointStore(folder, keep_last=5)
+    for step in (1, 2, 3):
+        save(store, content(step), step)
+    save(store, content(20), 2)
+    assert steps_in(folder) == ["step_00000001.pt", "step_00000002.pt"]
+    assert load_latest(folder)[1]["model"]["w"][0] == 20
+
+
+def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place) -> None:
+    first = CheckpointStore(folder, keep_last=2, keep_top=1)
+    save(first, content(100), 100, 0.5)
+    damaged = save(first, content(200), 200, 0.9)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    newest = load_latest(folder)
+    assert newest is not None
+    second = CheckpointStore(folder, keep_last=2, keep_top=1, resumed_at=newest[1]["step"])
+    save(second, content(300), 300, 0.4)  # at another rhythm: nothing is written at 200
+    assert steps_in(folder) == ["step_00000100.pt", "step_00000300.pt"]
+    assert value_of(folder / "best.pt") == 100
+    said: list[str] = []
+    assert load_latest(folder, said.append)[1]["step"] == 300
+    assert said == []
+
+
+def as_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "something").touch()
+
+
+DAMAGE = {
+    "flip": lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" + path.read_bytes()[101:]),
+    "flip in the seal": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "cut the seal": lambda path: path.write_bytes(path.read_bytes()[: -checkpoint.SEAL_LENGTH]),
+    "empty": lambda path: path.write_bytes(b""),
+    "remove": Path.unlink,
+    "folder": as_a_folder,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_a_damaged_newest_is_reported_and_the_one_before_is_used(
+    tmp_path: Path, damage: str, with_manifest: bool
+) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    first, second = save(store, content(1), 1), save(store, content(2), 2)
+    DAMAGE[damage](second)
+    if not with_manifest:
+        (tmp_path / "manifest.json").unlink()
+    said: list[str] = []
+    assert load_latest(tmp_path, said.append)[0] == first
+    assert [second.name in text for text in said] == [True] if with_manifest else said
+    with pytest.raises(CheckpointError, match=second.name):
+        load_checkpoint(second)
+    going_on = CheckpointStore(tmp_path, keep_last=2, resumed_at=1)
+    assert value_of(save(going_on, content(3), 2)) == 3
+    assert [(e["step"], e["names"]) for e in json.loads((tmp_path / "manifest.json").read_text())] == [
+        (1, []),
+        (2, ["last.pt"]),
+    ]
+
+
+def test_a_file_that_may_not_be_read_is_reported_and_the_one_before_is_used() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        store = CheckpointStore(folder, keep_last=2)
+        first, second = save(store, content(1), 1), save(store, content(2), 2)
+        second.chmod(0)
+        said: list[str] = []
+        with as_nobody():
+            assert load_latest(folder, said.append)[0] == first
+            assert len(said) == 1
+            assert "step_00000002.pt cannot be read" in said[0]
+        (folder / "manifest.json").chmod(0)
+        with as_nobody():
+            assert load_latest(folder, said.append)[0] == first
+        assert "manifest.json cannot be read" in said[1]
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "null", "[1]", "{}", '[{"file": "../x"}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
+)
+def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes | None) -> None:
+    store = CheckpointStore(folder, keep_last=2)
+    save(store, content(1), 1, 0.9)
+    save(store, content(2), 2, 0.1)
+    if text is None:
+        (folder / "manifest.json").unlink()
+    else:
+        (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    said: list[str] = []
+    assert load_latest(folder, said.append)[1]["step"] == 2
+    assert ["manifest.json" in words and "themselves" in words for words in said] == [True] * (text != "{}")
+    assert value_of(folder / "step_00000001.pt") == 1
+    if text == "{}":  # an empty list would be the same
+        return
+    save(CheckpointStore(folder, keep_last=1, keep_top=1, resumed_at=2), content(3), 3, 0.2)
+    assert steps_in(folder) == ["step_00000001.pt", "step_00000003.pt"]
+    assert value_of(folder / "best.pt") == 1  # the metrics were read from the files
+
+
+def test_all_damaged_is_an_error(folder: Place) -> None:
+    path = save(CheckpointStore(folder), content(), 1)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="every checkpoint"):
+        load_latest(folder)
+
+
+def test_a_file_under_the_name_of_another_is_refused(folder: Place) -> None:
+    store = CheckpointStore(folder, keep_last=2)
+    first, second = save(store, content(1), 1), save(store, content(2), 2)
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(second)
+    with pytest.raises(CheckpointError, match="every checkpoint"):
+        load_latest(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="is the checkpoint of step 1"):
+        load_checkpoint(second)
+
+
+@pytest.mark.parametrize("step", [5, 6])
+def test_a_crash_between_file_and_manifest_loses_nothing(
+    folder: Place, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the only checkpoint is written anew, as by a run that was stopped before its validation."""
+    save(CheckpointStore(folder), content(1), 5)
+    original = checkpoint.write_bytes
+
+    def dies(target: Place, data: bytes) -> None:
+        if target.name == "manifest.json":
+            raise UserError("power cut")
+        original(target, data)
+
+    monkeypatch.setattr(checkpoint, "write_bytes", dies)
+    with pytest.raises(CheckpointError, match="power cut"):
+        save(CheckpointStore(folder, resumed_at=5), content(step), step)
+    newest = load_latest(folder)[1]
+    assert newest["step"] == 5  # what the manifest does not know yet does not count
+    assert newest["model"]["w"][0] == (5 if step == 5 else 1)
+    monkeypatch.undo()
+    save(CheckpointStore(folder, resumed_at=5, keep_last=3), content(7), 7)
+    assert steps_in(folder) == ["step_00000005.pt", "step_00000007.pt"]
+    assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
+
+
+def test_files_without_a_seal_are_taken_when_the_manifest_knows_them(tmp_path: Path) -> None:
+    """Those of earlier versions, last.pt and best.pt among them; not elsewhere, where nothing shows that they are whole."""
+    path = save(CheckpointStore(tmp_path), content(4), 1)
+    torch.save({"format": 1, "step": 1, **content(4)}, path)
+    entry = {"file": path.name, "step": 1, "metric": None, "sha256": sha256_of(path)}
+    (tmp_path / "manifest.json").write_text(json.dumps([entry]))
+    assert os.path.samefile(path, tmp_path / "last.pt")
+    assert load_latest(tmp_path)[0] == path
+    assert value_of(path) == value_of(tmp_path / "last.pt") == 4
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(path, tmp_path / "elsewhere" / "mine.pt")
+    with pytest.raises(CheckpointError, match="does not end with its SHA-256"):
+        load_checkpoint(tmp_path / "elsewhere" / "mine.pt")
+
+
+def test_damage_is_found_before_the_file_is_parsed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "mine.pt", {**content(), "step": 1})
+    DAMAGE["flip"](tmp_path / "mine.pt")
+    with pytest.raises(CheckpointError, match=r"mine\.pt is damaged: its SHA-256 is not the one at its end"):
+        load_checkpoint(tmp_path / "mine.pt")
+
+
+def sha256_of(path: Path) -> str:
+    return subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout[:64]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(CheckpointStore(tmp_path), content(1), 1)
+    before = path.read_bytes()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(UserError, match=r"No space left.* make room in .* with [\d.]+ MiB free"):
+        write_atomically(path, lambda temporary: temporary.write_bytes(b"half"))
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_file_and_folder_are_flushed_before_anything_older_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace, unlink = os.fsync, os.replace, Path.unlink
+
+    def named(path: object) -> str:
+        return Path(os.fspath(path)).name.split(".tmp")[0]  # type: ignore[arg-type]
+
+    store = CheckpointStore(tmp_path / "made" / "checkpoints", keep_last=1)
+    save(store, content(1), 1)
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(f"sync {named(os.readlink(f'/proc/self/fd/{fd}'))}"), fsync(fd))
+    )
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(f"name {named(b)}"), replace(a, b)))
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if ".tmp" not in path.name:
+            done.append(f"remove {path.name}")
+
+    monkeypatch.setattr(Path, "unlink", removed)
+    save(store, content(2), 2)
+    for file in ("step_00000002.pt", "manifest.json"):
+        begin = done.index(f"sync {file}")
+        assert done[begin : begin + 3] == [f"sync {file}", f"name {file}", "sync checkpoints"]
+    assert done.index("name step_00000002.pt") < done.index("name manifest.json")
+    assert done[-1] == "remove step_00000001.pt"
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """A real one: two checkpoints fit, three do not."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", disk], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip() or mounted.returncode}")
+    try:
+        store = CheckpointStore(disk / "checkpoints", keep_last=3)
+        megabyte = torch.zeros(250_000)
+        for step in (1, 2):
+            save(store, {"model": {"w": megabyte + step}}, step)
+        before = sorted((p.name, p.read_bytes()) for p in store.folder.iterdir())  # type: ignore[union-attr]
+        with pytest.raises(
+            CheckpointError, match=r"step 3 was not saved.*disk/checkpoints.*make room.* 0\.\d MiB free"
+        ):
+            save(store, {"model": {"w": megabyte}}, 3)
+        assert sorted((p.name, p.read_bytes()) for p in store.folder.iterdir()) == before  # type: ignore[union-attr]
+        assert value_of(disk / "checkpoints" / "last.pt") == 2
+        store.keep_last = 1
+        with pytest.raises(CheckpointError):  # the old ones go only after the new one is there
+            save(store, {"model": {"w": megabyte}}, 3)
+        (disk / "checkpoints" / "step_00000001.pt").unlink()
+        assert save(store, {"model": {"w": megabyte}}, 3).name == "step_00000003.pt"
+        assert steps_in(store.folder) == ["step_00000003.pt"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    tmp_path.joinpath("step_00000009.pt.tmp77").write_bytes(b"half")
+    tmp_path.joinpath("notes.tmp77").write_bytes(b"the user's")
+    save(CheckpointStore(tmp_path), content(), 1)
+    assert [name for name in names_in(tmp_path) if "tmp" in name] == ["notes.tmp77"]
+
+
+# off the training thread
+
+
+class Gate:
+    """Holds the writer until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.opened, self.threads = threading.Event(), set[str]()
+        original = checkpoint._sealed
+
+        def sealed(content: dict[str, Any]) -> bytes:
+            self.threads.add(threading.current_thread().name)
+            assert self.opened.wait(20)
+            if error:
+                raise error
+            return original(content)
+
+        monkeypatch.setattr(checkpoint, "_sealed", sealed)
+
+
+def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    model = nn.BatchNorm1d(3)
+    shared, state = model.state_dict(), {"list": [torch.ones(2)], "tuple": (1, [2])}
+    store = CheckpointStore(tmp_path)
+    path = store.save({"model": shared, "random": state}, 1)
+    with torch.no_grad():
+        model.weight.fill_(9.0)
+        state["list"][0].fill_(9.0)
+    state["tuple"][1].append(3)
+    assert not path.exists()
+    gate.opened.set()
+    store.wait()
+    found = load_checkpoint(path)
+    assert found["model"]["weight"].tolist() == [1.0] * 3
+    assert found["random"]["list"][0].tolist() == [1.0, 1.0]
+    assert found["random"]["tuple"] == (1, [2])
+    assert found["model"]._metadata == shared._metadata  # versions, by which load_state_dict knows old layouts
+    assert threading.current_thread().name not in gate.threads
+
+
+def test_one_write_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    store = CheckpointStore(tmp_path)
+    store.save(content(1), 1)
+    second = threading.Thread(target=lambda: store.save(content(2), 2))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    gate.opened.set()
+    second.join(20)
+    store.wait()
+    assert value_of(tmp_path / "last.pt") == 2
+    assert len(gate.threads) == 1
+
+
+@pytest.mark.parametrize("by", ["save", "wait"])
+def test_an_error_of_the_writer_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    store = CheckpointStore(tmp_path)
+    with monkeypatch.context() as patched:
+        gate = Gate(patched, UserError("the disk is on fire"))
+        gate.opened.set()
+        store.save(content(1), 1)
+        with pytest.raises(CheckpointError, match="checkpoint of step 1 was not saved: the disk is on fire"):
+            store.wait() if by == "wait" else store.save(content(2), 2)
+    store.wait()
+    assert load_latest(tmp_path) is None
+    save(store, content(3), 3)
+    assert value_of(tmp_path / "last.pt") == 3
+
+
+# what is read
+
+
+class Hostile:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch executed",)
+
+
+def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": 1, "bad": Hostile()}, "hostile.pt")
+    Path("plain.pt").write_bytes(pickle.dumps(Hostile()))
+    Path("sealed").mkdir()
+    write_checkpoint(Path("sealed/step_00000001.pt"), {"step": 1, "bad": Hostile()})
+    for name in ("hostile.pt", "plain.pt", "sealed/step_00000001.pt"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_checkpoint(Path(name))
+    with pytest.raises(CheckpointError, match="every checkpoint"):
+        load_latest("sealed")
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "there is no checkpoint"),
+        (b"text", "cannot be read"),
+        ({"w": torch.zeros(1)}, "not a checkpoint of retina_dist"),
+        ([1, 2], "not a checkpoint of retina_dist"),
+        ({"format": 99}, "newer"),
+        ({"format": "1"}, "its format is '1'"),
+        ({"format": 1}, "its step is missing"),
+        ({"format": 1, "step": 5}, "does not end with its SHA-256"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> None:
+    path = tmp_path / "some.pt"
+    if isinstance(made, bytes):
+        path.write_bytes(made)
+    elif made is not None:
+        torch.save(made, path)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"step": "5"}, "its step is of type str"),
+        ({"step": True}, "its step is of type bool"),
+        ({"step": 5, "model": [1]}, "its model is of type list"),
+        ({"step": 5, "optimizer": None}, "its optimizer is of type NoneType"),
+    ],
+)
+def test_sealed_files_of_wrong_types_are_named(tmp_path: Path, content: dict, message: str) -> None:
+    write_checkpoint(tmp_path / "some.pt", content)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path / "some.pt")
+
+
+def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(CheckpointStore(tmp_path, keep_last=2), content(1), 1)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "FORMAT", 2)
+        save(CheckpointStore(tmp_path, keep_last=2), content(2), 2)
+    with pytest.raises(CheckpointError, match="format 2, newer than 1; upgrade"):
+        load_latest(tmp_path)
+
+
+def test_the_manifest_names_step_metric_and_digest(folder: Place) -> None:
+    path = save(CheckpointStore(folder), content(), 7, 0.25)
+    (entry,) = json.loads((folder / "manifest.json").read_bytes())
+    assert (entry["step"], entry["metric"], entry["file"]) == (7, 0.25, "step_00000007.pt")
+    assert entry["names"] == ["last.pt", "best.pt"]
+    if isinstance(path, Path):
+        assert entry["sha256"] == sha256_of(path)  # as any tool finds it
+        assert torch.load(path, weights_only=True)["step"] == 7  # as any torch reads it
+
+
+def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a run would go back by a checkpoint whenever the network is slow."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    folder = place(f"memory://{uuid.uuid4().hex}")
+    store = CheckpointStore(folder, keep_last=2)
+    for step in (1, 2):
+        save(store, content(step), step)
+    original = MemoryFileSystem.cat_file
+
+    def slow(self: Any, path: str, *arguments: Any, **named: Any) -> bytes:
+        if path.endswith("2.pt"):
+            raise TimeoutError("no answer in 60 s")
+        return original(self, path, *arguments, **named)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", slow)
+    monkeypatch.setattr("retina_dist.files.WAITS", ())
+    with pytest.raises(UserError, match=r"step_00000002\.pt could not be read \(TimeoutError: no answer"):
+        load_latest(folder)

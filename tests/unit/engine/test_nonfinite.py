@@ -1,0 +1,225 @@
+"""Steps that are not finite: left out without a trace in weights, statistics and optimizer, and written down."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.nonfinite import Divergence, spread
+from retina_dist.engine.plan import resolve_plan
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Trainer
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.engine.test_trainer import Data, Rows
+
+BAD_STEPS = {2, 3}
+
+
+class Net(nn.Module):
+    """Its batch norm keeps statistics; the loss is multiplied by what the trainer's step says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.out = nn.Linear(5, 3)
+        self.factor: dict[int, float] = {}
+        self.calls = 0
+
+    def forward(self, batch: Rows) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(self.out(self.norm(batch.x)), batch.y)
+        if self.training and self.norm.training:
+            factor = self.factor.get(self.calls, 1.0)
+            self.calls += 1
+            return {"class": loss * factor}
+        return {"class": loss}
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def make(
+    factor: dict[int, float], folder: Path | None = None, steps: int = 6, **options: Any
+) -> tuple[Trainer, Sink, list[str]]:
+    torch.manual_seed(0)
+    model = Net()
+    model.factor = factor
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    plan = resolve_plan(num_images=10, batch_size=4, length=f"{steps}steps", lr=0.1, log_every=1)
+    sink, words = Sink(), []
+    trainer = Trainer(
+        state=state,
+        plan=plan,
+        data=Data(),
+        strategy=SingleDeviceStrategy("cpu"),
+        sink=sink,
+        events=folder,
+        inspect=lambda model, batch: [
+            {"image_id": i, "losses": {k: float(v) for k, v in model(batch).items()}} for i in range(len(batch.x))
+        ],
+        report=words.append,
+        **options,
+    )
+    return trainer, sink, words
+
+
+def test_spread_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another() -> None:
+    bias = nn.Parameter(torch.tensor([0.3, -0.7]))
+    (bias.square().sum() * 3).backward()
+    expected = bias.grad.clone()
+    bias.grad = None
+    spread(bias.square().sum() * 3, bias).backward()
+    assert torch.equal(bias.grad, expected)
+    bias.grad = None
+    spread(bias.sum() + math.inf, bias).backward()  # its own gradient would be finite
+    assert not bias.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float) -> None:
+    trainer, sink, words = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
+    state = trainer.state
+    held: list[Any] = []
+    before = trainer.train_step
+
+    def keep(batches: Any) -> Any:
+        held.append(copy.deepcopy((state.model.state_dict(), state.optimizer.state_dict())))
+        return before(batches)
+
+    trainer.train_step = keep  # type: ignore[method-assign]
+    trainer.fit()
+    held.append((state.model.state_dict(), state.optimizer.state_dict()))
+    for step in range(4):
+        same = all(torch.equal(a, b) for a, b in zip(held[step][0].values(), held[step + 1][0].values(), strict=True))
+        assert same is (step in BAD_STEPS)
+    momentum = [h[1]["state"][0]["momentum_buffer"] for h in held[2:]]
+    assert all(torch.equal(momentum[0], m) for m in momentum)
+    assert (state.skipped, state.skipped_in_row) == (2, 2)
+    assert [step for step, _ in sink.rows] == [1, 2]  # no row for a step without values
+    assert all(math.isfinite(v) for _, row in sink.rows for v in row.values())
+    assert "step 3: loss or gradient is not finite" in words[0]  # the first is 1, as in metrics.csv
+
+
+def test_remembering_and_restoring_statistics_takes_as_many_operators_with_any_number_of_norms() -> None:
+    """It happens in every step: as many clones as statistics were 159 launches for a ResNet-50."""
+    for norms in (1, 53):
+        trainer, _, _ = make({})
+        guard, model = trainer.guard, trainer.state.model
+        model.more = nn.Sequential(*(nn.BatchNorm1d(5) for _ in range(norms)))
+        with OperatorCount() as first:
+            guard.begin()
+        with OperatorCount() as counted:
+            guard.begin()
+        before = copy.deepcopy(model.state_dict())
+        for buffer in model.buffers():
+            buffer.add_(1)
+        with OperatorCount() as restored:
+            assert not guard.accept(torch.tensor(math.nan))
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert counted.operators == {"_foreach_copy_": 2}  # of float32 and int64
+        assert restored.operators["_foreach_copy_"] == 2
+        assert "copy_" not in restored.operators
+        assert first.operators["empty_like"] == 3 * (norms + 1)
+    model.more.eval()
+    guard.begin()
+    model.more[0].running_mean.add_(1)
+    guard.accept(torch.tensor(math.nan))
+    assert not torch.equal(model.more[0].running_mean, before["more.0.running_mean"])  # a norm at rest is not touched
+
+
+def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path) -> None:
+    trainer, _, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
+    trainer.fit()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "nonfinite_00000003.json",
+        "nonfinite_00000003.pt",
+        "nonfinite_00000004.json",
+    ]
+    first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4))
+    assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (3, 0.1, 1, 1)
+    assert (first["steps_before"], first["epoch"]) == (2, 1.0)  # of ten rows four by four
+    assert second["in_a_row"] == 2
+    assert second["checkpoint"] == first["checkpoint"] == "nonfinite_00000003.pt"  # the weights did not change
+    assert f"event={tmp_path / 'nonfinite_00000004.json'}" in second["replay"]
+    (rank,) = first["ranks"]
+    assert math.isnan(rank["losses"]["class"])
+    (images,) = rank["micro_batches"]
+    assert [image["image_id"] for image in images] == [0, 1]  # step 3 has the last two of ten rows
+    assert all(math.isfinite(image["losses"]["class"]) for image in images)  # it was not an image's fault
+    content = load_checkpoint(tmp_path / "nonfinite_00000003.pt")
+    assert content["step"] == 2
+    assert all(value.isfinite().all() for value in content["model"].values())
+
+
+@pytest.mark.parametrize(("precision", "finite"), [("fp16", False), ("bf16", True)])
+def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, precision: Any, finite: bool) -> None:
+    """Half precision ends at 65504: the last row overflows there alone, in the step and when it is looked at."""
+    trainer, _, _ = make({}, tmp_path, precision=precision)
+    rows = Rows(torch.tensor([[1.0] * 5, [1e5] * 5]), torch.tensor([0, 1]))
+    trainer.guard.inspect = lambda model, batch: [
+        {"class": float(model(Rows(x[None], y[None]))["class"])} for x, y in zip(batch.x, batch.y, strict=True)
+    ]
+    trainer.state.model.norm = nn.Identity()
+    assert bool(trainer.train_step([rows])) is finite
+    if not finite:
+        (rank,) = json.loads((tmp_path / "nonfinite_00000001.json").read_text())["ranks"]
+        first, second = (image["class"] for image in rank["micro_batches"][0])
+        assert math.isfinite(first)
+        assert not math.isfinite(second)
+
+
+def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
+    """Three are kept; the fourth row of events has none, and says so for each of its steps."""
+    trainer, _, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
+    trainer.fit()
+    events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
+    assert events == {
+        "nonfinite_00000001": "nonfinite_00000001.pt",
+        "nonfinite_00000003": "nonfinite_00000003.pt",
+        "nonfinite_00000005": "nonfinite_00000005.pt",
+        "nonfinite_00000007": None,
+        "nonfinite_00000008": None,
+    }
+
+
+def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path) -> None:
+    trainer, _, words = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, max_nonfinite_steps=2)
+    with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
+        trainer.fit()
+    assert caught.value.everywhere
+    assert len(words) == 2
+
+
+def test_finite_steps_between_start_the_count_anew() -> None:
+    trainer, _, _ = make({1: math.nan, 3: math.nan, 5: math.nan}, max_nonfinite_steps=1)
+    trainer.fit()
+    assert trainer.state.skipped == 3
+
+
+def test_none_may_be_left_out(tmp_path: Path) -> None:
+    trainer, _, words = make({1: math.nan}, tmp_path, max_nonfinite_steps=0)
+    with pytest.raises(Divergence, match=r"step 2: loss or gradient is not finite; see .*json, at lr=0.1; lower"):
+        trainer.fit()
+    assert not words
+
+
+def test_the_counts_survive_a_restart() -> None:
+    trainer, _, _ = make({0: math.nan}, steps=1)
+    trainer.fit()
+    other, _, _ = make({})
+    other.state.load_state_dict(trainer.state.state_dict())
+    assert (other.state.skipped, other.state.skipped_in_row) == (1, 1)

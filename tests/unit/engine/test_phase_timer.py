@@ -1,0 +1,133 @@
+"""Parts of the time, by a clock of our own and by the real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from retina_dist.engine import phase_timer as module
+from retina_dist.engine.phase_timer import IN_A_STEP, PARTS, Ledger, in_words, summary
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.engine.test_trainer import Data, Rows, trainer
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the time on."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    return wait
+
+
+def two_steps(clock: Callable[[float], None]) -> Ledger:
+    ledger = Ledger(torch.device("cpu"))
+    ledger.start()
+    for data in (1.0, 3.0):
+        for part, seconds in (("data", data), ("copy", 0.5), ("forward", 2.0), ("backward", 4.0)):
+            clock(seconds)
+            ledger.mark(part)
+        ledger.end_step()
+        clock(0.25)
+        ledger.mark("other")
+    clock(8.0)
+    ledger.mark("evaluation")
+    ledger.stop()
+    return ledger
+
+
+def test_every_moment_belongs_to_one_part(clock: Callable[[float], None]) -> None:
+    ledger = two_steps(clock)
+    assert ledger.seconds == {
+        "data": 4.0, "copy": 1.0, "forward": 4.0, "backward": 8.0, "other": 0.5, "evaluation": 8.0,
+    }  # fmt: skip
+    assert ledger.wall == sum(ledger.seconds.values()) == 25.5
+    assert ledger.steps["data"] == [1.0, 3.0]
+    assert ledger.steps["communication"] == [0.0, 0.0]
+
+
+def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
+    found = summary(two_steps(clock), SingleDeviceStrategy("cpu"))
+    (rank,) = found["ranks"]
+    assert rank["step_ms"]["data"] == {"p50": 2000.0, "p90": 2800.0, "p99": 2980.0}
+    assert rank["step_ms"]["own"]["p50"] == rank["step_ms"]["step"]["p50"] == 8500.0
+    assert (rank["steps"], rank["wall_s"], found["slowest"]) == (2, 25.5, 0)
+    words = in_words(found)
+    assert "time: 25.5 s, 2 steps" in words
+    assert "slowest" not in words
+    assert [line.split()[0] for line in words.splitlines()[2:]] == list(PARTS)
+
+
+def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:
+    ledger = Ledger(torch.device("cpu"))
+    first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+
+    class SlowBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, above: Tensor) -> Tensor:
+            clock(2.0)
+            return above
+
+    ledger.watch([first, second])
+    ledger.start()
+    (SlowBackward.apply(first) * second).backward()
+    clock(0.5)
+    ledger.mark_backward()
+    ledger.end_step()
+    ledger.settle()
+    assert ledger.seconds == {"backward": 2.0, "communication": 0.5}
+
+
+class OfThreeRanks(SingleDeviceStrategy):
+    """This rank's figures, and twice and three times as much of everything."""
+
+    world_size = 3  # type: ignore[assignment]
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return torch.cat([rows, 2 * rows, 1.5 * rows])
+
+
+def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
+    found = summary(two_steps(clock), OfThreeRanks("cpu"))
+    assert found["slowest"] == 1
+    assert "slowest rank: 1, 17000.0 ms of its own work in the median step; the fastest has 8500.0 ms" in in_words(
+        found
+    )
+
+
+def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
+    one = trainer(tmp_path, evaluate=lambda model: time.sleep(0.05) or {}, length="8epochs")
+    started = time.perf_counter()
+    one.fit()
+    seconds = time.perf_counter() - started
+    found = summary(one.ledger, one.strategy)["ranks"][0]
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=1e-3)
+    assert found["wall_s"] == pytest.approx(seconds, rel=0.03)
+    assert found["seconds"]["evaluation"] >= 8 * 0.05
+    assert found["steps"] == one.state.step == 24
+    assert all(found["seconds"][part] > 0 for part in IN_A_STEP)
+
+
+def test_the_start_of_the_data_workers_is_no_step_s_wait_for_data(tmp_path: Path) -> None:
+    class SlowToStart(Data):
+        def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+            time.sleep(0.3)  # as workers that start
+            yield from super().train_steps(start, stop)
+
+    one = trainer(tmp_path, length="2epochs", data=SlowToStart())
+    one.fit()
+    (rank,) = summary(one.ledger, one.strategy)["ranks"]
+    assert rank["seconds"]["first_batch"] >= 0.3 > rank["seconds"]["data"] > 0
+    assert rank["step_ms"]["data"]["p99"] < 300

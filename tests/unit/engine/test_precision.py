@@ -1,0 +1,76 @@
+"""One place decides in which arithmetic a pass runs, and fp32 means the same in all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from retina_dist.benchmark import step
+from retina_dist.config import schema as settings
+from retina_dist.engine.precision import Precision, autocast, describe_precision
+from tests.unit.engine.test_trainer import Classifier, trainer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _flags() -> Iterator[None]:
+    """PyTorch's own defaults before each test and after."""
+
+    def reset() -> None:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+
+    reset()
+    yield
+    reset()
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+class Noting(Classifier):
+    """Notes the arithmetic that its forward pass meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[tuple[Any, ...]] = []
+
+    def forward(self, batch: Any) -> Any:
+        self.met.append((*flags(), torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None))
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_a_training_step_takes_tf32_only_where_it_is_asked_for(precision: Precision) -> None:
+    one = trainer(model=Noting(), precision=precision)
+    one.train_step(next(one.data.train_steps(0, 1)))
+    tf32 = precision == "tf32"
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    assert one.state.model.met == [(tf32, tf32, half)]
+    assert flags() == (tf32, tf32)  # the backward pass came after
+
+
+def test_the_benchmark_means_the_same_by_each_name() -> None:
+    for name, way in step.PATHS.items():
+        words = [word for word in name.split("-") if word in get_args(Precision)]
+        assert way.precision == (words[0] if words else "fp32"), name
+    for precision in get_args(Precision):
+        with autocast(CPU, precision)():
+            assert flags() == (precision == "tf32",) * 2
+    assert settings.CHOICES["trainer.precision"] == settings.CHOICES["precision"] == get_args(Precision)
+
+
+def test_the_start_up_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe_precision(CPU, "fp32") == "precision: fp32"
+    assert describe_precision(CPU, "tf32") == "precision: fp32, because a CPU has no TF32"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert describe_precision(CUDA, "fp32").startswith("precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is")
+    assert describe_precision(CUDA, "tf32") == "precision: tf32"
+    assert describe_precision(CUDA, "bf16") == "precision: bf16"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    assert describe_precision(CUDA, "tf32") == "precision: fp32, because Tesla V100 has no TF32"

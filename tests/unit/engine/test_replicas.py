@@ -1,0 +1,298 @@
+"""Checksums, the comparison of ranks and the mean of their statistics."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.engine import replicas
+from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, checksum
+from retina_dist.engine.state import TrainState
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+
+INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def values_of(dtype: torch.dtype) -> Tensor:
+    return torch.arange(12).reshape(3, 4).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "total"),
+    [
+        (torch.tensor([2, 3, 5]), 2 * 1 + 3 * 3 + 5 * 5),
+        (torch.tensor([True, False, True]), 1 + 5),
+        (torch.tensor([1.0]), 0x3F800000),
+        (torch.tensor(7), 7),
+        (torch.tensor([-1], dtype=torch.int8), -1),
+        (torch.empty(0, 3), 0),
+    ],
+    ids=["int64", "bool", "float32", "0-dim", "negative", "empty"],
+)
+def test_a_checksum_is_the_sum_of_the_bits_times_odd_numbers(tensor: Tensor, total: int) -> None:
+    result = checksum(tensor)
+    assert (result.dtype, result.shape, result.item()) == (torch.int64, (), total)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64],
+)
+def test_any_one_flipped_bit_changes_it(dtype: torch.dtype) -> None:
+    tensor = values_of(dtype)
+    bits = tensor.view(INTEGER[dtype.itemsize]).flatten()
+    seen = {checksum(tensor).item()}
+    for place in (0, 5, 11):
+        for bit in range(8 * dtype.itemsize):
+            flipped = bits.clone().view(torch.uint8)
+            flipped[place * dtype.itemsize + bit // 8] ^= 1 << bit % 8
+            assert checksum(flipped.view(dtype).reshape(3, 4)).item() not in seen
+    assert checksum(tensor.clone()).item() in seen
+
+
+def test_a_flipped_truth_value_changes_it() -> None:
+    assert checksum(torch.tensor([True, False])) != checksum(torch.tensor([True, True]))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.int64,
+        torch.float64,
+    ],
+)
+def test_swapped_elements_change_it(dtype: torch.dtype) -> None:
+    tensor = values_of(dtype).flatten()
+    original = checksum(tensor)
+    for i in range(12):
+        for j in range(i):
+            swapped = tensor.clone()
+            swapped[[i, j]] = tensor[[j, i]]
+            assert checksum(swapped) != original
+
+
+def test_zeros_of_different_signs_differ_and_nans_count_by_their_bits() -> None:
+    assert checksum(torch.tensor([0.0])) != checksum(torch.tensor([-0.0]))
+    one, other = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+    assert one.isnan().all()
+    assert other.isnan().all()
+    assert checksum(one) == checksum(one.clone())
+    assert checksum(one) != checksum(other)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5, 12, 13])
+def test_a_checksum_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    tensor = values_of(torch.float32)
+    whole = checksum(tensor)
+    monkeypatch.setattr(replicas, "CHUNK", chunk)
+    assert checksum(tensor) == whole
+
+
+def test_elements_in_the_same_place_of_two_chunks_can_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "CHUNK", 2)
+    assert checksum(torch.tensor([1, 2, 3, 4])) != checksum(torch.tensor([3, 4, 1, 2]))
+
+
+def test_layout_in_memory_does_not_matter() -> None:
+    tensor = torch.arange(24.0).reshape(1, 2, 3, 4)
+    assert checksum(tensor) == checksum(tensor.contiguous(memory_format=torch.channels_last))
+    assert checksum(tensor) != checksum(tensor.transpose(2, 3))
+
+
+def test_parameters_are_taken_as_they_are() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert not checksum(parameter).requires_grad
+
+
+# ranks against each other
+
+
+def compare(*parts: dict[str, Any], step: int = 7) -> list[Any]:
+    """What each rank ends with whose parts are these."""
+    return on_ranks(len(parts), lambda strategy: check_replicas(parts[strategy.rank], strategy, step))
+
+
+def weights(value: float) -> dict[str, Any]:
+    return {"model": {"conv.weight": torch.tensor([value, 1.0]), "conv.bias": torch.zeros(1)}}
+
+
+def test_equal_ranks_pass() -> None:
+    assert compare(*[weights(0.5)] * 3) == [None] * 3
+
+
+def test_the_odd_rank_is_named_against_the_many_on_every_rank() -> None:
+    errors = compare(weights(0.5), weights(0.5), weights(0.5 + 2**-24), weights(0.5))
+    for error in errors:
+        assert type(error) is ReplicaMismatch
+        assert error.everywhere
+        assert str(error) == (
+            "after step 7 the replicas differ in model.conv.weight (rank 2 against 0, 1, 3); the last checkpoint was written "
+            "before, go on from it with resume=auto, and look for a faulty device or code that treats ranks differently."
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((1, 2), "rank 1 against 0"),
+        ((2, 1, 1), "rank 0 against 1, 2"),
+        ((1, 2, 1, 3), "ranks 1, 3 against 0, 2"),
+        ((2, 1, 2, 1), "ranks 1, 3 against 0, 2"),  # even: rank 0 is believed
+        ((3, 1, 2), "ranks 1, 2 against 0"),
+    ],
+)
+def test_a_minority_is_named_against_the_majority(values: tuple[float, ...], said: str) -> None:
+    errors = compare(*[{"x": torch.tensor([value])} for value in values])
+    assert all(f"differ in x ({said});" in str(error) for error in errors)
+
+
+def test_a_tensor_in_the_optimizers_state_is_found_by_its_path() -> None:
+    def parts(value: float) -> dict[str, Any]:
+        momentum = {"step": torch.tensor(3.0), "exp_avg": torch.tensor([value])}
+        return {"optimizer": {"conv.weight": momentum, "lr": 0.1}, "ema": [{"shadow": torch.tensor([value])}]}
+
+    error, _ = compare(parts(0.0), parts(-0.0))
+    assert "differ in optimizer.conv.weight.exp_avg (rank 1 against 0), ema.0.shadow (rank 1 against 0);" in str(error)
+
+
+def test_a_counter_that_differs_is_found() -> None:
+    def parts(batches: int) -> dict[str, Any]:
+        return {"model": {"weight": torch.ones(2, 2), "num_batches_tracked": torch.tensor(batches)}}
+
+    error, _ = compare(parts(3), parts(4))
+    assert "differ in model.num_batches_tracked (rank 1 against 0);" in str(error)
+
+
+def test_five_tensors_are_named_and_the_others_counted() -> None:
+    error, _ = compare(*[{f"t{i}": torch.tensor([i * value]) for i in range(8)} for value in (1.0, 2.0)])
+    assert re.findall(r"t\d", str(error)) == ["t1", "t2", "t3", "t4", "t5"]
+    assert "t5 (rank 1 against 0) and 2 more;" in str(error)
+
+
+def change_anchors(model: Any) -> None:
+    first, *others = model.anchor_generator.sizes
+    model.anchor_generator.sizes = ((first[0] / 2, *first[1:]), *others)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "backbone.body.bn1.eps": lambda model: setattr(model.backbone.body.bn1, "eps", 0.0),
+    "backbone.body.layer1.0.bn1.momentum": lambda model: setattr(model.backbone.body.layer1[0].bn1, "momentum", 0.2),
+    "anchor_generator.sizes.0.0": change_anchors,
+    "anchor_generator.cell_anchors.4": lambda model: model.anchor_generator.cell_anchors[4].add_(1),
+    "proposal_matcher.high_threshold": lambda model: setattr(model.proposal_matcher, "high_threshold", 0.6),
+    "focal_alpha": lambda model: setattr(model, "focal_alpha", 0.3),
+}
+
+
+def test_what_the_state_dict_does_not_hold_is_compared() -> None:
+    def replicated(model: nn.Module, lr: float = 0.1) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        parts = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)).replicated()
+        return {name: part for name, part in parts.items() if name != "model"}  # its tensors take long
+
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
+    assert compare(replicated(model), replicated(copy.deepcopy(model))) == [None, None]
+    for name, change in CHANGES.items():
+        twin = copy.deepcopy(model)
+        change(twin)
+        error, _ = compare(replicated(model), replicated(twin))
+        assert f"differ in settings.{name} (rank 1 against 0);" in str(error)
+    error, _ = compare(replicated(model), replicated(model, lr=0.2))
+    assert "differ in groups.0.lr (rank 1 against 0);" in str(error)
+
+
+def test_two_collectives_for_any_number_of_tensors_and_none_alone() -> None:
+    def calls(strategy: ThreadRank) -> list[str]:
+        check_replicas(weights(0.5), strategy, 7)
+        return strategy.calls
+
+    assert on_ranks(2, calls) == [["all_gather"] * 2] * 2
+    assert on_ranks(1, calls) == [[]]
+    check_replicas(weights(0.5), SingleDeviceStrategy("cpu"), 7)
+
+
+# statistics
+
+
+def normed(mean: float, variance: float) -> nn.Sequential:
+    """Two norms of 1 and 2 channels, the second's statistics ten times the first's."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.ReLU(), nn.Sequential(nn.BatchNorm2d(2)))
+    for norm, factor in ((model[0], 1), (model[2][0], 10)):
+        norm.running_mean.fill_(mean * factor)
+        norm.running_var.fill_(variance * factor)
+    return model
+
+
+def averaged(*models: nn.Module) -> list[list[str]]:
+    """The collectives of each rank, whose model is one of these."""
+
+    def one(strategy: ThreadRank) -> list[str]:
+        average_statistics(models[strategy.rank], strategy)
+        return strategy.calls
+
+    return on_ranks(len(models), one)
+
+
+def test_running_statistics_become_their_mean_by_one_collective() -> None:
+    models = normed(1.0, 3.0), normed(2.0, 4.0), normed(6.0, 8.0)
+    assert averaged(*models) == [["all_reduce mean"]] * 3
+    for model in models:
+        assert (model[0].running_mean.tolist(), model[0].running_var.tolist()) == ([3.0], [5.0])
+        assert (model[2][0].running_mean.tolist(), model[2][0].running_var.tolist()) == ([30.0] * 2, [50.0] * 2)
+        assert model[0].weight.tolist() == [1.0]
+        assert model[0].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize(("weights", "mean"), [((1.5, 1.5, 0.0), 1.5), ((2.0, 0.5, 0.5), 2.0), ((0.0, 0.0, 0.0), None)])
+def test_each_rank_counts_as_much_as_it_has_images(weights: tuple[float, ...], mean: float | None) -> None:
+    values = (1.0, 2.0, 6.0)
+    models = [normed(value, value) for value in values]
+    on_ranks(3, lambda strategy: average_statistics(models[strategy.rank], strategy, weights[strategy.rank]))
+    found = [model[0].running_mean.item() for model in models]
+    assert found == (list(values) if mean is None else [mean] * 3)
+
+
+def test_norms_that_do_not_train_are_left_alone() -> None:
+    models = normed(1.0, 3.0), normed(2.0, 4.0)
+    for model in models:
+        model[0].eval()
+    assert averaged(*models) == [["all_reduce mean"]] * 2
+    assert [model[0].running_mean.tolist() for model in models] == [[1.0], [2.0]]
+    assert [model[2][0].running_mean.tolist() for model in models] == [[15.0] * 2] * 2
+
+
+def test_norms_that_are_connected_are_left_alone() -> None:
+    models = [nn.Sequential(SyncBatchNorm2d(1)) for _ in range(2)]
+    for model in models:
+        connect(model, torch.clone)
+    assert averaged(*models) == [[], []]
+
+
+def test_norms_that_could_be_connected_and_are_not_are_averaged() -> None:
+    models = [nn.Sequential(SyncBatchNorm2d(1)) for _ in range(2)]
+    models[1][0].running_mean.fill_(4.0)
+    averaged(*models)
+    assert [model[0].running_mean.tolist() for model in models] == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(1, 1, 1), nn.GroupNorm(1, 1), nn.BatchNorm2d(1, track_running_stats=False)]
+)
+def test_without_running_statistics_nobody_communicates(layer: nn.Module) -> None:
+    assert averaged(layer, layer) == [[], []]
+
+
+def test_alone_nobody_communicates() -> None:
+    model = normed(1.0, 3.0)
+    assert averaged(model) == [[]]
+    assert model[0].running_mean.tolist() == [1.0]

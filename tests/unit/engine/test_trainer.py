@@ -1,0 +1,363 @@
+"""The loop on a model that has nothing to do with detection: it must not matter to the trainer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.engine import checkpoints as checkpoint
+from retina_dist.engine import duration
+from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint
+from retina_dist.engine.plan import resolve_plan
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Divergence, Trainer
+from retina_dist.errors import CheckpointError, Preempted, UserError
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+NUM_IMAGES = 10
+
+
+@dataclass
+class Rows:
+    x: Tensor
+    y: Tensor
+    weight: float = 1.0
+    warnings: tuple[str, ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
+        return Rows(self.x.to(device), self.y.to(device), self.weight)
+
+
+@dataclass
+class Data:
+    """Ten rows, four a step: 4, 4 and 2 an epoch, in an order of each epoch's own."""
+
+    accumulate: int = 1
+    batch_size: int = 4
+    seen: list[int] = field(default_factory=list)
+
+    def position(self, step: int) -> tuple[int, int]:
+        epoch, index = divmod(step, math.ceil(NUM_IMAGES / self.batch_size))
+        return epoch, index * self.batch_size
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+        everything = torch.randn(NUM_IMAGES, 5, generator=torch.Generator().manual_seed(1))
+        for step in range(start, stop):
+            epoch, cursor = self.position(step)
+            order = torch.randperm(NUM_IMAGES, generator=torch.Generator().manual_seed(epoch))
+            rows = order[cursor : cursor + self.batch_size]
+            self.seen += rows.tolist()
+            parts = [part for part in rows.tensor_split(self.accumulate) if len(part)]
+            yield [Rows(everything[p], (p % 3), weight=len(p) / len(rows)) for p in parts]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, batch: Rows) -> Any:
+        logits = self.layers(batch.x)
+        return {"cross_entropy": nn.functional.cross_entropy(logits, batch.y), "size": 1e-3 * logits.square().mean()}
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    names = ("length", "stop_after", "validate_every", "checkpoint_every", "log_every")
+    plan_changes = {k: changes.pop(k) for k in names if k in changes}
+    best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
+    data = data or Data()
+    model = changes.pop("model", None) or Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    ema = ExponentialMovingAverage(model, 0.9) if changes.pop("ema", False) else None
+    scaler = torch.amp.GradScaler("cpu", enabled=changes.get("precision") == "fp16")
+    state = TrainState(model, optimizer, scaler, ema, best)
+    plan = resolve_plan(
+        num_images=NUM_IMAGES,
+        batch_size=data.batch_size,
+        accumulate=data.accumulate,
+        lr=0.1,
+        schedule="cosine",
+        warmup="2steps",
+        **{"length": "4epochs", "log_every": 2, **plan_changes},
+    )
+    settings: dict[str, Any] = {
+        "state": state,
+        "plan": plan,
+        "data": data,
+        "strategy": SingleDeviceStrategy("cpu"),
+        "sink": Recorder(),
+        "checkpoints": CheckpointStore(folder, keep_last=100, best=best) if folder else None,
+        "report": lambda text: None,
+    }
+    return Trainer(**{**settings, **changes})
+
+
+def weights(one: Trainer) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in one.state.model.parameters()])
+
+
+def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
+    one = trainer()
+    one.fit()
+    assert one.state.step == 12
+    for epoch in range(4):
+        assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
+    steps = [step for step, _ in one.sink.rows]
+    assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
+    _, row = one.sink.rows[-1]
+    assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
+    assert row["train/lr"] == one.plan.lr_at(11)
+    assert row["train/epoch"] == 4.0
+
+
+def test_one_step_by_hand() -> None:
+    """The trainer's step equals plain PyTorch: mean loss, clip, SGD."""
+    one = trainer(clip=0.05)
+    (batch,) = next(one.data.train_steps(0, 1))
+    reference = Classifier()
+    reference.load_state_dict(one.state.model.state_dict())
+    sum(reference(batch).values()).backward()
+    norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=one.plan.lr_at(0), momentum=0.9, weight_decay=1e-3)
+    optimizer.step()
+    values = one.train_step([batch])
+    assert values["train/grad_norm"] == norm > 0.05
+    assert torch.equal(weights(one), torch.cat([p.detach().flatten() for p in reference.parameters()]))
+
+
+def test_accumulation_gives_the_same_weights() -> None:
+    whole, parts = trainer(), trainer(data=Data(accumulate=2))
+    whole.fit()
+    parts.fit()
+    torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 7])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str) -> None:
+    whole = trainer(tmp_path / "whole", ema=True, precision=precision)
+    whole.fit()
+    first = trainer(tmp_path / "parts", ema=True, precision=precision, stop_after=f"{stop}steps")
+    first.fit()
+    second = trainer(tmp_path / "parts", ema=True, precision=precision)
+    second.state.load_state_dict(load_checkpoint(tmp_path / "parts" / "last.pt"))
+    assert second.state.step == stop
+    second.fit()
+    assert torch.equal(weights(whole), weights(second))
+    assert first.data.seen + second.data.seen == whole.data.seen
+    a, b = load_checkpoint(tmp_path / "whole" / "last.pt"), load_checkpoint(tmp_path / "parts" / "last.pt")
+    for name, value in a["ema"]["model"].items():
+        assert torch.equal(value, b["ema"]["model"][name])
+    for key, value in a["optimizer"]["state"].items():
+        assert torch.equal(value["momentum_buffer"], b["optimizer"]["state"][key]["momentum_buffer"])
+    assert a["scaler"] == b["scaler"]
+    assert torch.equal(a["random"]["torch"], b["random"]["torch"])
+
+
+def scripted(values: list[float]) -> Any:
+    remaining = iter(values)
+    return lambda model: {"score": next(remaining)}
+
+
+def test_best_and_early_stop(tmp_path: Path) -> None:
+    one = trainer(tmp_path, evaluate=scripted([0.1, 0.5, 0.4, 0.3]), monitor="score", patience=2)
+    one.fit()
+    assert one.state.step == 12
+    assert one.state.best.value == 0.5
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
+    two = trainer(tmp_path / "two", evaluate=scripted([0.5, 0.4, 0.3]), monitor="score", patience=2)
+    assert two.fit() == {"score": 0.3}
+    assert two.state.step == 9  # of 12
+
+
+def test_a_loss_is_best_when_it_is_lowest(tmp_path: Path) -> None:
+    def losses(values: list[float]) -> Any:
+        remaining = iter(values)
+        return lambda model: {"val/loss": next(remaining)}
+
+    one = trainer(tmp_path, evaluate=losses([0.5, 0.1, 0.4, 0.3]), monitor="val/loss", patience=3)
+    one.fit()
+    assert one.state.best.value == 0.1
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
+
+
+def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
+    """Or an AP of 0.5 would be compared with losses."""
+    for stop, monitor, values, best, step in (
+        ("6steps", "coco/AP", [0.4, 0.5], 0.5, 6),
+        ("9steps", "val/loss", [1.5], 1.5, 9),
+        ("12steps", "val/loss", [1.6], 1.5, 9),
+    ):
+        remaining = iter(values)
+        one = trainer(tmp_path, stop_after=stop, evaluate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
+        if (tmp_path / "last.pt").exists():
+            one.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
+        one.fit()
+        assert one.state.best.value == best
+        assert load_checkpoint(tmp_path / "best.pt")["step"] == step
+
+
+def test_validation_sees_the_average(tmp_path: Path) -> None:
+    seen = []
+    one = trainer(tmp_path, ema=True, evaluate=lambda model: seen.append(model) or {"score": 1.0}, length="1epoch")
+    one.fit()
+    assert seen == [one.state.ema.model]
+    assert one.state.model.training
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_reaches_no_checkpoint(tmp_path: Path) -> None:
+    class Broken(Classifier):
+        def forward(self, batch: Rows) -> Any:
+            return {k: v / 0.0 * 0.0 for k, v in super().forward(batch).items()}
+
+    one = trainer(tmp_path, model=Broken())
+    with pytest.raises(Divergence, match=r"step 6: loss or gradient is not finite.*lower optimizer\.lr"):
+        one.fit()
+    for path in tmp_path.glob("*.pt"):
+        assert all(value.isfinite().all() for value in load_checkpoint(path)["model"].values())
+
+
+def test_sampler_position_and_metadata_are_saved(tmp_path: Path) -> None:
+    trainer(tmp_path, stop_after="4steps", metadata={"categories": [1, 2]}).fit()
+    content = load_checkpoint(tmp_path / "last.pt")
+    assert content["sampler"] == {"epoch": 1, "cursor": 4}
+    assert content["categories"] == [1, 2]
+
+
+def test_bfloat16_stays_close() -> None:
+    exact, half = trainer(), trainer(precision="bf16")
+    exact.fit()
+    half.fit()
+    difference = (weights(exact) - weights(half)).norm() / weights(exact).norm()
+    assert 0 < difference < 0.05
+
+
+def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint.write_bytes
+    monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
+    trainer(tmp_path, length="1epoch").fit()
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
+    one = trainer(tmp_path / "failed", evaluate=scripted([0.5]), monitor="score")
+    with pytest.raises(StopIteration):  # the second validation
+        one.fit()
+    assert load_checkpoint(tmp_path / "failed" / "last.pt")["step"] == 3
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "write_bytes", full)
+    for changes, error in (
+        ({"length": "1epoch"}, CheckpointError),  # at the end
+        ({"length": "9epochs"}, CheckpointError),  # at the next save
+        ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
+        ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
+        ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
+    ):
+        said: list[str] = []
+        with pytest.raises(error, match="was not saved: the disk is full" if error is CheckpointError else None):
+            trainer(tmp_path, **changes, warn=said.append).fit()
+        assert ["was not saved: the disk is full" in words for words in said] == [True] * (error is StopIteration)
+
+
+def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is_not(tmp_path: Path) -> None:
+    whole = trainer(log_every=3)
+    whole.fit()
+    asked: list[int] = []
+    first = trainer(tmp_path, log_every=3, stop_reason=lambda: "asked to" if len(asked) == 4 else asked.append(1))
+    with pytest.raises(Preempted, match="stopped at step 5"):
+        first.fit()
+    second = trainer(log_every=3)
+    second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
+    second.fit()
+    rows = first.sink.rows + second.sink.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+
+
+def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(log_every=3)
+    whole.fit()
+    clock = [0.0]  # in seconds; a step takes 30
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    timed = trainer(
+        tmp_path, log_every=3, checkpoint_minutes=1, stop_reason=lambda: clock.__setitem__(0, clock[0] + 30)
+    )
+    timed.fit()
+    saved = [load_checkpoint(path) for path in sorted(tmp_path.glob("*.pt"))]
+    # two steps after each validation's own (at 3, 6, 9 and 12), from which it counts anew
+    assert sorted({content["step"] for content in saved}) == [2, 3, 5, 6, 8, 9, 11, 12]
+    assert torch.equal(weights(timed), weights(whole))
+
+
+class Late(SingleDeviceStrategy):
+    """One of two ranks, as far as questions go: their answers come a step later."""
+
+    world_size = 2  # type: ignore[assignment]
+
+
+def test_no_timed_checkpoint_follows_another_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm at a step that saves anyway is answered after it."""
+    clock = [0.0]
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    timed = trainer(
+        tmp_path,
+        strategy=Late("cpu"),
+        validate_every="4steps",
+        checkpoint_minutes=2,
+        stop_reason=lambda: clock.__setitem__(0, clock[0] + 30),
+    )
+    timed.fit()
+    saved = {load_checkpoint(path)["step"] for path in tmp_path.glob("*.pt")}
+    assert saved == {4, 8, 12}  # not 5 and 9, whose alarms rang at 4 and 8
+
+
+def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(log_every=5, validate_every="100epochs")
+    whole.fit()
+    clock = [0.0]
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+
+    def step() -> None:
+        clock[0] += 30
+        if clock[0] == 30 * 8:
+            raise KeyError("died")
+
+    first = trainer(tmp_path, log_every=5, validate_every="100epochs", checkpoint_minutes=1.5, stop_reason=step)
+    with pytest.raises(KeyError, match="died"):
+        first.fit()
+    newest = load_checkpoint(tmp_path / "last.pt")
+    assert newest["step"] == 6
+    second = trainer(log_every=5, validate_every="100epochs")
+    second.state.load_state_dict(newest)
+    second.fit()
+    rows = first.sink.rows + second.sink.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+    assert torch.equal(weights(second), weights(whole))
+
+
+def without_times(row: tuple[int, dict[str, float]]) -> tuple[int, dict[str, float]]:
+    return row[0], {name: value for name, value in row[1].items() if not name.startswith("time/")}

@@ -1,0 +1,388 @@
+"""Batch norm over several ranks and real images only, against torch's own over the whole batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.data.canvases import make_buckets
+from retina_dist.data.samplers import TrainSampler
+from retina_dist.engine.replicas import settings_of
+from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only
+from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+
+CHANNELS = 3
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Float64 values with a mean that is not 0, so that means and squares matter."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2 + 5
+
+
+def norm(kind: type[nn.BatchNorm2d], dtype: torch.dtype = torch.float64) -> nn.BatchNorm2d:
+    """With a weight and bias that are not 1 and 0."""
+    made = kind(CHANNELS, eps=1e-3, momentum=0.25).to(dtype)
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
+        made.bias.copy_(torch.tensor([1.0, 0.0, -3.0]))
+    return made
+
+
+def forward_backward(module: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    y = module(x)
+    y.backward(dy)
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def on_two_ranks(x: list[Tensor], dy: list[Tensor], repeat: int = 1) -> list[tuple[Tensor, Tensor, nn.BatchNorm2d]]:
+    """(output, input gradient, norm) of each rank, whose batches are x[0] and x[1]; every rank has a norm of its own."""
+
+    def one(strategy: ThreadRank) -> tuple[Tensor, Tensor, nn.BatchNorm2d]:
+        module = norm(SyncBatchNorm2d, x[0].dtype)
+        connect(module, lambda values: strategy.all_reduce(values, "sum"))
+        for _ in range(repeat):
+            module.zero_grad()
+            y, dx = forward_backward(module, x[strategy.rank], dy[strategy.rank])
+        return y, dx, module
+
+    results = on_ranks(2, one)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (1, 3)])
+def test_two_ranks_are_one_batch(sizes: tuple[int, int]) -> None:
+    x, dy = drawn(4, CHANNELS, 5, 6), drawn(4, CHANNELS, 5, 6, seed=1)
+    whole = norm(nn.BatchNorm2d)
+    y, dx = forward_backward(whole, x, dy)
+    (y0, dx0, norm0), (y1, dx1, norm1) = on_two_ranks(list(x.split(sizes)), list(dy.split(sizes)))
+
+    torch.testing.assert_close(torch.cat((y0, y1)), y)
+    torch.testing.assert_close(torch.cat((dx0, dx1)), dx)
+    torch.testing.assert_close(norm0.weight.grad + norm1.weight.grad, whole.weight.grad)
+    torch.testing.assert_close(norm0.bias.grad + norm1.bias.grad, whole.bias.grad)
+    for module in (norm0, norm1):
+        torch.testing.assert_close(module.running_mean, whole.running_mean)
+        torch.testing.assert_close(module.running_var, whole.running_var)
+        assert module.num_batches_tracked == 1
+
+
+def test_gradients_of_weight_and_bias_are_each_ranks_own() -> None:
+    """As those of every parameter: the strategy adds them up, and would count these twice if they were sums already."""
+    dy = [torch.full((1, CHANNELS, 2, 2), value, dtype=torch.float64) for value in (1.0, 10.0)]
+    results = on_two_ranks(list(drawn(2, CHANNELS, 2, 2).split(1)), dy)
+    assert [module.bias.grad.tolist() for _, _, module in results] == [[4.0] * 3, [40.0] * 3]
+
+
+def test_outputs_by_hand() -> None:
+    """Rank 0 has 0 and 2, rank 1 has 4 and 6: mean 3, variance 5, unbiased 20/3."""
+    x = torch.arange(0, 8, 2, dtype=torch.float64).reshape(2, 1, 1, 2).expand(2, CHANNELS, 1, 2)
+    (y0, _, module), (y1, _, _) = on_two_ranks(list(x.split(1)), [torch.ones(1, CHANNELS, 1, 2)] * 2)
+    expected = (torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64) / (5 + 1e-3) ** 0.5).reshape(2, 1, 2)
+    torch.testing.assert_close(torch.stack((y0[0, 1], y1[0, 1])), 2 * expected)
+    assert module.running_mean[0].item() == pytest.approx(0.25 * 3)
+    assert module.running_var[0].item() == pytest.approx(0.75 + 0.25 * 20 / 3)
+
+
+def test_running_statistics_go_on_from_step_to_step() -> None:
+    x, dy = drawn(4, CHANNELS, 2, 2), torch.ones(4, CHANNELS, 2, 2, dtype=torch.float64)
+    whole = norm(nn.BatchNorm2d)
+    for _ in range(3):
+        forward_backward(whole, x, dy)
+    for _, _, module in on_two_ranks(list(x.split((3, 1))), list(dy.split((3, 1))), repeat=3):
+        torch.testing.assert_close(module.running_mean, whole.running_mean)
+        torch.testing.assert_close(module.running_var, whole.running_var)
+        assert module.num_batches_tracked == 3
+
+
+def test_one_value_on_each_rank_is_a_batch() -> None:
+    """torch refuses one value for each channel; here the ranks together have two, with the variance 1."""
+    x = [torch.full((1, CHANNELS, 1, 1), value, dtype=torch.float64) for value in (1.0, 3.0)]
+    (y0, _, module), (y1, _, _) = on_two_ranks(x, [torch.ones_like(x[0])] * 2)
+    assert [y0[0, 1].item(), y1[0, 1].item()] == pytest.approx([-2 / 1.001**0.5, 2 / 1.001**0.5])
+    assert module.running_var[0].item() == pytest.approx(0.75 + 0.25 * 2)
+
+
+def test_a_large_mean_does_not_swallow_the_variance() -> None:
+    """Squares of 10000 have steps of 8 in float32, and the variance is 1."""
+    offsets = torch.tensor([-1.0, 1.0]).repeat(32).reshape(2, 1, 4, 8).expand(2, CHANNELS, 4, 8)
+    results = on_two_ranks(list((offsets + 1e4).split(1)), [torch.ones(1, CHANNELS, 4, 8)] * 2)
+    for y, _, _ in results:
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y[:, 1], 2 * offsets[:1, 1] / 1.001**0.5)
+
+
+def test_half_precision_goes_out_as_it_came_and_is_computed_in_float32() -> None:
+    """Squares of 300 are out of float16's range."""
+    x = (drawn(4, CHANNELS, 5, 6) * 100).half()
+    dy = drawn(4, CHANNELS, 5, 6, seed=1).half()
+    whole = norm(nn.BatchNorm2d)
+    y, dx = forward_backward(whole, x.double(), dy.double())
+
+    def one(strategy: ThreadRank) -> tuple[Tensor, Tensor, nn.BatchNorm2d]:
+        module = norm(SyncBatchNorm2d, torch.float32)
+        connect(module, lambda values: strategy.all_reduce(values, "sum"))
+        rows = slice(0, 3) if strategy.rank == 0 else slice(3, 4)
+        return *forward_backward(module, x[rows], dy[rows]), module
+
+    (y0, dx0, norm0), (y1, dx1, norm1) = on_ranks(2, one)
+    assert (y0.dtype, dx0.dtype, norm0.weight.grad.dtype) == (torch.float16, torch.float16, torch.float32)
+    torch.testing.assert_close(torch.cat((y0, y1)).double(), y, rtol=2**-10, atol=2**-10)
+    torch.testing.assert_close(torch.cat((dx0, dx1)).double(), dx, rtol=2**-9, atol=1e-5)
+    torch.testing.assert_close(
+        (norm0.weight.grad + norm1.weight.grad).double(), whole.weight.grad, rtol=1e-4, atol=1e-3
+    )
+    torch.testing.assert_close(norm0.running_var.double(), whole.running_var, rtol=1e-5, atol=0)
+
+
+def test_one_process_that_is_connected_is_torchs_norm() -> None:
+    x, dy = drawn(4, CHANNELS, 5, 6), drawn(4, CHANNELS, 5, 6, seed=1)
+    whole, own = norm(nn.BatchNorm2d), norm(SyncBatchNorm2d)
+    connect(own, torch.clone)
+    for ours, theirs in zip(forward_backward(own, x, dy), forward_backward(whole, x, dy), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(own.state_dict()[name], value)
+
+
+def refuse(x: Tensor) -> Tensor:
+    raise AssertionError("nothing may be added up here")
+
+
+def test_evaluation_uses_the_running_statistics_and_asks_nobody() -> None:
+    x = drawn(2, CHANNELS, 4, 4)
+    own, whole = norm(SyncBatchNorm2d), norm(nn.BatchNorm2d)
+    for module in (own, whole):
+        module.running_mean.copy_(torch.tensor([4.0, 5.0, 6.0]))
+        module.running_var.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        module.eval()
+    connect(own, refuse)
+    assert torch.equal(own(x), whole(x))
+    assert own.num_batches_tracked == 0
+
+
+def test_unconnected_it_is_torchs_norm() -> None:
+    x = drawn(2, CHANNELS, 4, 4)
+    assert torch.equal(norm(SyncBatchNorm2d)(x), norm(nn.BatchNorm2d)(x))
+
+
+def test_connect_reaches_every_sync_norm_and_no_other() -> None:
+    model = nn.Sequential(SyncBatchNorm2d(1), nn.Sequential(nn.BatchNorm2d(1), SyncBatchNorm2d(1)))
+    connect(model, refuse)
+    assert [getattr(m, "sum_over_ranks", None) for m in (model[0], model[1][0], model[1][1])] == [refuse, None, refuse]
+    assert SyncBatchNorm2d.sum_over_ranks is None
+
+
+def test_a_copy_stands_alone() -> None:
+    shared = norm(SyncBatchNorm2d)
+    model = nn.Sequential(shared, shared)
+    connect(model, refuse)
+    twin = copy.deepcopy(model)
+    assert twin[0] is twin[1]
+    assert twin[0].sum_over_ranks is None
+    assert shared.sum_over_ranks is refuse
+
+    twin(drawn(2, CHANNELS, 4, 4))  # in training mode, without a word to others
+    assert (shared.num_batches_tracked, twin[0].num_batches_tracked) == (0, 2)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    assert shared.weight.tolist() == [0.5, 2.0, -1.0]
+    assert (twin[0].eps, twin[0].momentum) == (1e-3, 0.25)
+
+
+def test_checkpoints_are_those_of_torchs_norm() -> None:
+    own, whole = norm(SyncBatchNorm2d), nn.BatchNorm2d(CHANNELS).double()
+    connect(own, refuse)
+    assert list(own.state_dict()) == list(whole.state_dict())
+    whole.load_state_dict(own.state_dict())
+    assert whole.weight.tolist() == [0.5, 2.0, -1.0]
+
+
+# fillers
+
+
+def small_net(kind: type[nn.BatchNorm2d]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, CHANNELS, 2), norm(kind), nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 1), norm(kind)
+    ).double()
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x for name, x in model.state_dict().items() if "running" in name}
+
+
+@settings(max_examples=15, deadline=None)
+@given(images=st.integers(1, 7), batch_size=st.integers(1, 7), ranks=st.integers(1, 5), accumulate=st.integers(1, 3))
+@example(images=2, batch_size=2, ranks=3, accumulate=1)
+@example(images=5, batch_size=4, ranks=3, accumulate=2)
+def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks: int, accumulate: int) -> None:
+    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, where nothing divides anything."""
+    data, target = drawn(images, 2, 3, 4), drawn(images, CHANNELS, 2, 3, seed=1)
+    sampler = {"buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10), "batch_size": batch_size}
+    sampler |= {"accumulate": accumulate}
+
+    def loss(model: nn.Module, rows: list[int]) -> Tensor:
+        """Mean over these images of a loss that each has by itself."""
+        return (model(data[rows]) * target[rows]).sin().sum() / len(rows)
+
+    def alone() -> list[dict[str, Tensor]]:
+        model, found = small_net(nn.BatchNorm2d), []
+        for step in range(-(-images // batch_size)):
+            specs = TrainSampler(**sampler).step(step)
+            count = sum(len(spec.indices) for spec in specs)
+            model.zero_grad()
+            for rows in (list(spec.indices) for spec in specs if spec.indices):
+                (loss(model, rows) * len(rows) / count).backward()
+            found.append({n: p.grad.clone() for n, p in model.named_parameters()} | copy.deepcopy(state_of(model)))
+        return found
+
+    def one(strategy: ThreadRank) -> list[dict[str, Tensor]]:
+        model, found = copy.deepcopy(start), []
+        connect(model, lambda values: strategy.all_reduce(values, "sum"))
+        for step in range(-(-images // batch_size)):
+            model.zero_grad()
+            for spec in TrainSampler(**sampler, rank=strategy.rank, world_size=ranks).step(step):
+                rows, real = list(spec.indices), torch.arange(spec.size) < len(spec.indices)
+                x = torch.cat((data[rows], torch.full((spec.size - len(rows), 2, 3, 4), 1e3, dtype=torch.float64)))
+                with count_only(model, real):
+                    y = model(x)
+                assert y.isfinite().all()
+                means = (y[: len(rows)] * target[rows]).sin().sum() / max(1, len(rows))
+                (means * spec.weight).backward()
+            gradients = {n: strategy.all_reduce(p.grad) for n, p in model.named_parameters()}
+            found.append(gradients | copy.deepcopy(state_of(model)))
+        return found
+
+    start, expected = small_net(SyncBatchNorm2d), alone()
+    for found in on_ranks(ranks, one):
+        assert not isinstance(found, Exception), found
+        for mine, theirs in zip(found, expected, strict=True):
+            for name, value in theirs.items():
+                torch.testing.assert_close(mine[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_what_a_filler_holds_changes_nothing(connected: bool, value: float) -> None:
+    """In live norms too; nor does a gradient that reaches a filler."""
+    x, dy = drawn(3, CHANNELS, 2, 2), drawn(3, CHANNELS, 2, 2, seed=1)
+    whole, own = norm(nn.BatchNorm2d), norm(SyncBatchNorm2d if connected else BatchNorm2d)
+    if connected:
+        connect(own, torch.clone)
+    y, dx = forward_backward(whole, x[:2], dy[:2])
+    filled, settings = x.clone(), settings_of(own)
+    filled[2] = value
+    with count_only(own, torch.tensor([True, True, False])):
+        found_y, found_dx = forward_backward(own, filled, dy)
+    for found, expected in ((found_y, y), (found_dx, dx)):
+        torch.testing.assert_close(found[:2], expected)
+        assert not found[2].any()
+    torch.testing.assert_close(own.weight.grad, whole.weight.grad)
+    torch.testing.assert_close(own.bias.grad, whole.bias.grad)
+    for name, expected in whole.state_dict().items():
+        torch.testing.assert_close(own.state_dict()[name], expected)
+    assert settings_of(own) == settings  # ranks with and without fillers stay equal
+
+
+def test_a_pass_without_real_images_moves_nothing() -> None:
+    module = norm(BatchNorm2d)
+    before = copy.deepcopy(state_of(module))
+    with count_only(module, torch.tensor([False, False])):
+        y, dx = forward_backward(module, drawn(2, CHANNELS, 2, 2), drawn(2, CHANNELS, 2, 2))
+    assert not any(x.any() for x in (y, dx, module.weight.grad, module.bias.grad))
+    assert all(torch.equal(value, before[name]) for name, value in state_of(module).items())
+    assert module.num_batches_tracked == 1  # of passes
+
+
+def test_a_live_norm_without_fillers_is_torchs_own() -> None:
+    x = drawn(2, CHANNELS, 4, 4)
+    own = norm(BatchNorm2d)
+    with count_only(own, None):
+        assert torch.equal(own(x), norm(nn.BatchNorm2d)(x))
+
+
+class Devices(TorchDispatchMode):
+    """Notes on which devices operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {x.device.type for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)}
+        return result
+
+
+@pytest.mark.parametrize("fillers", [False, True])
+def test_the_host_copies_nothing_to_the_device_and_waits_for_nothing(fillers: bool) -> None:
+    """So that a CUDA graph can hold the pass; nor is any activation widened to float64."""
+    sizes = []
+
+    def add_up(values: Tensor) -> Tensor:
+        sizes.append(tuple(values.shape))
+        return values.clone()
+
+    with torch.device("meta"):  # as strict as CUDA: no value can be read, and what comes from the CPU shows
+        module = SyncBatchNorm2d(CHANNELS)
+        connect(module, add_up)
+        x, real = torch.empty(4, CHANNELS, 9, 9, requires_grad=True), torch.empty(4, dtype=torch.bool)
+        with (
+            OperatorCount() as counted,
+            Devices() as devices,
+            Widest() as widest,
+            count_only(module, real if fillers else None),
+        ):
+            module(x).sum().backward()
+    assert not counted.waits
+    assert devices.seen == {"meta"}
+    assert widest.elements <= 4 * CHANNELS
+    assert sizes == [(2 * CHANNELS + 1,), (2, CHANNELS)]  # one sum over ranks each way
+
+
+class Widest(TorchDispatchMode):
+    """Notes the largest float64 tensor that an operator made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor) and x.dtype == torch.float64]
+        self.elements = max(self.elements, *made, 0)
+        return result
+
+
+def test_it_compiles_into_one_graph_with_fillers_too() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = norm(SyncBatchNorm2d)
+            connect(self, lambda values: values.clone())
+
+        def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+            with count_only(self, real):
+                return self.layer(x)
+
+    x, plain = drawn(3, CHANNELS, 3, 4), Net()
+    compiled = Net()
+    compiled.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+    for real in (None, torch.tensor([True, True, False]), None):
+        for model in (plain, compiled):
+            model(x, real).square().sum().backward()
+    for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value)

@@ -1,0 +1,187 @@
+"""Parameter groups, optimizers, clipping and the moving average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.errors import ConfigError
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.model.frozen_norm import FoldedBatchNorm2d
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.optim.optimizer import build_optimizer, check_layouts, load_optimizer, parameter_groups
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))})
+        self.head = nn.Sequential(nn.Conv2d(4, 2, 1), nn.GroupNorm(1, 2))
+
+
+def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], set[str]]:
+    names = {id(p): n for n, p in model.named_parameters()}
+    return {(g["weight_decay"], g["lr_scale"]): {names[id(p)] for p in g["params"]} for g in groups}
+
+
+def test_one_group_by_default() -> None:
+    groups = parameter_groups(Net(), weight_decay=0.1)
+    assert len(groups) == 1
+    assert len(groups[0]["params"]) == 8
+
+
+def test_norms_and_biases_and_backbone_apart() -> None:
+    model = Net()
+    groups = parameter_groups(
+        model, weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5
+    )
+    assert names_by_group(model, groups) == {
+        (0.1, 0.5): {"backbone.body.0.weight"},
+        (0.2, 0.5): {"backbone.body.0.bias"},
+        (0.0, 0.5): {"backbone.body.1.weight", "backbone.body.1.bias"},
+        (0.1, 1.0): {"head.0.weight"},
+        (0.2, 1.0): {"head.0.bias"},
+        (0.0, 1.0): {"head.1.weight", "head.1.bias"},
+    }
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    model = Net().requires_grad_(False)
+    assert parameter_groups(model, weight_decay=0.1) == []
+    with pytest.raises(ConfigError, match="trainable"):
+        build_optimizer([], name="sgd", lr=0.1)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adamw", "AdamW"), ("adam", "Adam")])
+def test_optimizers(name: str, kind: str) -> None:
+    optimizer = build_optimizer(parameter_groups(Net(), weight_decay=0.1), name=name, lr=0.1)  # type: ignore[arg-type]
+    assert type(optimizer).__name__ == kind
+
+
+def with_gradients(*values: list[float]) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.zeros(len(v))) for v in values]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = torch.tensor(value)
+    return parameters
+
+
+def test_clipping_by_hand() -> None:
+    def clipped(kind: str, limit: float | None) -> tuple[float, list[list[float]]]:
+        parameters = with_gradients([3.0, 4.0], [0.0, 12.0])  # norms 5 and 12, total 13
+        norm = clip_gradients(parameters, limit, kind)  # type: ignore[arg-type]
+        return float(norm), [p.grad.tolist() for p in parameters]
+
+    assert clipped("global_norm", None) == (13.0, [[3.0, 4.0], [0.0, 12.0]])
+    norm, gradients = clipped("global_norm", 1.3)
+    assert norm == pytest.approx(13.0)
+    assert sum(gradients, []) == pytest.approx([0.3, 0.4, 0.0, 1.2], rel=1e-5)
+    assert sum(clipped("tensor_norm", 10.0)[1], []) == pytest.approx([3.0, 4.0, 0.0, 10.0], rel=1e-5)
+    assert clipped("value", 3.5)[1] == [[3.0, 3.5], [0.0, 3.5]]
+
+
+def test_clipping_skips_parameters_without_gradient() -> None:
+    parameters = [*with_gradients([3.0, 4.0]), nn.Parameter(torch.zeros(2))]
+    assert float(clip_gradients(parameters, 1.0)) == 5.0
+
+
+def test_average_follows_by_hand() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    ema = ExponentialMovingAverage(model, decay=0.5)
+    nn.init.constant_(model.weight, 2.0)
+    ema.update(model)  # decay min(0.5, 1/10)
+    assert ema.model.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
+    for _ in range(20):
+        ema.update(model)
+    before = ema.model.weight.item()
+    nn.init.constant_(model.weight, 0.0)
+    ema.update(model)  # the decay has reached its limit
+    assert ema.model.weight.item() == pytest.approx(before / 2)
+
+
+def test_average_copies_statistics_and_survives_a_round_trip() -> None:
+    model = nn.BatchNorm1d(2)
+    ema = ExponentialMovingAverage(model)
+    model(torch.randn(8, 2) + 5)
+    ema.update(model)
+    assert torch.equal(ema.model.running_mean, model.running_mean)
+    other = ExponentialMovingAverage(nn.BatchNorm1d(2))
+    other.load_state_dict(ema.state_dict())
+    assert other.updates == 1
+    assert torch.equal(other.model.running_mean, model.running_mean)
+
+
+def test_average_leaves_alone_what_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a frozen norm, even of the same values, makes its folded scale and shift be computed anew."""
+    settings = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "trainable_layers": 3}
+    model = build_retinanet(**settings, batch_norm="frozen")
+    ema, image = ExponentialMovingAverage(model), torch.rand(1, 3, 32, 32)
+    other = ExponentialMovingAverage(build_retinanet(**settings, batch_norm="frozen"))
+    other.load_state_dict(ema.state_dict())
+    computed = []
+    compute = FoldedBatchNorm2d._scale_and_shift
+    monkeypatch.setattr(FoldedBatchNorm2d, "_scale_and_shift", lambda self: computed.append(self) or compute(self))
+    for average in (ema, other):
+        average.model.backbone(image)
+        folded = len(computed)
+        frozen = {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
+        average.update(model)
+        average.model.backbone(image)
+        assert len(computed) == folded > 0
+        assert frozen == {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
+        average.load_state_dict({"model": model.state_dict(), "updates": 5})
+        average.model.backbone(image)
+        assert len(computed) > folded
+        computed.clear()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adam"])
+def test_the_fused_step_is_the_plain_one(name: str) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(8, 16, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
+    a, b = (nn.Parameter(weights.clone()) for _ in range(2))
+    fused = build_optimizer([{"params": [a], "weight_decay": 0.01}], name=name, lr=0.1)
+    plain = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    settings = {"momentum": 0.9} if name == "sgd" else {}
+    reference = plain([b], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    for _ in range(3):
+        gradient = torch.randn_like(weights)
+        for p, optimizer in ((a, fused), (b, reference)):
+            p.grad = gradient.clone()
+            check_layouts(optimizer)
+            optimizer.step()
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_gradient_of_another_layout_is_refused() -> None:
+    p = nn.Parameter(torch.zeros(2, 4, 3, 3).to(memory_format=torch.channels_last))
+    optimizer = build_optimizer([{"params": [p], "weight_decay": 0.0}], name="sgd", lr=0.1)
+    p.grad = torch.zeros(2, 4, 3, 3)
+    with pytest.raises(RuntimeError, match=r"shape \(2, 4, 3, 3\) has strides"):
+        check_layouts(optimizer)
+    one = nn.Parameter(torch.zeros(2, 4, 1, 1).to(memory_format=torch.channels_last))
+    one.grad = torch.zeros(2, 4, 1, 1)
+    check_layouts(build_optimizer([{"params": [one], "weight_decay": 0.0}], name="sgd", lr=0.1))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(8, 16, 3, 3)
+    contiguous, last = nn.Parameter(weights.clone()), nn.Parameter(weights.to(memory_format=torch.channels_last))
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]
+    settings = {"momentum": 0.9} if name == "sgd" else {}
+    before = kind([contiguous], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    contiguous.grad = torch.randn_like(weights)
+    before.step()
+    after = build_optimizer([{"params": [last], "weight_decay": 0.01}], name=name, lr=0.1)
+    last.data.copy_(contiguous.data)
+    load_optimizer(after, before.state_dict())
+    assert after.param_groups[0]["fused"] is True
+    gradient = torch.randn_like(weights)
+    contiguous.grad, last.grad = gradient.clone(), torch.empty_like(last).copy_(gradient)
+    check_layouts(after)
+    before.step(), after.step()
+    torch.testing.assert_close(contiguous, last, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,190 @@
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retina_dist.errors import DataError
+from retina_dist.reporting import plots
+from retina_dist.reporting.loggers import CsvSink
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn in the test."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args: (drawn.append(self), save(self, *args))[1])
+    return drawn
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def write_metrics(path, *, train=500, validations=10):
+    sink = CsvSink(path)
+    sink.log({"train/loss": 2.0, "coco/AP": -1.0}, 0)
+    rng = np.random.default_rng(0)
+    for i in range(1, train + 1):
+        value = 2 * math.exp(-i / 100) + 0.05 * rng.standard_normal() + 0.5
+        sink.log(
+            {
+                "train/loss": value,
+                "train/loss_classification": value * 0.6,
+                "train/loss_bbox_regression": value * 0.4,
+                "train/lr": 0.01,
+                "train/grad_norm": 1.0,
+                "time/images_per_s": 50.0,
+            },
+            i * 20,
+        )
+        if validations and i % (train // validations) == 0:
+            sink.log({"val/loss": value, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4}, i * 20)
+
+
+def test_curves_of_a_run(tmp_path, figures):
+    write_metrics(tmp_path / "metrics.csv")
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "plots" / "curves.png")
+    assert Image.open(tmp_path / "plots" / "curves.png").width > 1000
+    panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
+    assert list(panels) == [
+        "Loss",
+        "Parts of the training loss",
+        "Validation AP",
+        "Learning rate",
+        "Gradient norm",
+        "Throughput",
+    ]
+    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in panels.values())
+    raw, smooth, validation = panels["Loss"].lines
+    assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 501
+    assert len(validation.get_xdata()) == 10
+    assert texts(panels["Loss"]) == ["training", "validation"]
+    assert texts(panels["Validation AP"]) == ["AP 0.400", "AP50 0.600", "AP75 0.400"]
+    assert np.isnan(panels["Validation AP"].lines[0].get_ydata()[0])  # -1 is no AP
+    assert texts(panels["Throughput"]) == ["median 50.0"]
+
+
+def test_curves_show_only_what_was_logged(tmp_path, figures):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.log({"val/loss": 1.0, "custom/thing": 2.0}, 5)
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert [axes.get_title(loc="left") for axes in figures[0].axes] == ["Loss"]
+
+
+def test_curves_of_an_empty_file_and_of_a_run_that_diverged(tmp_path):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "empty.png")
+    for step, loss in enumerate((1.0, math.inf, math.nan)):
+        sink.log({"train/loss": loss, "coco/AP": math.nan, "time/images_per_s": math.nan}, step)
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "diverged.png")
+    assert (tmp_path / "empty.png").exists()
+    assert (tmp_path / "diverged.png").exists()
+
+
+def test_curves_without_a_file(tmp_path):
+    with pytest.raises(DataError, match="cannot read the metrics"):
+        plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+
+
+def test_one_wild_value_does_not_flatten_the_loss(tmp_path, figures):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    for step in range(300):
+        sink.log({"train/loss": 1000.0 if step == 3 else 1.0}, step)
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert figures[0].axes[0].get_ylim() == pytest.approx((0, 1.08))
+
+
+def test_running_median_does_not_follow_wild_or_missing_values():
+    values = [1.0, 9.0, 3.0, math.nan, 5.0, 7.0, 6.0]
+    # windows of three: [1] [1 9 3] [9 3] [3 5] [5 7] [5 7 6] [6]
+    assert plots.running_median(values, 3).tolist() == [1.0, 3.0, 6.0, 4.0, 6.0, 6.0, 6.0]
+    assert np.isnan(plots.running_median([math.nan], 3)).all()
+    assert plots.running_median([], 3).tolist() == []
+
+
+def precision_of(*areas):
+    """[10, 101, K]: precision 1 up to the recall `area` at IoU .50 to .70, half of it above; -1 for None."""
+    recalls = np.arange(101)
+    result = np.full((10, 101, len(areas)), -1.0)
+    for k, area in enumerate(areas):
+        if area is not None:
+            result[:5, :, k] = recalls < round(101 * area)
+            result[5:, :, k] = recalls < round(101 * area / 2)
+    return result
+
+
+def test_pr_of_a_few_classes(tmp_path, figures):
+    precision = precision_of(20 / 101, None, 80 / 101)
+    plots.plot_pr(precision, ["_RBC$x$", "nothing", "WBC"], tmp_path / "pr.png")
+    at_50, at_75, mean = figures[0].axes
+    # areas under the curves, best first: 80, 20 and their mean 50 of 101 recall points; at .75 half of them
+    assert texts(at_50) == ["0.792  WBC", "0.198  _RBC$x$", "0.495  mean of 2 classes"]
+    assert texts(at_75) == ["0.396  WBC", "0.099  _RBC$x$", "0.248  mean of 2 classes"]
+    assert texts(mean) == ["0.594  WBC", "0.149  _RBC$x$", "0.371  mean of 2 classes"]
+    assert figures[0].get_supxlabel() == "1 class without ground truth left out"
+    assert at_50.lines[0].get_xdata()[-1] == pytest.approx(0.80)  # ends where precision falls to zero
+
+
+def test_pr_of_many_classes_is_their_mean(tmp_path, figures):
+    plots.plot_pr(precision_of(*[0.5] * 80), [f"class {k}" for k in range(80)], tmp_path / "pr.png")
+    assert texts(figures[0].axes[0]) == ["middle half of classes", "0.495  mean of 80 classes"]
+    assert figures[0].get_supxlabel() == ""
+
+
+@pytest.mark.parametrize("areas", [(), (None,), (None, None), (0.5,), (0.0,), (1.0,)])
+def test_pr_of_hardly_anything(tmp_path, areas):
+    plots.plot_pr(precision_of(*areas), [str(k) for k in range(len(areas))], tmp_path / "pr.png")
+    assert (tmp_path / "pr.png").exists()
+
+
+def test_per_class_bars_are_sorted_and_say_what_is_left_out(tmp_path, figures):
+    per_class = {"RBC": 0.6, "nothing": None, "Platelets": 0.3, "WBC": 0.75}
+    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
+    axes = figures[0].axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["WBC", "RBC", "Platelets"]
+    assert [bar.get_width() for bar in axes.patches] == [0.75, 0.6, 0.3]
+    assert axes.yaxis_inverted()  # so the first is on top
+    assert texts(axes) == ["mean 0.550"]
+    assert figures[0].get_supxlabel() == "1 class without ground truth left out"
+
+
+def test_per_class_shows_the_best_and_the_worst_of_many(tmp_path, figures):
+    per_class = {f"class {k}": k / 365 for k in range(365)} | {"a": None, "b": None}
+    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
+    axes = figures[0].axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [f"class {k}" for k in [*range(364, 334, -1), *range(29, -1, -1)]]
+    assert texts(axes) == ["mean 0.499"]  # of all classes
+    note = "best and worst 30 of 365 classes; 2 classes without ground truth left out"
+    assert figures[0].get_supxlabel() == note
+
+
+@pytest.mark.parametrize("per_class", [{}, {"a": None}, {"a": 0.0}, {"a": 1.0}])
+def test_per_class_of_hardly_anything(tmp_path, per_class):
+    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
+    assert (tmp_path / "per_class_ap.png").exists()
+
+
+def test_matplotlib_is_loaded_late_and_its_settings_are_left_alone(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from retina_dist.detection import draw_boxes as draw
+from retina_dist.reporting import loggers as sinks
+from retina_dist.reporting import plots, progress
+assert "matplotlib" not in sys.modules and "tensorboard" not in sys.modules
+import matplotlib
+before = {name: matplotlib.rcParams[name] for name in plots.STYLE}
+plots.plot_per_class({"a": 0.5}, Path(sys.argv[1]))
+assert {name: matplotlib.rcParams[name] for name in plots.STYLE} == before
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.png")], check=True)

@@ -1,0 +1,185 @@
+"""Every output of every command that cannot be written is refused in one sentence, before the long work."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retina_dist.config.compose import check_outputs, reported_errors
+from retina_dist.config.schema import (
+    ConvertConfig,
+    DataBenchmarkConfig,
+    DoctorConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ModelBenchmarkConfig,
+    ParityConfig,
+    PredictConfig,
+    ScalingConfig,
+    ShardsConfig,
+    StepConfig,
+    TrainConfig,
+)
+from retina_dist.errors import ConfigError
+from retina_dist.files import check_output, write_atomically
+
+# A command's settings and what it writes; a folder, or a file with that ending.
+OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "train": (TrainConfig, "output_dir", ""),
+    "predict": (PredictConfig, "output_dir", ""),
+    "evaluate": (EvaluateConfig, "output_dir", ""),
+    "shards": (ShardsConfig, "output", ""),
+    "convert": (ConvertConfig, "output", ".json"),
+    "export": (ExportConfig, "output", ".onnx"),
+    "doctor": (DoctorConfig, "output", ".json"),
+    "parity": (ParityConfig, "output", ".json"),
+    "benchmark step": (StepConfig, "output", ".json"),
+    "benchmark step, plot": (StepConfig, "plot", ".png"),
+    "benchmark data": (DataBenchmarkConfig, "output", ".json"),
+    "benchmark scaling": (ScalingConfig, "output", ".json"),
+    "benchmark model, table": (ModelBenchmarkConfig, "table", ".csv"),
+}
+
+
+def a_file(folder: Path, name: str) -> str:
+    (folder / "file").write_text("mine")
+    return str(folder / "file" / name)
+
+
+def the_other_kind(folder: Path, name: str) -> str:
+    path = folder / name
+    path.mkdir() if Path(name).suffix else path.write_text("mine")
+    return str(path)
+
+
+def a_link_to_nothing(folder: Path, name: str) -> str:
+    (folder / name).symlink_to(folder / "nothing")
+    return str(folder / name)
+
+
+def a_loop(folder: Path, name: str) -> str:
+    (folder / name).symlink_to(folder / name)
+    return str(folder / name)
+
+
+def a_pipe(folder: Path, name: str) -> str:
+    os.mkfifo(folder / name)
+    return str(folder / name)
+
+
+WRONG: dict[str, tuple[Callable[[Path, str], str], str]] = {
+    "below a file": (a_file, "Not a directory"),
+    "of the other kind": (the_other_kind, "is no (file, but a folder|folder, but a file)"),
+    "a link to nothing": (a_link_to_nothing, "is a link to .*nothing, which does not exist"),
+    "a link to itself": (a_loop, "is a link to|Too many levels"),
+    "a device": (lambda folder, name: "/dev/null", "is no .*, but a device"),
+    "a pipe": (a_pipe, "is no .*, but a device, pipe or socket"),
+    "too long": (lambda folder, name: str(folder / ("n" * 300 + name)), "(?i)too long"),
+    "too long a path": (lambda folder, name: str(folder / ("n/" * 3000 + name)), "(?i)too long"),
+    "nobody's": (lambda folder, name: f"/proc/{name}", "cannot be written"),
+    "a URL": (lambda folder, name: f"nonsense://box/{name}", "is a URL; give a local|cannot be"),
+    "with NUL": (lambda folder, name: f"{folder}/a\0{name}", "null byte|NUL"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_outputs_that_cannot_be_written(command: str, wrong: str, tmp_path: Path) -> None:
+    config, key, ending = OUTPUTS[command]
+    make, words = WRONG[wrong]
+    if command == "shards" and wrong == "a URL":
+        return  # which it writes to
+    value = make(tmp_path, f"out{ending}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_outputs(config(**{key: value}))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "\n" not in str(caught.value)
+    assert f"{key}=" in str(caught.value) or "\0" in value
+
+
+@pytest.mark.parametrize("number", [13, 30, 28])  # EACCES, EROFS, ENOSPC, which root does not meet
+def test_what_the_file_system_refuses(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *arguments: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(
+        ConfigError, match=re.escape(f"output={tmp_path}/a/out.json cannot be written ({os.strerror(number)})")
+    ):
+        check_output(tmp_path / "a" / "out.json", "output")
+    assert not (tmp_path / "a").exists()
+
+
+def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("mine")
+    check_outputs(DoctorConfig(output=str(tmp_path / "there.json")))
+    check_outputs(DoctorConfig(output=str(tmp_path / "a" / "b" / "new.json")))
+    check_outputs(PredictConfig(output_dir=str(tmp_path / "new" / "folder")))
+    check_outputs(TrainConfig(output_dir=str(tmp_path)))
+    check_outputs(TrainConfig(output_dir="/dev/null", dry_run=True))  # writes nothing
+    assert [path.name for path in tmp_path.rglob("*")] == ["there.json"]
+    assert (tmp_path / "there.json").read_text() == "mine"
+
+
+def test_a_plot_has_an_ending_that_can_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"plot=.*steps\.docx has no known ending; use one of \.png"):
+        check_outputs(StepConfig(plot=str(tmp_path / "steps.docx")))
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b" / "c.txt", lambda temporary: temporary.write_text("whole"))
+    assert (tmp_path / "a" / "b" / "c.txt").read_text() == "whole"
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("predict", ["checkpoint=absent.pt", "input=.", "output_dir=file/out"]),
+        ("convert", ["format=csv", "annotations=absent.csv", "output=file/out.json"]),
+        ("train", ["output_dir=file/out"]),
+    ],
+)
+def test_commands_check_before_they_work(
+    module: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"retina_dist.{module}").main()
+    assert ended.value.code == 2
+    what = "file" if module == "convert" else "folder"
+    words = f"error: {arguments[-1]} cannot be written (Not a directory); give another {what}.\n"
+    assert capsys.readouterr().err == words
+    assert sorted(os.listdir()) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "runs/x/curves.png"), "runs/x/curves.png: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_fails_later_is_a_sentence_too(error: OSError, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, reported_errors():
+        raise error
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {words}; correct that, or give another place (debug=true shows where).\n"
+    for other, debug in ((error, True), (ConnectionError("refused"), False)):  # the second is of no file
+        with pytest.raises(SystemExit) as ended, reported_errors(debug=debug):
+            raise other
+        assert ended.value.code == 1
+        assert capsys.readouterr().err.startswith("Traceback")

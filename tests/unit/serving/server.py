@@ -1,0 +1,113 @@
+"""A small detector and requests to it, for the tests of the servers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from retina_dist.data.images import decode_image
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.readers.categories import Categories
+
+SPREAD = 7
+ARGUMENTS = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.05}
+
+
+def content() -> dict[str, Any]:
+    """Of a checkpoint; its detector finds a few dozen objects in noise, some of a label without a category."""
+    torch.manual_seed(0)
+    model = build_retinanet(**ARGUMENTS)  # type: ignore[arg-type]
+    for name, weight in model.head.named_parameters():
+        if name.endswith("weight"):
+            weight.data *= SPREAD  # torchvision's is so small that all scores are alike
+    return {
+        "model": model.state_dict(),
+        "ema": None,
+        "model_arguments": ARGUMENTS,
+        "categories": Categories((3, -1, 8), ("cat", "", "dog")).state(),
+        "input": {"min_size": 64, "max_size": 96},
+    }
+
+
+def small_detector() -> Detector:
+    return Detector.from_content(content(), "a checkpoint")
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1) -> bytes:
+    """Noise of (width, height) pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    image.getexif()[0x0112] = orientation
+    image.save(file, form, exif=image.getexif())
+    return file.getvalue()
+
+
+def as_json(*images: bytes) -> bytes:
+    return json.dumps({"images": [base64.b64encode(image).decode() for image in images]}).encode()
+
+
+def as_multipart(*images: bytes) -> tuple[str, bytes]:
+    """Content type and body."""
+    parts = b"".join(
+        b'--XX\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+        + image
+        + b"\r\n"
+        for image in images
+    )
+    note = b'--XX\r\nContent-Disposition: form-data; name="note"\r\n\r\nnot a picture\r\n'
+    return "multipart/form-data; boundary=XX", note + parts + b"--XX--\r\n"
+
+
+def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], float]]:
+    """(category id, corners, score) of what `predict` finds, those without a category left out."""
+    (found,) = detector.predict([decode_image(data)])
+    rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
+    return [(detector.categories.ids[k], box, score) for k, box, score in rows if detector.categories.ids[k] >= 0]
+
+
+def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
+    """The same of an answer's picture; corners are exact, since differences of float32 are exact in Python's floats."""
+    rows = []
+    for found in entry["detections"]:
+        x, y, w, h = found["bbox"]
+        rows.append((found["category_id"], [x, y, x + w, y + h], found["score"]))
+    return rows
+
+
+# What every server must refuse: content type, body, status, words of the answer.
+REFUSALS = [
+    ("image/png", b"", 400, "no picture in the request"),
+    ("image/png", b"GIF", 400, "picture 0: it is no readable picture (none of JPEG"),
+    ("image/jpeg", picture(form="JPEG")[:-300], 400, "picture 0: it cannot be decoded"),
+    ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "no readable picture"),
+    ("image/png", picture(size=(200, 101)), 400, "picture 0: it has 200 x 101 pixels, more than max_pixels=20000"),
+    ("application/json", b"{", 400, "the body is no JSON"),
+    ("application/json", b"[" * 1000, 400, "the body is no JSON"),
+    ("application/json", b"[" + b"[]," * 40_000 + b"[]]", 413, "the JSON has more than max_images=16 images and 1000"),
+    ("application/json", as_json(*[b"no"] * 17), 413, "the request has 17 images, more than max_images=16"),
+    (
+        "application/json",
+        as_json(*[picture(size=(120, 100))] * 3),
+        413,
+        "36000 pixels together, more than max_request_",
+    ),
+    (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than max_images=16 images and 1000"),
+    (*as_multipart(*[b"no"] * 17), 413, "the request has 17 images"),
+    ("application/json", b'{"images": "abc"}', 400, "the JSON is not as it should be"),
+    ("application/json", b'{"images": []}', 400, "no picture in the request"),
+    ("application/json", b'{"images": ["?"]}', 400, "picture 0: is not base64"),
+    ("application/json", as_json(picture(), b"no"), 400, "picture 1: it is no readable picture"),
+    ("multipart/form-data", b"--XX", 400, "no multipart/form-data"),
+    ("multipart/form-data; boundary=XX", b"broken", 400, "no multipart/form-data"),
+    (as_multipart()[0], as_multipart(picture(), picture())[1][:-500], 400, "its last boundary is missing"),
+    ("text/plain", picture(), 415, "the content type text/plain is not understood; send a picture as image/*"),
+    ("application/x-www-form-urlencoded", picture(), 415, "is not understood"),
+]
+MAX_PIXELS, MAX_REQUEST_PIXELS = 20_000, 35_000

@@ -1,0 +1,142 @@
+"""What the REST endpoint and Azure's server with scripts/azure/score.py both do: the same answers, the same refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from retina_dist.config.schema import ServeConfig
+from retina_dist.detection.detector import Detector
+from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.serving.scoring import Scorer
+from tests.unit.serving.server import (
+    MAX_PIXELS,
+    MAX_REQUEST_PIXELS,
+    REFUSALS,
+    as_json,
+    as_multipart,
+    content,
+    expected,
+    found_in,
+    picture,
+)
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "azure" / "score.py"
+MAX_BODY = 150_000
+Post = Callable[[str, bytes], tuple[int, Any]]  # content type, body -> status, JSON
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    store = CheckpointStore(folder)
+    saved = store.save(content(), 1)
+    store.wait()
+    (folder / "best.pt").unlink(missing_ok=True)
+    return Path(saved).rename(folder / "best.pt")
+
+
+def rest(checkpoint: Path) -> Iterator[Post]:
+    pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+    pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
+    from fastapi.testclient import TestClient
+
+    from retina_dist.serving.app import Limits, create_app
+
+    detector = Detector.from_checkpoint(checkpoint)
+    scorer = Scorer(detector, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS)
+    with TestClient(create_app(scorer, Limits(max_body=MAX_BODY))) as client:
+
+        def post(content_type: str, body: bytes) -> tuple[int, Any]:
+            response = client.post("/score", content=body, headers={"Content-Type": content_type})
+            return response.status_code, response.json()
+
+        yield post
+
+
+def azure(checkpoint: Path) -> Iterator[Post]:
+    pytest.importorskip(
+        "azureml_inference_server_http",
+        reason="azureml-inference-server-http is not installed: its pins (opentelemetry, pydantic) want an environment of its own",
+    )
+    environment = {
+        "AZUREML_ENTRY_SCRIPT": str(SCRIPT),
+        "AZUREML_MODEL_DIR": str(checkpoint.parent),
+        "AML_APP_ROOT": str(SCRIPT.parent),  # as in a local endpoint; in Azure it is the folder of `code`
+    }
+    small = partial(
+        ServeConfig, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS, max_body_mb=MAX_BODY / 1e6
+    )
+    with patch.dict(os.environ, environment), patch("retina_dist.config.schema.ServeConfig", small):
+        from azureml_inference_server_http.server.create_app import create
+
+        client = create().test_client()
+
+        def post(content_type: str, body: bytes) -> tuple[int, Any]:
+            response = client.post("/score", data=body, headers={"Content-Type": content_type})
+            return response.status_code, response.json
+
+        yield post
+
+
+@pytest.fixture(scope="module", params=[rest, azure])
+def post(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Post]:
+    yield from request.param(checkpoint)
+
+
+def test_answers_are_those_of_predict(post: Post, checkpoint: Path) -> None:
+    detector = Detector.from_checkpoint(checkpoint)
+    wide, turned = picture(1, (120, 50)), picture(2, (80, 60), "JPEG", orientation=6)
+    status, answer = post("application/json", as_json(wide, turned))
+    assert status == 200
+    first, second = answer["pictures"]
+    assert [(p["width"], p["height"]) for p in (first, second)] == [(120, 50), (60, 80)]  # as it is displayed
+    assert len(found_in(first)) > 5
+    assert found_in(first) == expected(detector, wide)
+    assert found_in(second) == expected(detector, turned)
+    assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {(3, "cat"), (8, "dog")}
+    assert post("image/png", wide) == (200, {"pictures": [first]})
+    assert post(*as_multipart(wide, turned)) == (200, answer)
+
+
+@pytest.mark.parametrize(("content_type", "body", "status", "words"), REFUSALS)
+def test_refusals_have_a_status_and_a_reason(
+    post: Post, content_type: str, body: bytes, status: int, words: str
+) -> None:
+    answer = post(content_type, body)
+    assert answer[0] == status
+    assert words in answer[1]["detail"]
+
+
+def test_the_body_has_a_limit(post: Post) -> None:
+    assert post("image/png", bytes(MAX_BODY))[0] == 400
+    status, answer = post("image/png", bytes(MAX_BODY + 1))
+    assert (status, "larger than 150000 bytes" in answer["detail"]) == (413, True)
+
+
+FROM_ANYWHERE = """
+import runpy, sys
+from unittest.mock import MagicMock
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+for name in ("aml_request", "aml_response"):
+    sys.modules[f"azureml_inference_server_http.api.{name}"] = MagicMock()
+for name in ("azureml_inference_server_http", "azureml_inference_server_http.api", "werkzeug", "werkzeug.exceptions"):
+    sys.modules[name] = MagicMock()
+print(runpy.run_path(sys.argv[1])["Detector"].__module__)
+"""
+
+
+def test_the_scoring_script_finds_the_package_from_any_folder(tmp_path: Path) -> None:
+    """Local endpoints start the server in the script's folder, without the package installed."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    arguments = [sys.executable, "-c", FROM_ANYWHERE, str(SCRIPT)]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("retina_dist.detection.detector\n", 0), done.stderr

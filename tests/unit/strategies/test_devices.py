@@ -1,0 +1,220 @@
+"""The device of each process, and what is refused; GPUs, drivers and other ranks are fakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from retina_dist.errors import ConfigError
+from retina_dist.strategies import ddp, devices, horovod
+from retina_dist.strategies.ddp import DDPStrategy
+from retina_dist.strategies.devices import check_devices, resolve_device
+from retina_dist.strategies.horovod import HorovodStrategy
+from retina_dist.strategies.launch_environment import Launch
+
+
+class Host:
+    """A host with some GPUs that torch can use, and device files; keeps which GPU was made current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, gpus: int, files: int = 0) -> None:
+        self.current: torch.device | None = None
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(self, "current", device))
+        if gpus:
+            monkeypatch.setattr(devices.torch, "empty", lambda *size, device: None)
+        monkeypatch.setattr(devices, "DEV", folder)
+        monkeypatch.setattr(devices, "DRIVER_VERSION", folder / "version")
+        for name in ["nvidiactl", "nvidia-uvm", *(f"nvidia{i}" for i in range(files))] if files else []:
+            (folder / name).touch()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path, driver: str | None, cuda: str | None) -> None:
+        """A driver of some version and a torch for some CUDA."""
+        if driver:
+            module = "Open Kernel Module for x86_64" if driver.startswith("58") else "x86_64 Kernel Module"
+            line = f"NVRM version: NVIDIA UNIX {module}  {driver}  Sat Aug 19 01:15:15 UTC 2023\n"
+            (folder / "version").write_text(line)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch, "__version__", "2.15.0+x")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_process_gets_the_gpu_of_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    host = Host(monkeypatch, tmp_path, gpus=2)
+    assert resolve_device(name, Launch("torchrun", 3, 4, 1, 2)) == torch.device("cuda:1")
+    assert host.current == torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_process_that_sees_one_gpu_only_takes_it_whatever_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """srun --gpus-per-task=1 shows each process its GPU as number 0."""
+    host = Host(monkeypatch, tmp_path, gpus=1)
+    assert resolve_device(name, Launch("srun", 7, 8, 3, 4)) == torch.device("cuda:0")
+    assert host.current == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_more_processes_than_gpus_are_refused_before_they_share_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    host = Host(monkeypatch, tmp_path, gpus=2)
+    with pytest.raises(ConfigError) as caught:
+        resolve_device(name, Launch("torchrun", 2, 3, 2, 3))
+    assert str(caught.value) == (
+        "3 processes were started on this host, but it has 2 GPUs: none is left for local rank 2; start at most 2 a host, or "
+        "give strategy.device=cpu."
+    )
+    assert host.current is None
+
+
+def test_hidden_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Host(monkeypatch, tmp_path, gpus=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(ConfigError, match=r"it has 2 GPUs \(CUDA_VISIBLE_DEVICES=4,5\): none is left for local rank 2"):
+        resolve_device("auto", Launch("mpirun", 2, 3, 2, 3))
+
+
+def test_without_gpus_auto_is_the_cpu_for_any_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, tmp_path, gpus=0)
+    assert resolve_device("auto", Launch("torchrun", 7, 8, 7, 8)) == torch.device("cpu")
+    assert host.current is None
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setattr(devices, "DEV", tmp_path)
+    with pytest.raises(ConfigError, match=rf"^device={name} cannot be used \(.+\); use auto or cpu\."):
+        resolve_device(name)  # strategy.device of train, device of predict, evaluate, serve
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize(
+    ("driver", "cuda", "message"),
+    [
+        (
+            "535.104.05",
+            "13.2",
+            "this machine has FOLDER/nvidia0 and 1 more with NVIDIA driver 535.104.05, torch 2.15.0+x is built for CUDA 13.2, "
+            'which needs driver 580 or newer); update the driver, install torch for CUDA 12.6 (pip install "torch<2.15" '
+            "torchvision --index-url https://download.pytorch.org/whl/cu126), or give device=cpu.",
+        ),
+        (
+            "580.82.07",
+            None,
+            "this machine has FOLDER/nvidia0 and 1 more, but torch 2.15.0+x is built without CUDA); install torch's CUDA build "
+            "(pip install --force-reinstall torch torchvision), or give device=cpu.",
+        ),
+        ("580.82.07", "13.2", "with NVIDIA driver 580.82.07, torch 2.15.0+x is built for CUDA 13.2: "),
+        (None, "13.2", "with NVIDIA driver unknown, torch 2.15.0+x is built for CUDA 13.2: "),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_not_replaced_by_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, driver: str | None, cuda: str | None, message: str
+) -> None:
+    Host(monkeypatch, tmp_path, gpus=0, files=2).install(monkeypatch, tmp_path, driver, cuda)
+    with pytest.raises(ConfigError) as caught:
+        resolve_device(name)
+    text = str(caught.value).replace(str(tmp_path), "FOLDER")
+    assert text.startswith(f"device={name} cannot be used (this machine has FOLDER/nvidia0 and 1 more")
+    assert message in text
+    assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_gpus_that_are_hidden_on_purpose_leave_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str
+) -> None:
+    Host(monkeypatch, tmp_path, gpus=0, files=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_gpus_that_a_scheduler_has_not_given_leave_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The files are there, but Slurm's cgroup refuses to open them."""
+
+    def refuse(path: Any, flags: int) -> int:
+        raise PermissionError(path)
+
+    Host(monkeypatch, tmp_path, gpus=0, files=1)
+    monkeypatch.setattr(os, "open", refuse)
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("identities", "message"),
+    [
+        (["GPU-1 on a", "GPU-2 on a", "GPU-3 on b", "GPU-4 on b"], None),
+        (["MIG-1 on a", "MIG-2 on a"], None),
+        (["cpu on a", "cpu on a"], None),
+        (
+            ["GPU-1 on a", "GPU-2 on a", "GPU-1 on a"],
+            "ranks 0, 2 all have the GPU GPU-1 on a; start at most as many processes on a host as it has GPUs, or let each process "
+            "see another GPU.",
+        ),
+        (
+            ["GPU-1 on a", "cpu on b"],
+            "rank 1 works on the cpu on b, others on a GPU; give strategy.device=cuda to learn why it found none, or "
+            "strategy.device=cpu for all.",
+        ),
+    ],
+)
+def test_one_gpu_for_each_rank_or_none_for_all(identities: list[str], message: str | None) -> None:
+    if message is None:
+        check_devices(identities)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_devices(identities)
+    assert (str(caught.value), caught.value.everywhere) == (message, True)
+
+
+SHARED = re.escape("ranks 0, 1 all have the GPU GPU-7 on a; ")
+
+
+def test_ddp_refuses_a_gpu_that_two_ranks_have_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    dist.PrefixStore("job1", store).set("device1", "GPU-7 on a")
+    monkeypatch.setattr(ddp, "_jobs", 0)
+    monkeypatch.setattr(ddp, "_shared_store", store)
+    monkeypatch.setattr(ddp, "device_identity", lambda device: "GPU-7 on a")
+    with pytest.raises(ConfigError, match=SHARED):
+        DDPStrategy(Launch("srun", 0, 2, 0, 2), device="cpu").__enter__()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_horovod_refuses_a_gpu_that_two_ranks_have(monkeypatch: pytest.MonkeyPatch, elastic: bool) -> None:
+    """In an elastic job, where processes come and go, at the start of each attempt."""
+
+    def all_gather(x: Tensor) -> Tensor:
+        assert x.shape == (1, 128)
+        return torch.cat([x, x])
+
+    hvd = SimpleNamespace(is_initialized=lambda: True, size=lambda: 2, mpi_enabled=lambda: False, allgather=all_gather)
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: hvd)
+    monkeypatch.setattr(horovod, "device_identity", lambda device: "GPU-7 on a")
+    strategy = HorovodStrategy(Launch("horovodrun", 0, 2, 0, 2), device="cpu")
+    strategy.elastic = elastic
+    if elastic:
+        strategy.__enter__()
+        torch_elastic = SimpleNamespace(run=lambda attempt: attempt)
+        monkeypatch.setitem(sys.modules, "horovod.torch.elastic", torch_elastic)
+        monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(elastic=torch_elastic))
+        monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=SimpleNamespace(elastic=torch_elastic)))
+    with pytest.raises(ConfigError, match=SHARED):
+        strategy.attempts(lambda kept: None) if elastic else strategy.__enter__()

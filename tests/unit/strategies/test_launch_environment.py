@@ -1,0 +1,259 @@
+"""Who started the process, read from the variables that each launcher sets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from retina_dist.errors import ConfigError
+from retina_dist.strategies import launchers
+from retina_dist.strategies.launch_environment import Launch, detect_launch, first_host, slurm_port, tasks_of_node
+from retina_dist.strategies.launch_examples import EXAMPLES
+from retina_dist.strategies.launchers import described, main, started
+
+# Rank 5 of 8, the second of four on its host, as each launcher says it.
+HOROVODRUN = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+PLAIN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN = {**PLAIN, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "1"}
+SRUN = {
+    "SLURM_JOB_ID": "42685",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "gpu-[07-08]",
+}
+SLURM_MEETING = ("gpu-07", slurm_port(42685, 2))
+
+ONE_OF_TWO = {"rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2}
+ON_NODE_1 = {"rank": 1, "world_size": 2, "local_world_size": 1, "node_rank": 1, "master_address": "127.0.0.1"}
+AZURE = {"rank": 5, "world_size": 8, "local_rank": 1, "local_world_size": 4, "node_rank": 1, "service": "Azure ML"}
+
+# What each of the launchers' examples means, and how it is called.
+TABLE: dict[str, tuple[Launch, str]] = {
+    "torchrun": (
+        Launch("torchrun", **ONE_OF_TWO, master_address="localhost", master_port=45737),
+        "torchrun with 2 processes",
+    ),
+    "horovodrun": (Launch("horovodrun", **ONE_OF_TWO), "horovodrun with 2 processes"),
+    "mpirun": (Launch("mpirun", **ONE_OF_TWO), "mpirun with 2 processes"),
+    "mpirun, Open MPI 4": (Launch("mpirun", **ONE_OF_TWO), "mpirun with 2 processes"),
+    "mpirun, MPICH": (Launch("mpirun", **ONE_OF_TWO), "mpirun with 2 processes"),
+    "srun": (Launch("srun", **ON_NODE_1, master_port=12685), "srun with 2 processes"),
+    "srun --mpi=pmi2": (Launch("srun", **ON_NODE_1, master_port=13694), "srun with 2 processes"),
+    "sbatch": (Launch(), "python with 1 process"),
+    "salloc": (Launch(), "python with 1 process"),
+    "salloc, interactive step": (
+        Launch("srun", master_address="127.0.0.1", master_port=slurm_port(42685, 4294967290)),
+        "srun with 1 process",
+    ),
+    "Azure ML, type: mpi": (
+        Launch("mpirun", **AZURE, master_address="10.0.0.4", master_port=6105),
+        "Azure ML (type: mpi) with 8 processes",
+    ),
+    "Azure ML, type: pytorch": (
+        Launch("variables", **AZURE, master_address="10.0.0.4", master_port=6105),
+        "Azure ML (type: pytorch) with 8 processes",
+    ),
+    "Azure ML, pytorch, node 0": (
+        Launch("variables", 1, 8, 1, 0, 0, "10.0.0.4", 6105, "Azure ML"),  # how many there are on it nobody says
+        "Azure ML (type: pytorch) with 8 processes",
+    ),
+    "Ray Train": (
+        Launch("variables", **ONE_OF_TWO, master_address="192.0.2.2", master_port=44785, service="Ray Train"),
+        "Ray Train with 2 processes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_each_launcher_sets_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.clear()
+    os.environ.update(EXAMPLES[name])  # the real one, which is no dict: it refuses what is not text
+    launch = detect_launch(os.environ)
+    assert (launch, str(launch)) == TABLE[name]
+
+
+def test_a_process_started_by_hand_is_rank_0_of_1() -> None:
+    assert detect_launch({"PATH": "/bin"}) == Launch("python", 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "meeting"),
+    [
+        (HOROVODRUN, "horovodrun", (None, None)),
+        (OPEN_MPI, "mpirun", (None, None)),
+        (MPICH, "mpirun", (None, None)),
+        (TORCHRUN, "torchrun", (None, None)),
+        (PLAIN, "variables", (None, None)),
+        (SRUN, "srun", SLURM_MEETING),
+    ],
+    ids=["horovodrun", "Open MPI", "MPICH", "torchrun", "variables", "srun"],
+)
+def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tuple[str | None, int | None]) -> None:
+    assert detect_launch(environment) == Launch(launcher, 5, 8, 1, 4, 1, *meeting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("environment", [HOROVODRUN, OPEN_MPI, MPICH, TORCHRUN, PLAIN, SRUN])
+def test_where_to_meet_can_always_be_given(environment: dict[str, str]) -> None:
+    launch = detect_launch({**environment, "MASTER_ADDR": "first", "MASTER_PORT": "1234"})
+    assert (launch.master_address, launch.master_port) == ("first", 1234)
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in HOROVODRUN.items():
+        monkeypatch.setenv(name, value)
+    assert detect_launch().rank == 5
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        ({**PLAIN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
+        ({**OPEN_MPI, "HOROVOD_RANK": "2", "HOROVOD_SIZE": "3"}, "horovodrun"),
+        ({**MPICH, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
+        ({**SRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
+        ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}, "mpirun"),
+        ({**SRUN, "RANK": "2", "WORLD_SIZE": "3"}, "variables"),
+        ({**OPEN_MPI, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
+        ({**SRUN, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
+    ],
+    ids=[
+        "MPI before plain variables",
+        "horovodrun before MPI",
+        "Open MPI before MPICH",
+        "Open MPI's mpirun in a step of Slurm's",
+        "MPICH's mpirun, whose proxies srun started",
+        "Ray started by srun",
+        "torchrun under mpirun",
+        "torchrun under srun",
+    ],
+)
+def test_of_several_launchers_variables_the_innermost_count_alone(environment: dict[str, str], launcher: str) -> None:
+    found = detect_launch(environment)
+    assert (found.launcher, found.rank, found.world_size) == (launcher, 2, 3)
+
+
+def test_a_rank_without_a_size_is_no_launcher() -> None:
+    """Slurm and users set such variables for themselves."""
+    assert detect_launch({"RANK": "1"}) == Launch()
+    assert detect_launch({"WORLD_SIZE": "4"}) == Launch()
+    assert detect_launch({"TORCHELASTIC_RUN_ID": "none"}) == Launch()
+    assert detect_launch({"HOROVOD_RANK": "1", **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_missing_local_rank_is_0_and_a_missing_local_size_the_whole() -> None:
+    assert detect_launch({"PMI_RANK": "2", "PMI_SIZE": "3"}) == Launch("mpirun", 2, 3, 0, 3)
+
+
+def test_azure_on_one_machine_names_it_otherwise() -> None:
+    launch = detect_launch({**OPEN_MPI, "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.9"})
+    assert (launch.master_address, launch.master_port, launch.service) == ("10.0.0.9", 6105, "Azure ML")
+    assert str(detect_launch(PLAIN)) == "RANK and WORLD_SIZE with 8 processes"
+
+
+@pytest.mark.parametrize(
+    ("node_list", "first"),
+    [
+        ("", None),
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[1-2]", "n1"),
+        ("n[3,7-9],m[1-2]", "n3"),
+        ("gpu-[007-009,12],login", "gpu-007"),
+        ("rack[01-04]n[5,7].example.org,x", "rack01n5.example.org"),
+        ("127.0.0.[1-2]", "127.0.0.1"),
+    ],
+)
+def test_the_first_host_of_slurms_list(node_list: str, first: str | None) -> None:
+    assert first_host(node_list) == first
+
+
+def test_slurms_tasks_of_a_node() -> None:
+    assert [tasks_of_node("4(x2),1,3", node) for node in range(4)] == [4, 4, 1, 3]
+    uneven = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "5,3", "SLURM_LOCALID": "0"}
+    assert detect_launch(uneven).local_world_size == 3
+
+
+def test_jobs_and_steps_meet_at_ports_of_their_own() -> None:
+    ports = [slurm_port(job, step) for job in range(500, 600) for step in range(4)]
+    assert len(set(ports)) == len(ports)
+    assert all(1024 < slurm_port(job, 0) < 32768 for job in (1, 9_999_999))  # below those that Linux gives out itself
+
+
+def test_values_that_are_no_numbers_are_named_with_their_variables() -> None:
+    with pytest.raises(ConfigError) as caught:
+        detect_launch({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
+    assert str(caught.value) == (
+        "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or start anew."
+    )
+
+
+@pytest.mark.parametrize("name", list(OPEN_MPI)[:4])
+def test_each_variable_must_be_a_whole_number(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"mpirun set .*{name}=1.5.* not all whole numbers"):
+        detect_launch({**OPEN_MPI, name: "1.5"})
+
+
+@pytest.mark.parametrize("tasks", ["", "4(x", "4(x1)", "four"])
+def test_slurms_tasks_must_cover_the_node(tasks: str) -> None:
+    with pytest.raises(ConfigError, match=r"srun set .*SLURM_STEP_TASKS_PER_NODE="):
+        detect_launch({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("0", "0")])
+def test_a_rank_outside_the_job_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        detect_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
+    assert str(caught.value) == (
+        f"HOROVOD_RANK={rank} is no rank of HOROVOD_SIZE={size}; unset them, or start by a launcher."
+    )
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
+def test_a_port_must_be_one(port: str) -> None:
+    with pytest.raises(ConfigError, match=f"MASTER_PORT={port} is no port; give a number from 1 to 65535"):
+        detect_launch({**SRUN, "MASTER_PORT": port})
+
+
+def test_under_a_launcher_the_command_says_what_this_process_was_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    main()
+    said = "rank 5 of 8, local rank 1 of 4 on node 1, meeting at gpu-07:14703, strategy ddp: srun with 8 processes"
+    assert capsys.readouterr().out == said + "\n"
+    assert described(SRUN) == said
+
+
+def test_without_a_launcher_it_says_of_each_how_it_is_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        launchers, "started", lambda name: ("rank 1 of 2, …", "") if name == "mpirun" else (None, f"no {name}")
+    )
+    main()
+    rows = [(row[:28].strip(), row[28:48].strip(), row[48:]) for row in capsys.readouterr().out.splitlines()[2:]]
+    assert {name for name, _, _ in rows} == {"python", *EXAMPLES}
+    assert [name for name, how, _ in rows if how == "started for real"] == ["python", "mpirun"]
+    assert all(how == "variables only" for name, how, _ in rows if name not in ("python", "mpirun"))
+    assert rows[4] == ("srun", "variables only", f"{described(EXAMPLES['srun'])} (no srun)")
+
+
+def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "executable", lambda name: None)
+    assert started("srun") == (None, "srun is not installed")

@@ -1,0 +1,230 @@
+"""Which strategy a launcher gets, and which combinations are refused."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist.errors import ConfigError
+from retina_dist.strategies import horovod
+from retina_dist.strategies.ddp import DDPStrategy
+from retina_dist.strategies.horovod import HorovodStrategy
+from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.select import choose_strategy, make_strategy, why_alone
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+PYTHON = Launch()
+TORCHRUN, HOROVODRUN, MPIRUN, SRUN, VARIABLES = (
+    Launch(name, 1, 2, 1, 2)  # type: ignore[arg-type]
+    for name in ("torchrun", "horovodrun", "mpirun", "srun", "variables")
+)
+
+
+@pytest.mark.parametrize(
+    ("launch", "name"),
+    [
+        (PYTHON, "single"),
+        (TORCHRUN, "ddp"),
+        (HOROVODRUN, "horovod"),
+        (MPIRUN, "horovod"),
+        (SRUN, "ddp"),
+        (VARIABLES, "ddp"),
+    ],
+)
+def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
+    assert choose_strategy("auto", launch) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("single", PYTHON),
+        ("single", Launch("torchrun")),  # one process only
+        ("ddp", PYTHON),
+        ("ddp", TORCHRUN),
+        ("ddp", MPIRUN),
+        ("ddp", SRUN),
+        ("ddp", VARIABLES),
+        ("horovod", PYTHON),
+        ("horovod", HOROVODRUN),
+        ("horovod", MPIRUN),
+        ("horovod", SRUN),  # with --mpi, which Horovod itself finds out
+    ],
+)
+def test_what_goes_together_is_taken_as_it_is(name: str, launch: Launch) -> None:
+    assert choose_strategy(name, launch) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "message"),
+    [
+        (
+            "single",
+            Launch("torchrun", 1, 8),
+            "strategy=single under torchrun with 8 processes would train the same model 8 times; use strategy=auto, or start it "
+            "by python.",
+        ),
+        (
+            "horovod",
+            TORCHRUN,
+            "strategy=horovod cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use strategy=ddp.",
+        ),
+        (
+            "horovod",
+            VARIABLES,
+            "strategy=horovod cannot run under RANK and WORLD_SIZE with 2 processes; start it by horovodrun or mpirun, or use "
+            "strategy=ddp.",
+        ),
+        (
+            "ddp",
+            HOROVODRUN,
+            "strategy=ddp cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod.",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch: Launch, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_strategy(name, launch=launch, device="cpu")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "variables", "note"),
+    [
+        ("auto", PYTHON, {}, None),
+        ("single", PYTHON, {"SLURM_NTASKS": "1"}, None),
+        ("ddp", TORCHRUN, {"SLURM_NTASKS": "2"}, None),
+        ("ddp", SRUN, {"SLURM_NTASKS": "2"}, None),
+        (
+            "ddp",
+            PYTHON,
+            {},
+            "note: strategy=ddp trains on this process alone, as no launcher started it; for N processes: "
+            "torchrun --nproc-per-node N -m …",
+        ),
+        (
+            "horovod",
+            PYTHON,
+            {},
+            "note: strategy=horovod trains on this process alone, as no launcher started it; for N processes: "
+            "horovodrun -np N python -m …",
+        ),
+        (
+            "auto",
+            Launch("srun"),  # salloc's shell, where that is a step of one task
+            {"SLURM_NTASKS": "4"},
+            "note: Slurm's job has 4 tasks, but this process was not started by srun and trains alone; write srun before python "
+            "for all of them",
+        ),
+    ],
+)
+def test_one_process_where_several_may_be_meant_is_said(
+    name: str, launch: Launch, variables: dict[str, str], note: str | None
+) -> None:
+    assert why_alone(name, launch, variables) == note
+
+
+@pytest.mark.parametrize(
+    ("launch", "place"),
+    [
+        (Launch("mpirun", 1, 2, 1, 2), ("127.0.0.1", 29500)),  # on one host
+        (Launch("mpirun", 5, 8, 1, 4, 1, "10.0.0.4", 6105, "Azure ML"), ("10.0.0.4", 6105)),
+        (Launch("srun", 1, 2, 0, 1, 1, "gpu-07", 14703), ("gpu-07", 14703)),
+        (Launch("variables", 1, 2, 0, 1, 1, "first"), ("first", 29500)),
+    ],
+)
+def test_ddp_meets_where_the_launcher_says(launch: Launch, place: tuple[str, int]) -> None:
+    strategy = make_strategy("ddp", launch=launch, device="cpu")
+    assert isinstance(strategy, DDPStrategy)
+    assert strategy._meeting_point() == place
+
+
+def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
+    strategy = make_strategy("ddp", launch=Launch("mpirun", 5, 8, 1, 4, 1), device="cpu")
+    with pytest.raises(ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"):
+        strategy.__enter__()
+
+
+@pytest.mark.parametrize(("name", "launch"), [("auto", PYTHON), ("ddp", TORCHRUN)])
+def test_adasum_is_horovods_alone(name: str, launch: Launch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"strategy\.reduction=adasum is Horovod's; use strategy=horovod, or reduction="
+    ):
+        make_strategy(name, launch=launch, device="cpu", reduction="adasum")
+
+
+def test_one_process_needs_no_backend() -> None:
+    strategy = make_strategy(launch=PYTHON, device="cpu")
+    assert type(strategy) is SingleDeviceStrategy
+    assert (strategy.rank, strategy.world_size, strategy.is_main, strategy.ranks_averaged) == (0, 1, True, 1)
+
+
+def test_ddp_gets_its_settings() -> None:
+    strategy = make_strategy(
+        launch=TORCHRUN,
+        device="cpu",
+        compression="fp16",
+        fp16_scale=8.0,
+        bucket_mb=3.0,
+        static_graph=True,
+        timeout_s=7.0,
+    )
+    assert isinstance(strategy, DDPStrategy)
+    assert (strategy.rank, strategy.world_size, strategy.local_rank, strategy.is_main) == (1, 2, 1, False)
+    assert (strategy.compression, strategy.fp16_scale) == ("fp16", 8.0)
+    assert (strategy.bucket_mb, strategy.static_graph, strategy.timeout_s) == (3.0, True, 7.0)
+    assert strategy.backend == "DDP over Gloo"
+
+
+def test_a_static_graph_is_refused_with_accumulation() -> None:
+    """torch fails on an internal assertion at the first step, or averages no gradients from the second on."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    strategy = make_strategy("ddp", launch=PYTHON, device="cpu", static_graph=True)
+    with pytest.raises(
+        ConfigError, match=r"static_graph=True and accumulate=2 do not go together.+give static_graph=False"
+    ):
+        strategy.prepare(model, optimizer, accumulate=2)
+    with strategy:
+        assert strategy.prepare(model, optimizer, accumulate=1) is not model
+
+
+def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
+    strategy = make_strategy(
+        launch=MPIRUN,
+        device="cpu",
+        compression="bf16",
+        fp16_scale=8.0,
+        fusion_mb=2.0,
+        cycle_time_ms=5.0,
+        hierarchical=True,
+        timeout_s=7.0,
+    )
+    assert isinstance(strategy, HorovodStrategy)
+    assert (strategy.compression, strategy.fp16_scale, strategy.reduction) == ("bf16", 8.0, "average")
+    assert strategy.settings["HOROVOD_FUSION_THRESHOLD"] == "2097152"
+    assert strategy.settings["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert strategy.settings["HOROVOD_CYCLE_TIME"] == "5.0"
+    assert strategy.settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
+
+
+def test_deterministic_fixes_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
+    alone = make_strategy(launch=MPIRUN, device="cpu", fusion_mb=2.0, deterministic=True)
+    assert isinstance(alone, HorovodStrategy)
+    assert alone.settings["HOROVOD_FUSION_THRESHOLD"] == "0"
+    assert not alone.elastic
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert make_strategy(launch=MPIRUN, device="cpu").elastic  # type: ignore[attr-defined]
+
+
+def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
+        make_strategy("horovod", launch=PYTHON, device="cpu")
+    assert not horovod.horovod_is_installed()
