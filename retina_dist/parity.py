@@ -58,7 +58,7 @@ class Case:
     """What is switched on; `agrees=False` for what cannot be the same on several processes."""
 
     name: str
-    batch_norm: str = "frozen"
+    norm: str = "frozen_bn"
     accumulate: int = 1
     clip: float | None = None
     loss_scale: bool = False
@@ -72,8 +72,8 @@ CASES = (
     Case("clip", clip=1.0),
     Case("loss scale", loss_scale=True),
     Case("all of these, average", accumulate=2, clip=1.0, loss_scale=True, ema=True),
-    Case("synchronised batch norm", batch_norm="sync"),
-    Case("live batch norm", batch_norm="live", agrees=False),
+    Case("synchronised batch norm", norm="sync_bn"),
+    Case("live batch norm", norm="bn", agrees=False),
 )
 
 
@@ -127,7 +127,7 @@ def run_case(
         data=data,
         strategy=strategy,
         sink=_Losses(outcome.losses),
-        clip=case.clip,
+        gradient_clip=case.clip,
         report=lambda text: None,
     )
     if states is None and not keep_states:
@@ -255,15 +255,15 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     return replace(
         config,
         data=replace(config.data, batch_size=batch),
-        model=replace(config.model, batch_norm=case.batch_norm),
+        model=replace(config.model, norm=case.norm),
         trainer=replace(
             config.trainer,
             accumulate=case.accumulate,
-            length=f"{config.steps}steps",
+            max_duration=f"{config.steps}steps",
             validate_every="0steps",
             check_replicas_every="1steps",
             log_every=1,
-            clip=case.clip,
+            gradient_clip=case.clip,
             ema_decay=0.9 if case.ema else None,
             precision="fp32",
             stop_after=None,

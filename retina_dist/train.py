@@ -147,12 +147,12 @@ def _train(
         say(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
     state = build_state(config, model, strategy, judge, num_shapes=num_shapes, warn=warn)
     if strategy.on_main(lambda: _restore_checked(state, run, task, data, plan, say)):
-        say(f"nothing to do up to step {plan.stop_step}; raise trainer.length or trainer.stop_after to train on.")
+        say(f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on.")
         return {}
     checkpoints = CheckpointStore(
         checkpoint_folder(config, run.folder),
         keep_last=config.trainer.keep_last,
-        keep_top=config.trainer.keep_top,
+        save_top_k=config.trainer.save_top_k,
         best=state.best,
         resumed_at=run.resume_step or 0,
         check=before.locks.check,
@@ -178,8 +178,8 @@ def _train(
         checkpoint_minutes=config.trainer.checkpoint_minutes,
         metadata=task.metadata(state.model) | {"versions": versions(), **facts},
         precision=config.trainer.precision,  # type: ignore[arg-type]
-        clip=config.trainer.clip,
-        clip_kind=config.trainer.clip_kind,  # type: ignore[arg-type]
+        gradient_clip=config.trainer.gradient_clip,
+        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
         stop_reason=lambda: watch.reason,
         max_nonfinite_steps=config.trainer.max_nonfinite_steps,
         cuda_graphs=uses_graphs(config, strategy, say),
@@ -195,7 +195,7 @@ def _train(
         if not math.isfinite(metrics.get("val/loss", 0.0)):
             raise Divergence(
                 f"val/loss={metrics['val/loss']} after step {state.step}: the weights are ruined; lower optimizer.lr, lengthen "
-                "schedule.warmup or set trainer.clip."
+                "schedule.warmup or set trainer.gradient_clip."
             )
     except Exception as error:
         try:
@@ -288,14 +288,14 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
     trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
     if trainer.fast_dev_run:
-        trainer = replace(trainer, length="2steps", validate_every="2steps", stop_after=None)
+        trainer = replace(trainer, max_duration="2steps", validate_every="2steps", stop_after=None)
         schedule = replace(schedule, name="constant", warmup="0steps")
     return resolve_plan(
         num_images=num_images,
         batch_size=config.data.batch_size,
         world_size=world_size,
         accumulate=trainer.accumulate,
-        length=trainer.length,
+        max_duration=trainer.max_duration,
         stop_after=trainer.stop_after,
         validate_every=trainer.validate_every,
         checkpoint_every=trainer.checkpoint_every,
@@ -358,9 +358,9 @@ def uses_graphs(config: TrainConfig, strategy: DistributedStrategy, say: Callabl
         return False
     reasons = {
         f"the device is {strategy.device.type}": strategy.device.type != "cuda",
-        "model.batch_norm=sync talks to other ranks within the pass": config.model.batch_norm == "sync"
+        "model.norm=sync_bn talks to other ranks within the pass": config.model.norm == "sync_bn"
         and strategy.world_size > 1,
-        "model.loss_path=torchvision waits for the device": config.model.loss_path == "torchvision",
+        "model.loss_impl=torchvision waits for the device": config.model.loss_impl == "torchvision",
         "strategy.compression=fp16 sends gradients during the pass": config.strategy.compression == "fp16",
     }
     for reason in (text for text, holds in reasons.items() if holds):
@@ -460,7 +460,7 @@ def _build_sink(
         sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
             sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
-    if config.logging.rank_files:
+    if config.logging.per_rank_logs:
         voice.log = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
         log.write(
             f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"

@@ -48,7 +48,7 @@ JOB = (
     "data.max_size=96",
     "data.num_workers=0",
     "schedule.warmup=2steps",
-    f"trainer.length={STEPS}steps",
+    f"trainer.max_duration={STEPS}steps",
     "trainer.validate_every=8steps",
     f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
     "trainer.keep_last=3",
@@ -56,7 +56,7 @@ JOB = (
     "trainer.num_threads=1",
     "trainer.ema_decay=0.9",
     f"strategy.timeout_s={TIMEOUT_S}",
-    "logging.rank_files=true",
+    "logging.per_rank_logs=true",
     "logging.plots=false",
     "logging.tensorboard=false",
 )

@@ -51,7 +51,7 @@ else
   # COCO's train2017 in the six canvases of its sizes at 800 px, and their shares in percent
   canvases="canvases=[[800,1088],[800,1216],[800,1344],[1088,800],[1216,800],[1344,800]]"
   shares="shares=[37.1,32.0,7.3,12.5,9.8,1.3]"
-  model="model=retinanet_r50 model.batch_norm=frozen model.trainable_layers=3"
+  model="model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3"
   part parity 80 $PYTHON -m retina_dist.parity strategy.device=cuda "processes=[1]" launchers=$launchers "dtypes=[fp64,fp32]" steps=3 "output=$out/parity.json"
   for batch in 2 8 16 32; do # a call each, so that one that takes too long costs no other's figures
     part step_$batch 55 $PYTHON -m retina_dist.benchmark step $model $canvases $shares "batch_sizes=[$batch]" steps=2 warmup=2 rounds=2 \

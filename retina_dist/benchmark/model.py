@@ -128,7 +128,7 @@ class Seed:
 @cache
 def _seed_timeline() -> Timeline:
     with torch.device("meta"):  # keras-retinanet: P6 from C5 as v2 has it, all but batch norm trained, 80 classes
-        model = build_retinanet(num_classes=80, variant="v2", batch_norm="frozen")
+        model = build_retinanet(num_classes=80, variant="v2", norm="frozen_bn")
     return timeline(model, 800, 1088)
 
 

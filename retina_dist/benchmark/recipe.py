@@ -35,12 +35,12 @@ def recipe_of(config: ModelBenchmarkConfig) -> Recipe:
     num_images, images_from = _num_images(config)
     if config.epochs is not None:
         return Recipe(num_images, config.epochs, images_from, f"epochs={config.epochs:g}")
-    length, batch = config.trainer.length, config.data.batch_size
-    steps = to_steps(length, key="trainer.length", num_images=num_images, batch_size=batch)
+    length, batch = config.trainer.max_duration, config.data.batch_size
+    steps = to_steps(length, key="trainer.max_duration", num_images=num_images, batch_size=batch)
     if steps < 1:
-        raise ConfigError(f"trainer.length={length} is no step at all; use at least 1step.")
+        raise ConfigError(f"trainer.max_duration={length} is no step at all; use at least 1step.")
     an_epoch = to_steps("1epoch", key="an epoch", num_images=num_images, batch_size=batch)
-    said = f"trainer.length={length}" + f" of data.batch_size={batch}" * ("step" in length)
+    said = f"trainer.max_duration={length}" + f" of data.batch_size={batch}" * ("step" in length)
     return Recipe(num_images, steps / an_epoch, images_from, said)
 
 

@@ -61,7 +61,10 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
     with build_strategy(config) as strategy:
         total = config.data.batch_size * strategy.world_size * config.trainer.accumulate
         trainer_settings = replace(
-            config.trainer, length=f"{config.warmup + config.steps}steps", validate_every="0steps", log_every=10**9
+            config.trainer,
+            max_duration=f"{config.warmup + config.steps}steps",
+            validate_every="0steps",
+            log_every=10**9,
         )
         config = replace(config, data=replace(config.data, batch_size=total), trainer=trainer_settings)
         seed_everything(config.seed)
@@ -77,7 +80,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
             strategy=strategy,
             sink=_NoSink(),
             precision=config.trainer.precision,  # type: ignore[arg-type]
-            clip=config.trainer.clip,
+            gradient_clip=config.trainer.gradient_clip,
             cuda_graphs=uses_graphs(config, strategy, lambda text: None),
         )
         trainer.fit()

@@ -1,7 +1,7 @@
 """One optimizer step: ours against torchvision's plain loop.
 
     python -m retina_dist.benchmark step                                                   the small model, 128 px
-    python -m retina_dist.benchmark step model=retinanet_r50 model.batch_norm=frozen model.trainable_layers=3 \
+    python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \
         canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] threads=2
 
 Layer 4. The base is what references/detection of torchvision does in fp32: its model over lists of images and targets, the loss
@@ -119,7 +119,7 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Ca
         strategy=strategy,
         sink=_NoSink(),
         precision=way.precision,
-        clip=config.trainer.clip,
+        gradient_clip=config.trainer.gradient_clip,
         cuda_graphs=way.graph,
     )
     trainer.ledger.start()
@@ -181,7 +181,7 @@ def _plan(config: StepConfig, batch_size: int) -> Plan:
     settings = replace(
         config,
         data=replace(config.data, batch_size=batch_size),
-        trainer=replace(config.trainer, length="1epochs", validate_every="0steps", accumulate=1),
+        trainer=replace(config.trainer, max_duration="1epochs", validate_every="0steps", accumulate=1),
         schedule=replace(config.schedule, name="constant", warmup="0steps"),
     )
     return build_plan(settings, 100_000, 1)

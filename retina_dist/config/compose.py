@@ -518,7 +518,7 @@ def _unknown(name: str, key: str) -> str:
     return f"{key} is not a setting; {hint}"
 
 
-_LENGTH, _SIZES = "trainer.length=12epochs", "data.min_sizes=[800]"
+_LENGTH, _SIZES = "trainer.max_duration=12epochs", "data.min_sizes=[800]"
 _PROCESSES = "the launcher starts the processes: torchrun --nproc-per-node N"
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case.
@@ -526,10 +526,10 @@ ELSEWHERE = {
     "epochs": _LENGTH,
     "max_epochs": _LENGTH,
     "num_epochs": _LENGTH,
-    "max_steps": "trainer.length=90ksteps",
-    "max_iter": "trainer.length=90ksteps",
-    "max_iters": "trainer.length=90ksteps",
-    "num_steps": "trainer.length=90ksteps",
+    "max_steps": "trainer.max_duration=90ksteps",
+    "max_iter": "trainer.max_duration=90ksteps",
+    "max_iters": "trainer.max_duration=90ksteps",
+    "num_steps": "trainer.max_duration=90ksteps",
     "learning_rate": "optimizer.lr",
     "base_lr": "optimizer.lr",
     "lr0": "optimizer.lr",
@@ -545,7 +545,7 @@ ELSEWHERE = {
     "min_size_train": _SIZES,
     "max_size_train": "data.max_size",
     "accumulate_grad_batches": "trainer.accumulate",
-    "gradient_clip_val": "trainer.clip",
+    "gradient_clip_val": "trainer.gradient_clip",
     "check_val_every_n_epoch": "trainer.validate_every=1epoch",
     "val_check_interval": "trainer.validate_every=1epoch",
     "val_interval": "trainer.validate_every=1epoch",

@@ -83,8 +83,8 @@ class ModelConfig:
     variant: str = "v1"  # v1 | v2: torchvision's two RetinaNets
     fpn_channels: int = 256
     trainable_layers: int = 5  # ResNet stages that train, counted from the last; 5 is all
-    batch_norm: str = "live"  # frozen | live | sync
-    batch_norm_eps: float | None = None  # null: that of the weights where they tell it (COCO_V1: 0), else 1e-5
+    norm: str = "bn"  # frozen_bn | bn | sync_bn
+    norm_eps: float | None = None  # null: that of the weights where they tell it (COCO_V1: 0), else 1e-5
     anchor_sizes: list[list[int]] = field(
         default_factory=lambda: [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
     )
@@ -99,7 +99,7 @@ class ModelConfig:
     focal_gamma: float = 2.0
     box_loss: str | None = None  # l1 | smooth_l1 | giou; null: the variant's own
     smooth_l1_beta: float = 1 / 9
-    loss_path: str = "batched"  # batched | torchvision (the slow reference)
+    loss_impl: str = "batched"  # batched | torchvision (the slow reference)
     weights: str | None = None  # whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1
     backbone_weights: str | None = None  # classifier: a file, a URL or e.g. ResNet50_Weights.IMAGENET1K_V1
 
@@ -140,7 +140,7 @@ class ScheduleConfig:
 class TrainerConfig:
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
-    length: str = MISSING
+    max_duration: str = MISSING
     stop_after: str | None = None  # end early with a checkpoint, to go on with resume=
     validate_every: str = "1epoch"
     checkpoint_every: str = "1epoch"
@@ -148,8 +148,8 @@ class TrainerConfig:
     log_every: int = 10  # steps
     accumulate: int = 1  # micro-batches of one optimizer step on each process
     precision: str = "fp32"  # fp32 | tf32 (on a GPU, products and convolutions round to TF32) | bf16 | fp16
-    clip: float | None = None
-    clip_kind: str = "global_norm"  # global_norm | tensor_norm | value
+    gradient_clip: float | None = None
+    gradient_clip_algorithm: str = "global_norm"  # global_norm | tensor_norm | value
     ema_decay: float | None = None  # e.g. 0.999; validation and best then use the average
     channels_last: bool = False
     compile: bool = False  # torch.compile; the first steps of each canvas take minutes
@@ -166,7 +166,7 @@ class TrainerConfig:
     check_replicas_every: str = "1epoch"  # compare the ranks' weights, optimizer and modules bit by bit; 0steps: never
     checkpoint_dir: str | None = None  # a folder or a URL such as az://container/run; null: the run's checkpoints/
     keep_last: int = 1  # checkpoints kept
-    keep_top: int = 1
+    save_top_k: int = 1
     fast_dev_run: bool = False  # two steps, two validation batches: does everything run?
     overfit_batches: int = 0  # train and validate on so many batches of train images, unaugmented
 
@@ -209,7 +209,7 @@ class LoggingConfig:
 
     tensorboard: bool = True
     plots: bool = True
-    rank_files: bool = False  # each rank's words and metrics in logs/rank_N.log
+    per_rank_logs: bool = False  # each rank's words and metrics in logs/rank_N.log
     mlflow: str = "auto"  # auto (where a server is named and mlflow can be imported) | true | false
     mlflow_uri: str | None = None  # the tracking server; null: MLFLOW_TRACKING_URI
     mlflow_checkpoint: bool = False  # upload best.pt at the end
@@ -382,7 +382,7 @@ class ModelBenchmarkConfig(TrainConfig):
     overlap: bool = True  # average while the backward pass goes on
     allreduce: str = "auto"  # auto (the faster) | ring | hierarchical
     straggler_cv: float = 0.0  # deviation over mean of GPUs' step times; 0: all are always equally fast
-    epochs: int | None = None  # null: trainer.length
+    epochs: int | None = None  # null: trainer.max_duration
     num_images: int | None = None  # null: as many as the data has; COCO's train2017 where data=coco has no data.root
     price: list[float] | None = None  # of a machine for an hour, one for each of sku, in any currency; null: no cost
     low_priority_price: list[float] | None = None  # the same for machines that may be taken away
@@ -536,14 +536,14 @@ CHOICES = {
     "data.bad_images": ("error", "skip"),
     "data.resize": ("auto", "workers", "device"),
     "model.variant": ("v1", "v2"),
-    "model.batch_norm": ("frozen", "live", "sync"),
+    "model.norm": ("frozen_bn", "bn", "sync_bn"),
     "model.box_loss": (None, "l1", "smooth_l1", "giou"),
-    "model.loss_path": ("batched", "torchvision"),
+    "model.loss_impl": ("batched", "torchvision"),
     "optimizer.name": ("sgd", "adamw", "adam"),
     "optimizer.lr_rule": ("none", "linear", "sqrt", "adasum"),
     "schedule.name": ("multistep", "cosine", "constant"),
     "trainer.precision": ("fp32", "tf32", "bf16", "fp16"),
-    "trainer.clip_kind": ("global_norm", "tensor_norm", "value"),
+    "trainer.gradient_clip_algorithm": ("global_norm", "tensor_norm", "value"),
     "trainer.monitor_mode": (None, "max", "min"),
     "strategy.name": ("auto", "single", "ddp", "horovod"),
     "strategy.compression": ("none", "bf16", "fp16"),
@@ -574,7 +574,7 @@ AT_LEAST = {
     "data.max_pixels": 1,
     "model.num_classes": 1,
     "model.fpn_channels": 1,
-    "model.batch_norm_eps": 0,
+    "model.norm_eps": 0,
     "model.detections_per_image": 1,
     "model.topk_candidates": 1,
     "model.focal_gamma": 0,
@@ -588,7 +588,7 @@ AT_LEAST = {
     "trainer.accumulate": 1,
     "trainer.overfit_batches": 0,
     "trainer.keep_last": 1,
-    "trainer.keep_top": 0,
+    "trainer.save_top_k": 0,
     "trainer.patience": 1,
     "trainer.max_nonfinite_steps": 0,
     "trainer.num_threads": 1,
@@ -629,7 +629,7 @@ AT_LEAST = {
 ABOVE: dict[str, float] = {
     "optimizer.lr": 0,
     "optimizer.eps": 0,
-    "trainer.clip": 0,
+    "trainer.gradient_clip": 0,
     "trainer.checkpoint_minutes": 0,
     "trainer.ema_decay": 0,
     "model.foreground_iou": 0,
@@ -662,7 +662,7 @@ AT_MOST = {
     "model.num_classes": 20_000,  # data.categories.MAX_LABELS
     "model.fpn_channels": 4096,
     "model.trainable_layers": 5,
-    "model.batch_norm_eps": 1,
+    "model.norm_eps": 1,
     "model.detections_per_image": 10**5,
     "model.topk_candidates": 10**6,
     "model.focal_gamma": 100,
@@ -675,7 +675,7 @@ AT_MOST = {
     "optimizer.bias_weight_decay": 10**3,
     "optimizer.backbone_lr_scale": 10**4,
     "trainer.accumulate": 10**6,
-    "trainer.clip": 10**9,
+    "trainer.gradient_clip": 10**9,
     "trainer.checkpoint_minutes": 10**6,
     "trainer.overfit_batches": 10**6,
     "trainer.num_threads": 10**4,
@@ -729,7 +729,7 @@ def validate(config: Any) -> None:
     for key, limit in ABOVE.items():
         value = _get(config, key, None)
         if value is not None and value <= limit:
-            off = f"; {key}=null turns it off" if key in ("trainer.clip", "trainer.ema_decay") else ""
+            off = f"; {key}=null turns it off" if key in ("trainer.gradient_clip", "trainer.ema_decay") else ""
             raise ConfigError(f"{key}={value} is too small; it must be above {limit}{off}.")
     for key, limit in BELOW.items():
         value = _get(config, key, None)

@@ -67,8 +67,8 @@ class Detector:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
         names = torchvision_categories(name)
         variant: Literal["v1", "v2"] = "v2" if "_V2_" in name else "v1"
-        norm: Literal["frozen", "live"] = "live" if variant == "v2" else "frozen"
-        model = build_retinanet(num_classes=len(names), variant=variant, batch_norm=norm)
+        norm: Literal["frozen_bn", "bn"] = "bn" if variant == "v2" else "frozen_bn"
+        model = build_retinanet(num_classes=len(names), variant=variant, norm=norm)
         load_weights(model, name)
         known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
         ids = tuple(label if k else -1 for label, k in enumerate(known))

@@ -149,7 +149,7 @@ def build_model(
     """The detector with its weights, if any are named; what was left out is reported. `categories` are its labels' names."""
     arguments = asdict(settings)
     weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
-    stated, eps = arguments.pop("num_classes"), arguments.pop("batch_norm_eps")
+    stated, eps = arguments.pop("num_classes"), arguments.pop("norm_eps")
     if stated is not None and stated < num_classes:
         raise ConfigError(
             f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
@@ -291,7 +291,7 @@ class DetectionTask:
             settings = replace(settings, weights=None, backbone_weights=None)
         labels = self.train.categories
         model = self.strategy.together(lambda: build_model(settings, labels.num_classes, self.report, labels.names))
-        if settings.batch_norm_eps is None:
+        if settings.norm_eps is None:
             eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
             if eps is not None:
                 set_batch_norm_eps(model, eps)
@@ -326,7 +326,7 @@ class DetectionTask:
         settings = self.config.model
         arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
         arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
-        arguments["batch_norm_eps"] = batch_norm_eps(model)
+        arguments["norm_eps"] = batch_norm_eps(model)
         return {
             "config": redacted_tree(asdict(self.config)),
             "categories": self.train.categories.state(),

@@ -69,7 +69,7 @@ class NewerFormat(CheckpointError):
 
 
 class CheckpointStore:
-    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `keep_top` by `best`.
+    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `save_top_k` by `best`.
 
     `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
     kept until there is one ranked by this metric. A run that goes on says by `resumed_at` from which step; later checkpoints
@@ -82,13 +82,13 @@ class CheckpointStore:
         folder: str | Place,
         *,
         keep_last: int = 1,
-        keep_top: int = 1,
+        save_top_k: int = 1,
         best: BestMetric | None = None,
         resumed_at: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder, self.check = place(folder), check
-        self.keep_last, self.keep_top, self.resumed_at = max(1, keep_last), keep_top, resumed_at
+        self.keep_last, self.save_top_k, self.resumed_at = max(1, keep_last), save_top_k, resumed_at
         self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
@@ -208,7 +208,7 @@ class CheckpointStore:
         others = [e for e in entries if e["metric"] is not None]
         others.sort(key=lambda e: BestMetric(e.get("monitor"), e.get("mode")).rank(e["metric"]))
         top = self._best(entries) or others
-        chosen = {e["step"] for e in entries[-self.keep_last :] + top[: self.keep_top]}
+        chosen = {e["step"] for e in entries[-self.keep_last :] + top[: self.save_top_k]}
         return [e for e in entries if e["step"] in chosen]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

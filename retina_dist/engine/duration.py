@@ -20,9 +20,9 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. `key` is the setting's name, for the ConfigError raised
     when the text has no such form or is too long.
 
-    >>> to_steps("2 epochs", key="trainer.length", num_images=100, batch_size=16)
+    >>> to_steps("2 epochs", key="trainer.max_duration", num_images=100, batch_size=16)
     14
-    >>> to_steps("1.5k images", key="trainer.length", num_images=100, batch_size=16)
+    >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
     94
     """
     form = _FORM.fullmatch(str(duration))

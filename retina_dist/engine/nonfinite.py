@@ -111,7 +111,7 @@ class NonFiniteGuard:
         if state.skipped_in_row > self.limit:
             again = f", {state.skipped_in_row} times in a row" if self.limit else ""
             raise Divergence(
-                f"{words}, at lr={lr:g}{again}; lower optimizer.lr, lengthen schedule.warmup or set trainer.clip."
+                f"{words}, at lr={lr:g}{again}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
             )
         self.report(f"warning: {words}; the step is left out ({state.skipped_in_row} in a row, {self.limit} allowed)")
 

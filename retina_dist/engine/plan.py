@@ -84,7 +84,7 @@ def resolve_plan(
     *,
     num_images: int,
     batch_size: int,
-    length: str,
+    max_duration: str,
     lr: float,
     world_size: int = 1,
     accumulate: int = 1,
@@ -117,20 +117,21 @@ def resolve_plan(
 
     if num_images < 1:
         raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
-    total = steps("trainer.length", length)
+    total = steps("trainer.max_duration", max_duration)
     if total < 1:
-        raise ConfigError(f"trainer.length={length} is no step at all; use at least 1step.")
+        raise ConfigError(f"trainer.max_duration={max_duration} is no step at all; use at least 1step.")
     warmup_steps = steps("schedule.warmup", warmup)
     if warmup_steps >= total:
         raise ConfigError(
-            f"schedule.warmup={warmup} ({counted(warmup_steps, 'step')}) leaves nothing of trainer.length={length} "
+            f"schedule.warmup={warmup} ({counted(warmup_steps, 'step')}) leaves nothing of trainer.max_duration={max_duration} "
             f"({counted(total, 'step')}); use a warm-up of at most {total - 1}steps."
         )
     drops = [steps("schedule.milestones", m) for m in milestones] if schedule == "multistep" else []
     for text, drop in zip(milestones, drops, strict=False):
         if not 0 < drop < total:
             raise ConfigError(
-                f"schedule.milestones has {text} (step {drop}), past the end: trainer.length={length} is {counted(total, 'step')}; "
+                f"schedule.milestones has {text} (step {drop}), past the end: "
+                f"trainer.max_duration={max_duration} is {counted(total, 'step')}; "
                 "lengthen the run or bring the milestone forward."
             )
     if drops != sorted(set(drops)):

@@ -80,8 +80,8 @@ class Trainer:
         checkpoint_minutes: float | None = None,
         metadata: dict[str, Any] | None = None,
         precision: Precision = "fp32",
-        clip: float | None = None,
-        clip_kind: ClipKind = "global_norm",
+        gradient_clip: float | None = None,
+        gradient_clip_algorithm: ClipKind = "global_norm",
         stop_reason: Callable[[], str | None] = lambda: None,
         max_nonfinite_steps: int = 5,
         cuda_graphs: bool = False,
@@ -94,7 +94,7 @@ class Trainer:
         self.evaluate, self.checkpoints = evaluate, checkpoints
         self.metadata, self.report, self.warn = metadata or {}, report, warn
         self.autocast = autocast(strategy.device, precision)
-        self.clip, self.clip_kind = clip, clip_kind
+        self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
         self.meter = StepMeter(strategy)
         self.ledger = Ledger(strategy.device)
@@ -235,7 +235,9 @@ class Trainer:
         self.strategy.reduce_gradients()  # 1. the mean over ranks
         mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. at true size
-        norm = clip_gradients(state.model.parameters(), self.clip, self.clip_kind)  # 3. what will be applied
+        norm = clip_gradients(
+            state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
+        )  # 3. what will be applied
         taken = self.guard.accept(norm)
         if not self._layouts_checked:
             check_layouts(state.optimizer)
@@ -279,7 +281,7 @@ class Trainer:
         if not math.isfinite(metrics["train/loss"]):
             raise Divergence(  # each step was finite, their mean is not
                 f"train/loss={metrics['train/loss']} by step {step} at lr={self.plan.lr_at(step - 1):g}; "
-                "lower optimizer.lr, lengthen schedule.warmup or set trainer.clip."
+                "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
             )
         if self.state.skipped:
             metrics["train/skipped_steps"] = self.state.skipped

@@ -53,7 +53,7 @@ UNREMARKABLE = (
     "data.root",
     "strategy.device",
     "strategy.timeout_s",
-    "logging.rank_files",
+    "logging.per_rank_logs",
     "logging.mlflow_parent",
 )
 

@@ -165,7 +165,7 @@ JOB = (
     "data.num_buckets=1",
     "data.batch_size=2",
     "data.photometric=0.5",
-    "trainer.length=12steps",
+    "trainer.max_duration=12steps",
     "trainer.validate_every=1000steps",
     "trainer.checkpoint_every=4steps",
     "optimizer=sgd",
@@ -174,7 +174,7 @@ JOB = (
     "trainer.num_threads=1",
     "schedule.warmup=2steps",
     "logging=quiet",
-    "logging.rank_files=true",
+    "logging.per_rank_logs=true",
     "strategy.timeout_s=60",
 )
 

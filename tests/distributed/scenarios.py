@@ -333,7 +333,7 @@ class NoSink:
 def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, **arguments: Any) -> Trainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plan = resolve_plan(
-        num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, length=length, lr=0.1,
+        num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, max_duration=length, lr=0.1,
         world_size=strategy.world_size, log_every=10,
     )  # fmt: skip
     return Trainer(
@@ -397,7 +397,7 @@ PARTS = {
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
     "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
     "strided": lambda s: small_training(s, accumulate=4, strided=True),
-    "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
+    "clip": lambda s: small_training(s, accumulate=2, gradient_clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
     **{f"wire {compression}": wire for compression in ("none", "bf16", "fp16")},
     "start": start,

@@ -29,8 +29,8 @@ END_S = 240
 JOB = (
     *chaos.JOB,
     "data.batch_size=5",
-    "trainer.length=16steps",
-    "model.batch_norm=sync",
+    "trainer.max_duration=16steps",
+    "model.norm=sync_bn",
     "optimizer=sgd",
     "optimizer.lr=0.005",
 )
@@ -95,7 +95,7 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "mpiru
 
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun", *LONG])
 def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
-    arguments = [*JOB, "output_dir=run", "trainer.length=1000steps"]
+    arguments = [*JOB, "output_dir=run", "trainer.max_duration=1000steps"]
     if launcher == "python":
         line = [sys.executable, "-m", "retina_dist.train", *arguments]
     else:
@@ -216,7 +216,7 @@ def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> 
     settings = [
         *JOB,
         "data.batch_size=9",
-        "trainer.length=9steps",
+        "trainer.max_duration=9steps",
     ]
     legs = (("torchrun", 8, 3), ("horovodrun", 7, 6), ("torchrun", 8, 9))
     lines = [
@@ -252,7 +252,7 @@ def same_weights(run: Path, other: Path) -> None:
 @pytest.mark.long
 def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: Path) -> None:
     """A sum of three depends on its order: on which gradients share a message, and that on the step."""
-    job = [*JOB, "trainer.length=9steps", "data.batch_size=6", "trainer.deterministic=true"]
+    job = [*JOB, "trainer.max_duration=9steps", "data.batch_size=6", "trainer.deterministic=true"]
     parts = {"whole": [[]], "run": [["trainer.stop_after=4steps"], ["resume=auto"]]}
     for folder, starts in parts.items():
         for extra in starts:

@@ -20,11 +20,11 @@ BACKENDS = {"mpi": "Horovod over MPI", "horovod": "Horovod over Gloo", "ddp": "D
 LOSSES = ("train/loss", "train/loss_classification", "train/loss_bbox_regression", "val/loss")
 SETTINGS = (
     *SMALL,
-    "trainer.length=3steps",
-    "model.batch_norm=sync",  # over all ranks, so that the statistics are those of the whole batch
+    "trainer.max_duration=3steps",
+    "model.norm=sync_bn",  # over all ranks, so that the statistics are those of the whole batch
     "optimizer=sgd",  # Adam would blow rounding in a tiny gradient up to a whole step
     "logging=quiet",
-    "logging.rank_files=true",
+    "logging.per_rank_logs=true",
 )
 Commands = dict[Host, Sequence[str]]
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.distributed.float64"
 GOLDEN = ROOT / "tests" / "golden" / "losses.json"
 # 24 images, seven a step and three in the last, which 2 and 3 processes cannot share equally
-SETTINGS = (*SMALL, "data.batch_size=7", "model.batch_norm=sync", "trainer.length=6steps", "trainer.validate_every=3steps",
+SETTINGS = (*SMALL, "data.batch_size=7", "model.norm=sync_bn", "trainer.max_duration=6steps", "trainer.validate_every=3steps",
             "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
             "model.score_threshold=0.001", "logging=quiet")  # fmt: skip
 
@@ -75,7 +75,7 @@ def alone(place: Path) -> Path:
 @cache
 def together(place: Path, launcher: str) -> str:
     """What two processes print, whose run is `place / launcher`."""
-    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.rank_files=true", "data.num_workers=1")
+    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.per_rank_logs=true", "data.num_workers=1")
     return done.stdout + done.stderr
 
 
@@ -152,7 +152,7 @@ def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "arguments", "sentence"),
     [
-        ("torchrun", ["trainer.length=0steps"], "trainer.length=0steps is no step at all"),
+        ("torchrun", ["trainer.max_duration=0steps"], "trainer.max_duration=0steps is no step at all"),
         ("torchrun", ["optimizer.lrr=1"], "did you mean optimizer.lr?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

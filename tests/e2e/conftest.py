@@ -81,5 +81,5 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a two-epoch run on small shapes was started in; its run is runs/shapes."""
     folder = tmp_path_factory.mktemp("trained")
-    run_module("retina_dist.train", *SMALL, "trainer.length=2epochs", "model.score_threshold=0.001", cwd=folder)
+    run_module("retina_dist.train", *SMALL, "trainer.max_duration=2epochs", "model.score_threshold=0.001", cwd=folder)
     return folder

@@ -131,9 +131,9 @@ def test_fast_dev_run_goes_through_everything(tmp_path: Path, inside: Callable) 
 
 def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path: Path, inside: Callable) -> None:
     quick = (*SMALL, "logging=quiet", "trainer.validate_every=0steps")
-    inside("retina_dist.train", *quick, "trainer.length=1epoch", cwd=tmp_path)
-    inside("retina_dist.train", *quick, "trainer.length=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
-    result = inside("retina_dist.train", *quick, "trainer.length=1epoch", "resume=auto", cwd=tmp_path)
+    inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", cwd=tmp_path)
+    inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
+    result = inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "resume=auto", cwd=tmp_path)
     assert "going on from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["shapes", "shapes-2"]
     steps = [row["step"] for row in csv.DictReader((tmp_path / "runs/shapes-2/metrics.csv").open())]
@@ -143,7 +143,12 @@ def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path
 def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, inside: Callable) -> None:
     for name in ("a", "b"):
         inside(
-            "retina_dist.train", *SMALL, "trainer.length=1epoch", f"output_dir={name}", "logging=quiet", cwd=tmp_path
+            "retina_dist.train",
+            *SMALL,
+            "trainer.max_duration=1epoch",
+            f"output_dir={name}",
+            "logging=quiet",
+            cwd=tmp_path,
         )
     a, b = (list(csv.DictReader((tmp_path / n / "metrics.csv").open())) for n in ("a", "b"))
     for one, other in zip(a, b, strict=True):

@@ -36,7 +36,13 @@ NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  #
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"an MLflow server needs {', '.join(MISSING)}")
 
-QUICK = (*SMALL, "trainer.length=2steps", "schedule.warmup=0steps", "trainer.validate_every=2steps", "logging=quiet")
+QUICK = (
+    *SMALL,
+    "trainer.max_duration=2steps",
+    "schedule.warmup=0steps",
+    "trainer.validate_every=2steps",
+    "logging=quiet",
+)
 OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
@@ -136,7 +142,7 @@ def trained(*overrides: str) -> TrainConfig:
 
 
 def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    longer = (*SMALL, "trainer.length=6steps", "trainer.validate_every=3steps", "trainer.keep_last=2")
+    longer = (*SMALL, "trainer.max_duration=6steps", "trainer.validate_every=3steps", "trainer.keep_last=2")
     config = trained(*longer, "logging.mlflow=true")
     (run,) = runs(client)
     assert run.data.params == flattened(asdict(config))
@@ -196,7 +202,7 @@ def jobs_of(*arguments: str) -> list[SweepJob]:
 
 
 def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:
-    sgd = ("optimizer=sgd", "trainer.clip=null", "trainer.max_nonfinite_steps=0")
+    sgd = ("optimizer=sgd", "trainer.gradient_clip=null", "trainer.max_nonfinite_steps=0")
     sweep = jobs_of(*QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try")
     assert run_sweep(sweep, train) == 0
     parent, diverged, good = runs(client)

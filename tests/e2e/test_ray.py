@@ -45,7 +45,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 
 def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, str], tmp_path: Path) -> None:
-    settings = [*SMALL, "trainer.length=12steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
+    settings = [*SMALL, "trainer.max_duration=12steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
     under_torchrun = command("torchrun", 2, "retina_dist.train", [*settings, "output_dir=torchrun"])
     subprocess.run(
         under_torchrun, cwd=tmp_path, env=environment(1) | {"PYTHONPATH": str(ROOT)}, check=True, timeout=300
@@ -58,7 +58,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
         "2",
         "--",
         *settings,
-        "logging.rank_files=true",
+        "logging.per_rank_logs=true",
         "output_dir=ray",
     ]
     with open(tmp_path / "words", "w") as words:

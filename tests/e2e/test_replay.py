@@ -40,7 +40,7 @@ def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
     ]
     settings += ["trainer.precision=bf16"]
     # the first step of 1e30 ruins the weights, so that the second and third have no finite loss
-    settings += ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_nonfinite_steps=1", "trainer.length=4steps"]
+    settings += ["optimizer=sgd", "optimizer.lr=1e30", "trainer.max_nonfinite_steps=1", "trainer.max_duration=4steps"]
     with pytest.raises(Divergence, match="step 3: loss or gradient is not finite"):
         train(load_config("train", settings))
     with open(run / "metrics.csv", newline="") as file:

@@ -23,7 +23,7 @@ from tests.e2e.conftest import ROOT, SMALL
 def run(folder: Path, *overrides: str) -> dict:
     data = f"data.root={folder.parent / 'data'}"
     augment = ("data.photometric=0.5", "data.iou_crop=0.5", "data.scale_jitter=[0.8,1.25]", "data.min_sizes=[48,64]")
-    common = (*SMALL, data, *augment, "trainer.length=20steps", "trainer.ema_decay=0.9", "logging=quiet")
+    common = (*SMALL, data, *augment, "trainer.max_duration=20steps", "trainer.ema_decay=0.9", "logging=quiet")
     train(load_config("train", [*common, f"output_dir={folder}", *overrides]))
     return load_checkpoint(folder / "checkpoints" / "last.pt")
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
 
 def test_what_can_be_known_is_refused_before_pictures_are_drawn(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"schedule.warmup=20steps \(20 steps\) leaves nothing of trainer.length=20steps"
+        ConfigError, match=r"schedule.warmup=20steps \(20 steps\) leaves nothing of trainer.max_duration=20steps"
     ):
         run(tmp_path / "run", "schedule.warmup=20steps")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_other_images_are_refused(tmp_path: Path) -> None:
 
 def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    arguments = [*SMALL, "data.num_workers=2", "trainer.length=1000epochs", "output_dir=run", "logging=quiet"]
+    arguments = [*SMALL, "data.num_workers=2", "trainer.max_duration=1000epochs", "output_dir=run", "logging=quiet"]
     command = [sys.executable, "-m", "retina_dist.train", *arguments]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True

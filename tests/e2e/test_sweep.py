@@ -18,11 +18,11 @@ OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
 TINY = (
     *[setting for setting in SMALL if setting not in OTHERWISE],
     "schedule.warmup=0steps",
-    "trainer.length=2steps",
+    "trainer.max_duration=2steps",
     "logging=quiet",
     "output_dir=sweep",
 )
-SGD = ("optimizer=sgd", "trainer.clip=null")
+SGD = ("optimizer=sgd", "trainer.gradient_clip=null")
 DIVERGING = "1e30"
 SCRIPTS = Path(sys.executable).parent
 

@@ -35,9 +35,9 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("variant", ["v1", "v2"])
-@pytest.mark.parametrize("batch_norm", ["live", "frozen"])
-def test_losses_and_gradients_equal_torchvision(variant: str, batch_norm: str) -> None:
-    model, batch = model_and_batch(variant, batch_norm=batch_norm)
+@pytest.mark.parametrize("norm", ["bn", "frozen_bn"])
+def test_losses_and_gradients_equal_torchvision(variant: str, norm: str) -> None:
+    model, batch = model_and_batch(variant, norm=norm)
     model = model.double()
     theirs = as_torchvision(model, CANVAS).train()
     images = [image.double() / 255 for image in batch.images]
@@ -70,10 +70,10 @@ def with_filler(batch: Batch) -> Batch:
     return replace(batch, real=torch.arange(len(batch), device="cuda") < len(batch) - 1)
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen", "sync"])
+@pytest.mark.parametrize("norm", ["frozen_bn", "sync_bn"])
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None, batch_norm: str) -> None:
-    model, batch = model_and_batch("v2", batch_norm=batch_norm)
+def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None, norm: str) -> None:
+    model, batch = model_and_batch("v2", norm=norm)
     connect(model, torch.clone)
     batch = with_filler(batch)
 
@@ -91,9 +91,9 @@ def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dt
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen", "sync"])
-def test_a_captured_pass_gives_the_same_losses_and_gradients(batch_norm: str) -> None:
-    model, batch = model_and_batch("v2", batch_norm=batch_norm)
+@pytest.mark.parametrize("norm", ["frozen_bn", "sync_bn"])
+def test_a_captured_pass_gives_the_same_losses_and_gradients(norm: str) -> None:
+    model, batch = model_and_batch("v2", norm=norm)
     plain = copy.deepcopy(model)
     connect(model, torch.clone)
     connect(plain, torch.clone)
@@ -137,7 +137,7 @@ def test_prefetched_batches_arrive_whole_and_in_order() -> None:
 
 
 def test_detections_are_those_of_the_cpu() -> None:
-    model, batch = model_and_batch("v2", batch_norm="frozen", score_threshold=0.0)
+    model, batch = model_and_batch("v2", norm="frozen_bn", score_threshold=0.0)
     with torch.inference_mode():
         model.eval()
         outputs, levels = model.predict(batch)

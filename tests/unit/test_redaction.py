@@ -164,7 +164,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
         num_workers=0,
     )
     trainer = TrainerConfig(
-        length="2steps",
+        max_duration="2steps",
         validate_every="2steps",
         scheduled_events="http://me:SECRET@127.0.0.1:9/?token=SECRET",
         checkpoint_dir=f"{box}/checkpoints",
@@ -175,9 +175,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
         mlflow_parent=" ".join(texts),
         experiment=KINDS[-1],
         run_name=KINDS[12],
-        rank_files=True,
+        per_rank_logs=True,
     )
-    model = ModelConfig(backbone="resnet18", fpn_channels=16, batch_norm="frozen")
+    model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
     return TrainConfig(data, model, optimizer, schedule, trainer, logging=logging, output_dir="run")
 
@@ -210,10 +210,10 @@ def test_a_run_keeps_its_secrets(planted: TrainConfig, capfd: pytest.CaptureFixt
 
     checkpoints = str(planted.trainer.checkpoint_dir)
     train(planted)
-    longer = replace(planted, resume="auto", trainer=replace(planted.trainer, length="3steps"))
+    longer = replace(planted, resume="auto", trainer=replace(planted.trainer, max_duration="3steps"))
     train(longer)
     out, err = capfd.readouterr()
-    assert "changed since the checkpoint: trainer.length 2steps -> 3steps" in err + out
+    assert "changed since the checkpoint: trainer.max_duration 2steps -> 3steps" in err + out
     assert (err + out).count("changed since") == 1  # the settings are compared as they are kept
     broken = replace(planted.data, train_annotations=f"{planted.data.train_images}/absent.json?sig=SECRET")
     with pytest.raises(DataError) as caught:

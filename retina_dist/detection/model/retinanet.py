@@ -34,8 +34,8 @@ from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, coun
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101")
 MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
 MAX_ANCHORS = 1000  # of one cell; nine are usual
-BatchNorm = Literal["frozen", "live", "sync"]
-LossPath = Literal["batched", "torchvision"]
+Norm = Literal["frozen_bn", "bn", "sync_bn"]
+LossImpl = Literal["batched", "torchvision"]
 
 # Lin et al. 2017, section 4: three sizes an octave on P3..P7, rounded down as torchvision does.
 ANCHOR_SIZES = tuple((x, int(x * 2 ** (1 / 3)), int(x * 2 ** (2 / 3))) for x in (32, 64, 128, 256, 512))
@@ -73,13 +73,13 @@ class RetinaNet(TorchvisionRetinaNet):
         focal_gamma: float = 2.0,
         box_loss: BoxLoss = "l1",
         smooth_l1_beta: float = 1.0 / 9,
-        loss_path: LossPath = "batched",
+        loss_impl: LossImpl = "batched",
         **torchvision_arguments: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **torchvision_arguments)
         self.focal_alpha, self.focal_gamma = focal_alpha, focal_gamma
         self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
-        self.loss_path = loss_path
+        self.loss_impl = loss_impl
         self.head.regression_head._loss_type = box_loss  # what torchvision's own loss path reads
         self._anchors: dict[tuple[int, int, torch.device], list[Tensor]] = {}
         self._statistics: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
@@ -156,7 +156,7 @@ class RetinaNet(TorchvisionRetinaNet):
     def losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """`classification` and `bbox_regression`: scalars, mean over the real images of the batch, 0 if it has none."""
         with torch.autocast(anchors.device.type, enabled=False):
-            if self.loss_path == "torchvision":
+            if self.loss_impl == "torchvision":
                 return self._torchvision_losses(outputs, anchors, batch)
             matcher = self.proposal_matcher
             with torch.no_grad():
@@ -220,8 +220,8 @@ def build_retinanet(
     variant: Literal["v1", "v2"] = "v1",
     fpn_channels: int = 256,
     trainable_layers: int = 5,
-    batch_norm: BatchNorm = "live",
-    batch_norm_eps: float = 1e-5,
+    norm: Norm = "bn",
+    norm_eps: float = 1e-5,
     anchor_sizes: Sequence[Sequence[int]] = ANCHOR_SIZES,
     aspect_ratios: Sequence[float] = ASPECT_RATIOS,
     score_threshold: float = 0.05,
@@ -234,14 +234,14 @@ def build_retinanet(
     focal_gamma: float = 2.0,
     box_loss: BoxLoss | None = None,
     smooth_l1_beta: float = 1.0 / 9,
-    loss_path: LossPath = "batched",
+    loss_impl: LossImpl = "batched",
 ) -> RetinaNet:
     """A RetinaNet with random weights.
 
     `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes), `"v2"` its
     `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `trainable_layers` counts ResNet stages
-    from the last, 5 being all. `batch_norm` is that of the body: "frozen" keeps statistics and scale fixed (torchvision's
-    choice with pretrained weights), "live" normalises each process's batch, "sync" the batch of all processes once
+    from the last, 5 being all. `norm` is that of the body: "frozen_bn" keeps statistics and scale fixed (torchvision's
+    choice with pretrained weights), "bn" normalises each process's batch, "sync_bn" the batch of all processes once
     `sync_batch_norm.connect` was called. `box_loss=None` takes the variant's own. `num_classes` counts labels 0..K-1; there is no
     background class. Raises ConfigError for a setting that cannot work.
     """
@@ -267,15 +267,15 @@ def build_retinanet(
             f"{num_parameters / 1e9:.1f} billion parameters; lower one of them to stay within {MAX_PARAMETERS / 1e9:g} billion."
         )
     box_loss = box_loss or ("giou" if variant == "v2" else "l1")
-    if loss_path == "torchvision" and (focal_alpha, focal_gamma) != (0.25, 2.0):
+    if loss_impl == "torchvision" and (focal_alpha, focal_gamma) != (0.25, 2.0):
         raise ConfigError(
-            f"model.loss_path=torchvision has focal_alpha 0.25 and focal_gamma 2 built in, not {focal_alpha} and "
-            f"{focal_gamma}; use model.loss_path=batched."
+            f"model.loss_impl=torchvision has focal_alpha 0.25 and focal_gamma 2 built in, not {focal_alpha} and "
+            f"{focal_gamma}; use model.loss_impl=batched."
         )
 
-    body = resnet.__dict__[backbone](weights=None, norm_layer=_norm_layer(batch_norm, batch_norm_eps))
+    body = resnet.__dict__[backbone](weights=None, norm_layer=_norm_layer(norm, norm_eps))
     _freeze(body, trainable_layers)
-    if batch_norm == "frozen":
+    if norm == "frozen_bn":
         fold_frozen_norms(body)
     width = body.inplanes // 8  # channels of layer1
     pyramid = BackboneWithFPN(
@@ -299,7 +299,7 @@ def build_retinanet(
         focal_gamma=focal_gamma,
         box_loss=box_loss,
         smooth_l1_beta=smooth_l1_beta,
-        loss_path=loss_path,
+        loss_impl=loss_impl,
         anchor_generator=generator,
         head=head,
         score_thresh=score_threshold,
@@ -331,8 +331,8 @@ def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Seque
     return AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)
 
 
-def _norm_layer(kind: BatchNorm, eps: float) -> Any:
-    layers = {"frozen": FrozenBatchNorm2d, "live": BatchNorm2d, "sync": SyncBatchNorm2d}
+def _norm_layer(kind: Norm, eps: float) -> Any:
+    layers = {"frozen_bn": FrozenBatchNorm2d, "bn": BatchNorm2d, "sync_bn": SyncBatchNorm2d}
     return partial(layers[kind], eps=eps)
 
 

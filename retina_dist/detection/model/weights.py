@@ -92,7 +92,7 @@ def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
 def eps_of_checkpoint(content: Mapping[str, Any]) -> float | None:
     """The epsilon of the batch norms that a checkpoint of ours was trained with; None where it does not say."""
     arguments = content.get("model_arguments")
-    eps = arguments.get("batch_norm_eps") if isinstance(arguments, Mapping) else None
+    eps = arguments.get("norm_eps") if isinstance(arguments, Mapping) else None
     return float(eps) if isinstance(eps, float | int) else None
 
 

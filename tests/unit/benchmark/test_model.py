@@ -29,16 +29,16 @@ def on_meta(**settings: object) -> object:
 
 
 def test_gradients_are_those_of_the_trainable_parameters() -> None:
-    found = timeline(on_meta(batch_norm="frozen", trainable_layers=3), 800, 1088)  # type: ignore[arg-type]
+    found = timeline(on_meta(norm="frozen_bn", trainable_layers=3), 800, 1088)  # type: ignore[arg-type]
     assert found.num_bytes == 4 * 33_792_599  # torchvision's retinanet_resnet50_fpn with its pretrained body
-    whole = timeline(on_meta(batch_norm="frozen"), 800, 1088)  # type: ignore[arg-type]
+    whole = timeline(on_meta(norm="frozen_bn"), 800, 1088)  # type: ignore[arg-type]
     # counted with FlopCounterMode: forward and backward are 2.85 times the forward pass, 2.99 with all layers trained
     assert 1 / (1 - found.backward_share) == pytest.approx(2.85, abs=0.01)
     assert 1 / (1 - whole.backward_share) == pytest.approx(2.99, abs=0.01)
 
 
 def test_gradients_become_ready_in_the_order_of_autograd() -> None:
-    settings: dict = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 64, "batch_norm": "frozen"}
+    settings: dict = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 64, "norm": "frozen_bn"}
     model = build_retinanet(**settings, trainable_layers=3)
     done: list[int] = []
     for parameter in model.parameters():
@@ -52,7 +52,7 @@ def test_gradients_become_ready_in_the_order_of_autograd() -> None:
 
 
 def test_gradients_are_ready_when_their_share_of_the_work_is_done() -> None:
-    gradients = timeline(on_meta(batch_norm="frozen", trainable_layers=3), 800, 1088).gradients  # type: ignore[arg-type]
+    gradients = timeline(on_meta(norm="frozen_bn", trainable_layers=3), 800, 1088).gradients  # type: ignore[arg-type]
     ready = {g.num_bytes / 4: g.ready for g in gradients}
     cls_logits, bbox_reg = 256 * 819 * 9, 256 * 36 * 9  # no other parameter is of these sizes
     # the heads are 58.9 % of the forward pass, boxes 21.5 %; shared by five levels, of which P3 is 3/4, so that the last box layer
@@ -128,7 +128,7 @@ def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> 
     assert found["recipe"]["epochs"] == 26
     said = " ".join(capsys.readouterr().out.split())
     for words in (
-        "26 epochs (trainer.length=26epochs) of 36,000 images (num_images=36000)",
+        "26 epochs (trainer.max_duration=26epochs) of 36,000 images (num_images=36000)",
         "machines are rented whole: 3 GPUs of a machine of 4 cost as much as 4",
         "of a whole machine for an hour, as given by price and low_priority_price; the cost is in the same currency",
         "100 ms a step of 10 images, as given by step_ms and batch_size",
@@ -144,7 +144,9 @@ def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> 
 def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
     benchmark(load_config("benchmark_model", GIVEN))
     said = " ".join(capsys.readouterr().out.split())
-    assert "12 epochs (trainer.length=12epochs) of 118,287 images (those of COCO's train2017, since neither" in said
+    assert (
+        "12 epochs (trainer.max_duration=12epochs) of 118,287 images (those of COCO's train2017, since neither" in said
+    )
     assert "Standard_ND96amsr_A100_v4 (sku's default; sku=[NAME] chooses another)" in said
     assert "price none given" in said
     assert "low priority" not in said
@@ -159,7 +161,7 @@ def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
         (["experiment=detectron2_1x", "num_images=16000", "data.batch_size=32"], 16_000, 180),
         (["experiment=torchvision_v1", "epochs=3"], 118_287, 3),
         (["experiment=shapes"], 800, 12),
-        (["trainer.length=500images", "num_images=1000", "data.batch_size=10"], 1000, 0.5),
+        (["trainer.max_duration=500images", "num_images=1000", "data.batch_size=10"], 1000, 0.5),
     ],
 )
 def test_the_length_is_the_recipe_s_own(overrides: list[str], num_images: int, epochs: float) -> None:
@@ -267,7 +269,7 @@ def test_a_machine_can_be_described() -> None:
             [*GIVEN, "data=bccd"],
             "data=bccd does not say how many images there are; give num_images=N or data.root=FOLDER",
         ),
-        ([*GIVEN, "trainer.length=0steps"], "trainer.length=0steps is no step at all"),
+        ([*GIVEN, "trainer.max_duration=0steps"], "trainer.max_duration=0steps is no step at all"),
         ([*GIVEN, "bucket_mb=0"], "bucket_mb=0.0 is too small"),
         ([*GIVEN, "gradient_mb=0"], "gradient_mb=0.0 is too small"),
         ([*GIVEN, "canvas=[800]"], "canvas=.800. is not a height and a width"),

@@ -95,9 +95,11 @@ def test_no_file_is_out_of_reach() -> None:
 
 
 def test_values_have_the_types_of_the_schema() -> None:
-    config = load_config("train", ["trainer.clip=2", "data.min_sizes=[64,96]", "output_dir=7", "optimizer.lr=1e-3"])
+    config = load_config(
+        "train", ["trainer.gradient_clip=2", "data.min_sizes=[64,96]", "output_dir=7", "optimizer.lr=1e-3"]
+    )
     assert isinstance(config, TrainConfig)
-    assert (config.trainer.clip, type(config.trainer.clip)) == (2.0, float)
+    assert (config.trainer.gradient_clip, type(config.trainer.gradient_clip)) == (2.0, float)
     assert (config.data.min_sizes, config.output_dir, config.optimizer.lr) == ([64, 96], "7", 0.001)
     assert config.data.val_min_size is None
 
@@ -131,10 +133,10 @@ def test_files_begin_with_what_they_are() -> None:
         ("num_worker=4", "num_worker is not a setting; did you mean data.num_workers?"),
         ("trainer.min_sizes=[8]", "trainer.min_sizes is not a setting; did you mean data.min_sizes?"),
         # what other tools call it
-        ("epochs=12", "epochs is not a setting; did you mean trainer.length=12epochs?"),
-        ("trainer.max_epochs=12", "trainer.max_epochs is not a setting; did you mean trainer.length=12epochs?"),
+        ("epochs=12", "epochs is not a setting; did you mean trainer.max_duration=12epochs?"),
+        ("trainer.max_epochs=12", "trainer.max_epochs is not a setting; did you mean trainer.max_duration=12epochs?"),
         ("learning_rate=0.1", "learning_rate is not a setting; did you mean optimizer.lr?"),
-        ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.length=90ksteps?"),
+        ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.max_duration=90ksteps?"),
         ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
         ("imgsz=640", "imgsz is not a setting; did you mean data.min_sizes=[800]?"),
         # read otherwise than written
@@ -162,8 +164,8 @@ def test_files_begin_with_what_they_are() -> None:
         ("experiment=bcdd", "experiment=bcdd does not exist; did you mean bccd? There are bccd, "),
         ("model=null", "groups such as data and model take a name"),
         # no such form
-        ("trainer.length", "trainer.length cannot be read as KEY=VALUE"),
-        ("trainer.clip=[1", "trainer.clip=[1 cannot be read as KEY=VALUE"),
+        ("trainer.max_duration", "trainer.max_duration cannot be read as KEY=VALUE"),
+        ("trainer.gradient_clip=[1", "trainer.gradient_clip=[1 cannot be read as KEY=VALUE"),
         ("data.min_sizes=640,800", 'is more than one value; write "data.min_sizes=[640,800]" if one is meant'),
         ("data.root=a,b", "is more than one value; write \"data.root='a,b'\" if one is meant, or add --multirun"),
         ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
@@ -173,7 +175,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("optimizer.lr=null", "optimizer.lr=null is not a number."),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
-        ("trainer.length=[1]", "trainer.length=[1] is not a text."),
+        ("trainer.max_duration=[1]", "trainer.max_duration=[1] is not a text."),
         ("data.min_sizes=8", "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8]."),
         ("data.min_sizes=[a]", "data.min_sizes=[a] is not a list of whole numbers."),
         ("data.min_sizes=null", "data.min_sizes=null is not a list of whole numbers."),
@@ -211,7 +213,10 @@ def test_files_begin_with_what_they_are() -> None:
         ("model.anchor_sizes=[[8],[]]", "model.anchor_sizes=[[8], []] needs equally many sizes"),
         ("model.aspect_ratios=[]", "model.aspect_ratios=[] needs at least one ratio"),
         ("optimizer.betas=[0.9]", "optimizer.betas=[0.9] is not a pair of numbers"),
-        ("trainer.clip=0", "trainer.clip=0.0 is too small; it must be above 0; trainer.clip=null turns it off."),
+        (
+            "trainer.gradient_clip=0",
+            "trainer.gradient_clip=0.0 is too small; it must be above 0; trainer.gradient_clip=null turns it off.",
+        ),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:
@@ -224,8 +229,8 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
 def test_settings_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="nesterov=true needs a momentum"):
         load_config("train", ["optimizer.nesterov=true", "optimizer.momentum=0"])
-    with pytest.raises(ConfigError, match="trainer.length=12 is not a duration"):
-        build_plan(load_config("train", ["trainer.length=12"]), 100, 1)
+    with pytest.raises(ConfigError, match="trainer.max_duration=12 is not a duration"):
+        build_plan(load_config("train", ["trainer.max_duration=12"]), 100, 1)
 
 
 def test_a_static_graph_is_refused_with_accumulation() -> None:

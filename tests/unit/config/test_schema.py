@@ -26,7 +26,7 @@ ZERO = {
     "data.photometric": "never",
     "data.iou_crop": "never",
     "model.trainable_layers": "a frozen body",
-    "model.batch_norm_eps": "torchvision's COCO weights",
+    "model.norm_eps": "torchvision's COCO weights",
     "model.score_threshold": "all scores",
     "model.nms_threshold": "no overlap at all",
     "model.background_iou": "no anchor is ignored",
@@ -41,7 +41,7 @@ ZERO = {
     "schedule.gamma": "only of multistep, which refuses it",
     "schedule.final_factor": "down to a rate of 0",
     "trainer.max_nonfinite_steps": "stop at the first",
-    "trainer.keep_top": "none",
+    "trainer.save_top_k": "none",
     "trainer.overfit_batches": "off",
     "strategy.fusion_mb": "Horovod sends each gradient alone",
     "strategy.cycle_time_ms": "Horovod always looks",
@@ -49,7 +49,7 @@ ZERO = {
 }
 # Whole numbers that may be of any size, because nothing is made of that size.
 ANY_SIZE = ("seed", "data.shapes.seed", "data.max_pixels", "trainer.log_every", "trainer.patience", "trainer.keep_last")
-ANY_SIZE += ("trainer.keep_top", "trainer.max_nonfinite_steps", "strategy.commit_every")
+ANY_SIZE += ("trainer.save_top_k", "trainer.max_nonfinite_steps", "strategy.commit_every")
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_it_takes_what_a_training_takes() -> None:
     """The same arguments give the same data and model, or another thing would be examined than trained on."""
     for path in Path(config_dir(), "experiment").glob("*.yaml"):
-        overrides = [f"experiment={path.stem}", "data.root=/data", "trainer.length=3epochs", "seed=4"]
+        overrides = [f"experiment={path.stem}", "data.root=/data", "trainer.max_duration=3epochs", "seed=4"]
         ours, theirs = load_config("doctor", overrides), load_config("train", overrides)
         assert (ours.data, ours.model) == (theirs.data, theirs.model)
     assert load_config("doctor", []).model == load_config("train", []).model

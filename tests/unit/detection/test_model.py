@@ -56,13 +56,13 @@ def torchvision_inputs(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str,
     return images, targets
 
 
-def twins(variant: str, batch_norm: str = "live") -> tuple[RetinaNet, torch.nn.Module]:
+def twins(variant: str, norm: str = "bn") -> tuple[RetinaNet, torch.nn.Module]:
     """Our model and torchvision's with the same random weights, in float64, resizing nothing."""
     torch.manual_seed(3)
-    ours = build_retinanet(num_classes=91, variant=variant, batch_norm=batch_norm).double()
+    ours = build_retinanet(num_classes=91, variant=variant, norm=norm).double()
     make = retinanet_resnet50_fpn if variant == "v1" else retinanet_resnet50_fpn_v2
     theirs = make(weights=None, weights_backbone=None, min_size=CANVAS[0], max_size=CANVAS[1])
-    if batch_norm == "frozen":
+    if norm == "frozen_bn":
         freeze_norms(theirs.backbone.body)
         for name, buffer in ours.backbone.body.named_buffers():
             buffer.uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else buffer.normal_(std=0.1)
@@ -80,10 +80,10 @@ def freeze_norms(module: torch.nn.Module) -> None:
             freeze_norms(child)
 
 
-@pytest.mark.parametrize(("variant", "batch_norm"), [("v1", "live"), ("v2", "live"), ("v1", "frozen")])
+@pytest.mark.parametrize(("variant", "norm"), [("v1", "bn"), ("v2", "bn"), ("v1", "frozen_bn")])
 @pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5], [0, 0]])
-def test_losses_and_gradients_equal_torchvision(variant: str, batch_norm: str, num_boxes: list[int]) -> None:
-    ours, theirs = twins(variant, batch_norm)
+def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_boxes: list[int]) -> None:
+    ours, theirs = twins(variant, norm)
     batch = make_batch(num_boxes)
     images, targets = torchvision_inputs(batch)
     expected = theirs(images, targets)
@@ -104,17 +104,17 @@ def test_both_loss_paths_agree(variant: str) -> None:
     model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64).double()
     batch = make_batch([4, 0, 2], num_classes=5)
     batched = model(batch)
-    model.loss_path = "torchvision"
+    model.loss_impl = "torchvision"
     reference = model(dataclasses.replace(batch, boxes=batch.boxes.double()))
     for name in batched:
         torch.testing.assert_close(batched[name], reference[name], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("loss_path", ["batched", "torchvision"])
-def test_fillers_count_nowhere(loss_path: str) -> None:
+@pytest.mark.parametrize("loss_impl", ["batched", "torchvision"])
+def test_fillers_count_nowhere(loss_impl: str) -> None:
     """Losses, gradients and statistics are those of the real images alone; without any of these, nothing moves."""
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32, loss_path=loss_path).double()
+    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32, loss_impl=loss_impl).double()
     filled = make_batch([4, 2, 0], num_classes=5)
     filled = dataclasses.replace(filled, boxes=filled.boxes.double())
     pair = dataclasses.replace(filled, **{n: x[:2] for n, x in vars(filled).items() if isinstance(x, torch.Tensor)})
@@ -222,7 +222,7 @@ def test_encode_by_hand_and_back() -> None:
 
 
 def test_frozen_batch_norm_and_trainable_layers() -> None:
-    model = build_retinanet(num_classes=2, batch_norm="frozen", trainable_layers=3)
+    model = build_retinanet(num_classes=2, norm="frozen_bn", trainable_layers=3)
     assert any(isinstance(m, FrozenBatchNorm2d) for m in model.modules())
     trained = {
         n.split(".")[2] for n, p in model.backbone.body.named_parameters(prefix="backbone.body") if p.requires_grad
@@ -298,11 +298,11 @@ def test_impossible_settings_name_the_key() -> None:
     with pytest.raises(ConfigError, match="fpn_channels=48"):
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
     with pytest.raises(ConfigError, match="focal_alpha"):
-        build_retinanet(num_classes=2, loss_path="torchvision", focal_alpha=0.5)
+        build_retinanet(num_classes=2, loss_impl="torchvision", focal_alpha=0.5)
 
 
 def test_folded_norms_follow_their_statistics() -> None:
-    body = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, batch_norm="frozen").backbone.body
+    body = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, norm="frozen_bn").backbone.body
     x = torch.rand(1, 3, 32, 32)
     plain = FrozenBatchNorm2d(64)
 
@@ -329,19 +329,19 @@ def test_folded_norms_follow_their_statistics() -> None:
 
 
 def test_a_copy_of_a_folded_model_has_statistics_of_its_own() -> None:
-    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, batch_norm="frozen")
+    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, norm="frozen_bn")
     twin = copy.deepcopy(model)
     twin.backbone.body.bn1.bias.add_(1.0)
     x = torch.rand(1, 3, 32, 32)
     assert not torch.equal(twin.backbone.body.conv1(x), model.backbone.body.conv1(x))
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen", "live"])
+@pytest.mark.parametrize("norm", ["frozen_bn", "bn"])
 @pytest.mark.parametrize("variant", ["v1", "v2"])
-def test_the_training_step_is_one_graph(variant: str, batch_norm: str) -> None:
+def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     torch.manual_seed(0)
     settings = {"num_classes": 5, "variant": variant, "backbone": "resnet18", "fpn_channels": 64}
-    model = build_retinanet(**settings, batch_norm=batch_norm).double()
+    model = build_retinanet(**settings, norm=norm).double()
     batch = make_batch([4, 0, 2], num_classes=5)
     plain, graphs = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
     model.compile(fullgraph=True, backend=graphs)
@@ -353,7 +353,7 @@ def test_the_training_step_is_one_graph(variant: str, batch_norm: str) -> None:
 
 def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for_the_device() -> None:
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=64, batch_norm="frozen")
+    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=64, norm="frozen_bn")
     model(make_batch([1], num_classes=5))  # anchors and norms are cached
     counts = []
     for boxes in ([3], [3, 0, 7, 1]):
@@ -363,7 +363,7 @@ def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for
             sum(model(batch).values()).backward()
         counts.append(sum(counted.operators.values()))
         assert not counted.waits
-    model.loss_path = "torchvision"
+    model.loss_impl = "torchvision"
     with OperatorCount() as reference:
         model(batch)
     assert counts[0] == counts[1]

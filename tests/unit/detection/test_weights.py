@@ -105,7 +105,7 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
 def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
     classifier = resnet18(weights=None)
     torch.save({f"module.{k}": v for k, v in classifier.state_dict().items()}, tmp_path / "resnet.pth")
-    model = small(batch_norm="frozen")
+    model = small(norm="frozen_bn")
     report = load_backbone_weights(model, str(tmp_path / "resnet.pth"))
     assert [item.split(":")[0] for item in report.left_out] == ["fc.weight", "fc.bias"]
     assert not report.kept
@@ -115,7 +115,7 @@ def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
 def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     published = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
-    model = build_retinanet(num_classes=91, batch_norm="frozen")
+    model = build_retinanet(num_classes=91, norm="frozen_bn")
     load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
     assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
 
@@ -123,13 +123,13 @@ def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     """What torchvision's names hold here."""
-    state = small(batch_norm="frozen").state_dict()
+    state = small(norm="frozen_bn").state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: state)
     return state
 
 
 def settings_with(weights: str, **changes: object) -> ModelConfig:
-    return ModelConfig(backbone="resnet18", fpn_channels=32, weights=weights, **{"batch_norm": "frozen", **changes})  # type: ignore[arg-type]
+    return ModelConfig(backbone="resnet18", fpn_channels=32, weights=weights, **{"norm": "frozen_bn", **changes})  # type: ignore[arg-type]
 
 
 COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
@@ -159,7 +159,7 @@ def test_every_rank_has_the_epsilon_of_the_weights(
 
     contents: list[dict] = []
     assert ranks(settings_with(COCO_V1)) == [0.0, 0.0]
-    assert [content["model_arguments"]["batch_norm_eps"] for content in contents] == [0.0, 0.0]
+    assert [content["model_arguments"]["norm_eps"] for content in contents] == [0.0, 0.0]
     checkpoint, path = contents[0], tmp_path / "ours.pt"
     write_checkpoint(path, checkpoint)
     assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
@@ -173,9 +173,9 @@ def test_every_rank_has_the_epsilon_of_the_weights(
 @pytest.mark.parametrize(
     ("changes", "eps"),
     [
-        ({"batch_norm_eps": 1e-3}, 1e-3),
-        ({"batch_norm": "live"}, 1e-5),  # a batch can have no variance
-        ({"batch_norm": "live", "batch_norm_eps": 0.0}, 0.0),
+        ({"norm_eps": 1e-3}, 1e-3),
+        ({"norm": "bn"}, 1e-5),  # a batch can have no variance
+        ({"norm": "bn", "norm_eps": 0.0}, 0.0),
     ],
 )
 def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
@@ -190,11 +190,11 @@ def test_torchvisions_file_has_its_epsilon_by_any_name(
     monkeypatch.setattr(
         weights, "_published", lambda name: SimpleNamespace(url=f"https://host/retinanet_coco-{first}.pth")
     )
-    model = small(batch_norm="frozen")
+    model = small(norm="frozen_bn")
     load_weights(model, str(tmp_path / "mine.pth"))
     assert batch_norm_eps(model) == 0.0
     torch.save({**published, "more": torch.zeros(1)}, tmp_path / "other.pth")
-    load_weights(model := small(batch_norm="frozen"), str(tmp_path / "other.pth"))
+    load_weights(model := small(norm="frozen_bn"), str(tmp_path / "other.pth"))
     assert batch_norm_eps(model) == 1e-5
 
 

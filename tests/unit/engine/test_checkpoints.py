@@ -62,7 +62,7 @@ def test_round_trip(folder: Place) -> None:
 
 
 def test_keeps_the_last_and_the_best(folder: Place) -> None:
-    store = CheckpointStore(folder, keep_last=2, keep_top=1)
+    store = CheckpointStore(folder, keep_last=2, save_top_k=1)
     for step, metric in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, float("nan"))):
         store.save(content(step), step, metric)
     store.wait()
@@ -129,13 +129,13 @@ def test_going_back_replaces_the_later_steps(folder: Place) -> None:
 
 
 def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place) -> None:
-    first = CheckpointStore(folder, keep_last=2, keep_top=1)
+    first = CheckpointStore(folder, keep_last=2, save_top_k=1)
     save(first, content(100), 100, 0.5)
     damaged = save(first, content(200), 200, 0.9)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     newest = load_latest(folder)
     assert newest is not None
-    second = CheckpointStore(folder, keep_last=2, keep_top=1, resumed_at=newest[1]["step"])
+    second = CheckpointStore(folder, keep_last=2, save_top_k=1, resumed_at=newest[1]["step"])
     save(second, content(300), 300, 0.4)  # at another rhythm: nothing is written at 200
     assert steps_in(folder) == ["step_00000100.pt", "step_00000300.pt"]
     assert value_of(folder / "best.pt") == 100
@@ -233,7 +233,7 @@ def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes |
     assert value_of(folder / "step_00000001.pt") == 1
     if text == "{}":  # an empty list would be the same
         return
-    save(CheckpointStore(folder, keep_last=1, keep_top=1, resumed_at=2), content(3), 3, 0.2)
+    save(CheckpointStore(folder, keep_last=1, save_top_k=1, resumed_at=2), content(3), 3, 0.2)
     assert steps_in(folder) == ["step_00000001.pt", "step_00000003.pt"]
     assert value_of(folder / "best.pt") == 1  # the metrics were read from the files
 

@@ -49,9 +49,9 @@ def passes(model: nn.Module) -> Callable[[Batch, Any], dict[str, Tensor]]:
     return work
 
 
-def small_model(batch_norm: str = "live") -> nn.Module:
+def small_model(norm: str = "bn") -> nn.Module:
     torch.manual_seed(0)
-    return build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32, batch_norm=batch_norm).double()
+    return build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32, norm=norm).double()
 
 
 def test_two_micro_batches_of_every_shape_give_the_same_gradients_losses_and_statistics() -> None:
@@ -190,16 +190,16 @@ class OfSome(SingleDeviceStrategy):
     ("settings", "world_size", "reason"),
     [
         ([], 1, None),
-        (["model.batch_norm=sync"], 2, "model.batch_norm=sync talks to other ranks within the pass"),
-        (["model.batch_norm=sync"], 1, None),
-        (["model.loss_path=torchvision"], 1, "model.loss_path=torchvision waits for the device"),
+        (["model.norm=sync_bn"], 2, "model.norm=sync_bn talks to other ranks within the pass"),
+        (["model.norm=sync_bn"], 1, None),
+        (["model.loss_impl=torchvision"], 1, "model.loss_impl=torchvision waits for the device"),
         (["strategy.compression=fp16"], 1, "strategy.compression=fp16 sends gradients during the pass"),
     ],
 )
 def test_what_cannot_be_captured_is_said(settings: list[str], world_size: int, reason: str | None) -> None:
     strategy, said = OfSome("cpu"), []
     strategy.world_size = world_size
-    config = load_config("train", ["trainer.cuda_graphs=true", "model.batch_norm=frozen", *settings])
+    config = load_config("train", ["trainer.cuda_graphs=true", "model.norm=frozen_bn", *settings])
     assert not uses_graphs(config, strategy, said.append)
     assert said.pop() == "trainer.cuda_graphs=true is without effect, because the device is cpu"
     strategy.device = torch.device("cuda")
@@ -209,7 +209,7 @@ def test_what_cannot_be_captured_is_said(settings: list[str], world_size: int, r
 
 
 def test_memory_that_a_graph_reads_stays_where_it_is() -> None:
-    model = small_model("frozen")
+    model = small_model("frozen_bn")
     norm = model.backbone.body.bn1
     captured = CapturedSteps(model, passes(model), torch.device("cpu"), capture=capture)
     held = norm.scale_and_shift()

@@ -59,7 +59,7 @@ def make(
     model.factor = factor
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    plan = resolve_plan(num_images=10, batch_size=4, length=f"{steps}steps", lr=0.1, log_every=1)
+    plan = resolve_plan(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
     sink, words = Sink(), []
     trainer = Trainer(
         state=state,

@@ -108,7 +108,7 @@ def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
 
 
 def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
-    one = trainer(tmp_path, evaluate=lambda model: time.sleep(0.05) or {}, length="8epochs")
+    one = trainer(tmp_path, evaluate=lambda model: time.sleep(0.05) or {}, max_duration="8epochs")
     started = time.perf_counter()
     one.fit()
     seconds = time.perf_counter() - started
@@ -126,7 +126,7 @@ def test_the_start_of_the_data_workers_is_no_step_s_wait_for_data(tmp_path: Path
             time.sleep(0.3)  # as workers that start
             yield from super().train_steps(start, stop)
 
-    one = trainer(tmp_path, length="2epochs", data=SlowToStart())
+    one = trainer(tmp_path, max_duration="2epochs", data=SlowToStart())
     one.fit()
     (rank,) = summary(one.ledger, one.strategy)["ranks"]
     assert rank["seconds"]["first_batch"] >= 0.3 > rank["seconds"]["data"] > 0

@@ -27,7 +27,7 @@ from retina_dist.optim.schedule import Schedule
     ],
 )
 def test_durations(text: str, steps: int) -> None:
-    assert to_steps(text, key="trainer.length", num_images=100, batch_size=16) == steps
+    assert to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16) == steps
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_durations(text: str, steps: int) -> None:
     ],
 )
 def test_durations_are_exact(text: str, batch_size: int, steps: int) -> None:
-    assert to_steps(text, key="trainer.length", num_images=100, batch_size=batch_size) == steps
+    assert to_steps(text, key="trainer.max_duration", num_images=100, batch_size=batch_size) == steps
 
 
 @given(
@@ -57,7 +57,7 @@ def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
     digits: int, decimals: int, unit: str, what: str, num_images: int, batch_size: int
 ) -> None:
     text = f"{digits // 10**decimals}" + (f".{digits % 10**decimals:0{decimals}d}" if decimals else "")
-    steps = to_steps(f"{text}{unit}{what}", key="trainer.length", num_images=num_images, batch_size=batch_size)
+    steps = to_steps(f"{text}{unit}{what}", key="trainer.max_duration", num_images=num_images, batch_size=batch_size)
     # in whole numbers of 10^-decimals steps, epochs or images
     asked = digits * {"": 1, "k": 1_000, "M": 1_000_000}[unit]
     an_epoch = -(-num_images // batch_size)
@@ -71,14 +71,14 @@ def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
     ids=["400 digits", "5000 digits", "1e24"],
 )
 def test_a_duration_that_is_too_long_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.length="):
-        to_steps(text, key="trainer.length", num_images=100, batch_size=16)
+    with pytest.raises(ConfigError, match=r"trainer\.max_duration="):
+        to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16)
 
 
 @pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "3 days", "1e3steps", "", "1_0steps", "١steps"])
 def test_what_is_no_duration_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.length=.*12epochs"):
-        to_steps(text, key="trainer.length", num_images=100, batch_size=16)
+    with pytest.raises(ConfigError, match=r"trainer\.max_duration=.*12epochs"):
+        to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16)
 
 
 def test_warmup_is_linear_and_ends_at_one() -> None:
@@ -100,7 +100,7 @@ def test_cosine_halves_halfway_and_ends_at_the_final_factor() -> None:
 
 
 def plan(**changes: object) -> Plan:
-    settings: dict = {"num_images": 100, "batch_size": 16, "length": "4epochs", "lr": 0.01}
+    settings: dict = {"num_images": 100, "batch_size": 16, "max_duration": "4epochs", "lr": 0.01}
     return resolve_plan(**{**settings, **changes})
 
 
@@ -129,7 +129,7 @@ def test_plans_of_any_world_size_give_the_same_lr_at_the_same_step() -> None:
         ({"warmup": "4epochs"}, "at most 27steps"),
         ({"schedule": "multistep", "milestones": ["4epochs"]}, "past the end"),
         ({"schedule": "multistep", "milestones": ["3epochs", "2epochs"]}, "do not rise"),
-        ({"length": "0steps"}, "no step at all"),
+        ({"max_duration": "0steps"}, "no step at all"),
         ({"num_images": 0}, "no image"),
     ],
 )
@@ -146,7 +146,7 @@ def test_the_printed_plan_has_the_numbers() -> None:
 
 
 def test_one_is_said_in_the_singular() -> None:
-    text = str(plan(num_images=1, batch_size=1, length="1epoch", validate_every="1step"))
+    text = str(plan(num_images=1, batch_size=1, max_duration="1epoch", validate_every="1step"))
     assert [line.split(None, 1)[1] for line in text.splitlines()] == [
         "1 image a step = 1 process x 1 accumulated x 1",
         "1 image in 1 step",
@@ -154,8 +154,10 @@ def test_one_is_said_in_the_singular() -> None:
         "0.01, constant",
         "every step",
     ]
-    with pytest.raises(ConfigError, match=r"warmup=1step \(1 step\) leaves nothing of trainer.length=1step \(1 step\)"):
-        plan(length="1step", warmup="1step")
+    with pytest.raises(
+        ConfigError, match=r"warmup=1step \(1 step\) leaves nothing of trainer.max_duration=1step \(1 step\)"
+    ):
+        plan(max_duration="1step", warmup="1step")
     assert "warm-up over 1 step from" in str(plan(warmup="1step"))
 
 

@@ -81,7 +81,7 @@ class Recorder:
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    names = ("length", "stop_after", "validate_every", "checkpoint_every", "log_every")
+    names = ("max_duration", "stop_after", "validate_every", "checkpoint_every", "log_every")
     plan_changes = {k: changes.pop(k) for k in names if k in changes}
     best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
     data = data or Data()
@@ -97,7 +97,7 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         lr=0.1,
         schedule="cosine",
         warmup="2steps",
-        **{"length": "4epochs", "log_every": 2, **plan_changes},
+        **{"max_duration": "4epochs", "log_every": 2, **plan_changes},
     )
     settings: dict[str, Any] = {
         "state": state,
@@ -131,7 +131,7 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
 
 def test_one_step_by_hand() -> None:
     """The trainer's step equals plain PyTorch: mean loss, clip, SGD."""
-    one = trainer(clip=0.05)
+    one = trainer(gradient_clip=0.05)
     (batch,) = next(one.data.train_steps(0, 1))
     reference = Classifier()
     reference.load_state_dict(one.state.model.state_dict())
@@ -218,7 +218,9 @@ def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
 
 def test_validation_sees_the_average(tmp_path: Path) -> None:
     seen = []
-    one = trainer(tmp_path, ema=True, evaluate=lambda model: seen.append(model) or {"score": 1.0}, length="1epoch")
+    one = trainer(
+        tmp_path, ema=True, evaluate=lambda model: seen.append(model) or {"score": 1.0}, max_duration="1epoch"
+    )
     one.fit()
     assert seen == [one.state.ema.model]
     assert one.state.model.training
@@ -254,7 +256,7 @@ def test_bfloat16_stays_close() -> None:
 def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = checkpoint.write_bytes
     monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
-    trainer(tmp_path, length="1epoch").fit()
+    trainer(tmp_path, max_duration="1epoch").fit()
     assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
     one = trainer(tmp_path / "failed", evaluate=scripted([0.5]), monitor="score")
     with pytest.raises(StopIteration):  # the second validation
@@ -268,8 +270,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
 
     monkeypatch.setattr(checkpoint, "write_bytes", full)
     for changes, error in (
-        ({"length": "1epoch"}, CheckpointError),  # at the end
-        ({"length": "9epochs"}, CheckpointError),  # at the next save
+        ({"max_duration": "1epoch"}, CheckpointError),  # at the end
+        ({"max_duration": "9epochs"}, CheckpointError),  # at the next save
         ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
         ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
         ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden

@@ -79,7 +79,7 @@ def trained(strategy: ThreadRank, start: dict[str, Any], annotations: Any, accum
     state.load_state_dict(copy.deepcopy(start))
     sharing = {"world_size": strategy.world_size, "accumulate": accumulate}
     plan = resolve_plan(
-        num_images=10, batch_size=BATCH_SIZE, length=f"{STEPS}steps", stop_after=f"{stop}steps", lr=0.01, log_every=1,
+        num_images=10, batch_size=BATCH_SIZE, max_duration=f"{STEPS}steps", stop_after=f"{stop}steps", lr=0.01, log_every=1,
         check_every="1steps", **sharing,
     )  # fmt: skip
     data = make_module(annotations, batch_size=BATCH_SIZE, rank=strategy.rank, **sharing, **PLAIN)

@@ -116,9 +116,9 @@ def test_average_copies_statistics_and_survives_a_round_trip() -> None:
 def test_average_leaves_alone_what_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write to a frozen norm, even of the same values, makes its folded scale and shift be computed anew."""
     settings = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "trainable_layers": 3}
-    model = build_retinanet(**settings, batch_norm="frozen")
+    model = build_retinanet(**settings, norm="frozen_bn")
     ema, image = ExponentialMovingAverage(model), torch.rand(1, 3, 32, 32)
-    other = ExponentialMovingAverage(build_retinanet(**settings, batch_norm="frozen"))
+    other = ExponentialMovingAverage(build_retinanet(**settings, norm="frozen_bn"))
     other.load_state_dict(ema.state_dict())
     computed = []
     compute = FoldedBatchNorm2d._scale_and_shift

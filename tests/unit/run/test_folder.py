@@ -123,7 +123,9 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
         open_run(settings("resume=mine", "seed=1"), quiet)
     with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
         open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"), quiet)
-    assert open_run(settings("resume=mine", "trainer.length=99epochs", "data.num_workers=0"), quiet).resume_step == 1
+    assert (
+        open_run(settings("resume=mine", "trainer.max_duration=99epochs", "data.num_workers=0"), quiet).resume_step == 1
+    )
 
 
 def test_checkpoints_of_others_and_of_older_versions() -> None:
@@ -147,8 +149,11 @@ def test_the_config_is_written_whole() -> None:
 
 
 def test_changes_are_told_by_key() -> None:
-    before, now = asdict(settings()), asdict(settings("trainer.length=20epochs", "output_dir=x", "data.num_workers=0"))
-    assert changed_settings(before, now) == ["trainer.length 12epochs -> 20epochs"]
+    before, now = (
+        asdict(settings()),
+        asdict(settings("trainer.max_duration=20epochs", "output_dir=x", "data.num_workers=0")),
+    )
+    assert changed_settings(before, now) == ["trainer.max_duration 12epochs -> 20epochs"]
     assert changed_settings(before, before) == []
 
 
