@@ -12,6 +12,7 @@ Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -36,12 +37,14 @@ from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place, write_atomically
-from retina_dist.reporting.console import Voice
+from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.plots import plot_per_class, plot_pr
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
+
+logger = logging.getLogger(__name__)
 
 TITLES = {
     "AP": "AP     IoU .50:.95",
@@ -72,7 +75,7 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         note = describe_nccl(asdict(config.nccl))
         if note and detect_launch().rank == 0:
             print(note)
-        with make_strategy(device=config.device) as strategy:
+        with make_strategy(device=config.device) as strategy, configure_logging(strategy.rank):
             result = _of_checkpoint(config, folder, strategy)
     if folder:
         text = json.dumps(result.to_dict(), indent=1) + "\n"
@@ -130,7 +133,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
         strategy=strategy,
         autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
         backend=config.backend,  # type: ignore[arg-type]
-        report=Voice(strategy.rank, strategy.world_size).warn,
+        report=logger.warning,
     )
     evaluator(detector.model)
     assert evaluator.last_result is not None

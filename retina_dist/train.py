@@ -14,6 +14,7 @@ Layer 4: turns settings into objects and starts the loop.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -49,7 +50,7 @@ from retina_dist.files import place, write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
-from retina_dist.reporting.console import Voice, tell
+from retina_dist.reporting.console import Console, configure_logging, tell
 from retina_dist.reporting.loggers import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
 from retina_dist.reporting.mlflow_run import TrackedRun, status_of
 from retina_dist.reporting.progress import Progress
@@ -64,6 +65,8 @@ from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, why_alone
 from retina_dist.words import counted
 
+logger = logging.getLogger(__name__)
+
 MOST_CLASSES = 20  # whose AP is shown at the end
 
 
@@ -77,7 +80,12 @@ def train(config: TrainConfig) -> dict[str, float]:
     # MLflow learns how the training ended when the other ranks wait for nothing any more.
     with ExitStack() as at_end, build_strategy(config) as strategy:
         before = Before([], [], {}, at_end.enter_context(FolderLocks()))
-        return strategy.attempts(lambda kept: _train(config, strategy, kept, before, at_end))
+
+        def attempt(kept: dict[str, Any] | None) -> dict[str, float]:
+            with configure_logging(strategy.rank) as console:
+                return _train(config, strategy, kept, before, at_end, console)
+
+        return strategy.attempts(attempt)
 
 
 class Before(NamedTuple):
@@ -108,10 +116,10 @@ def _train(
     kept: dict[str, Any] | None,
     before: Before,
     at_end: ExitStack,
+    console: Console,
 ) -> dict[str, float]:
     folders = before.folders
-    voice = Voice(strategy.rank, strategy.world_size)
-    say, warn = voice.say, voice.warn
+    say, warn = logger.info, logger.warning
     say(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     say(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
     for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
@@ -165,7 +173,7 @@ def _train(
     if strategy.is_main and not before.tracked:
         tracked = tracked_run(server, config, run, {**facts, **versions()}, say, go_on=again)
         before.tracked.append(at_end.enter_context(tracked))
-    sink = _build_sink(config, plan, run, strategy, voice, before.tracked)
+    sink = _build_sink(config, plan, run, strategy, console, before.tracked)
     watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
         state=state,
@@ -199,7 +207,7 @@ def _train(
             )
     except Exception as error:
         try:
-            voice.note(f"stopped: {type(error).__name__}: {error}")
+            logger.debug(f"stopped: {type(error).__name__}: {error}")
             if strategy.is_main:
                 _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
@@ -446,7 +454,12 @@ def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataMod
 
 
 def _build_sink(
-    config: TrainConfig, plan: Plan, run: Run, strategy: DistributedStrategy, voice: Voice, tracked: list[TrackedRun]
+    config: TrainConfig,
+    plan: Plan,
+    run: Run,
+    strategy: DistributedStrategy,
+    console: Console,
+    tracked: list[TrackedRun],
 ) -> Sink:
     sinks: list[Sink] = []
     if strategy.is_main:
@@ -456,12 +469,12 @@ def _build_sink(
             steps_per_epoch=plan.steps_per_epoch,
             images_per_step=plan.batch_size,
         )
-        voice.out = progress.write
+        console.write = progress.write
         sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
             sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
     if config.logging.per_rank_logs:
-        voice.log = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
+        console.log_file = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
         log.write(
             f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import shutil
 import uuid
 import zipfile
@@ -28,7 +29,7 @@ from retina_dist.config.schema import (
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
 from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.console import Voice
+from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.mlflow_run import TrackedRun
 from retina_dist.run import mlflow as tracking
 from retina_dist.run import sweep
@@ -283,12 +284,14 @@ def test_what_a_rank_says_and_logs() -> None:
     class Log:
         write = heard.append
 
-    voice = Voice(1, 2)
-    voice.out, voice.log = heard.append, Log()
-    voice.warn(KINDS[0])
-    voice.say(KINDS[0])
-    voice.note(KINDS[0])
-    assert heard == ["https://host/x", "[rank 1] https://host/x", "https://host/x", "https://host/x"]
+    logger = logging.getLogger("retina_dist.somewhere")
+    with configure_logging(rank=1) as console:
+        console.write, console.log_file = heard.append, Log()
+        logger.warning(KINDS[0])
+        logger.info(KINDS[0])
+        logger.debug(KINDS[0])
+    warning = "warning: https://host/x"
+    assert heard == [warning, f"[rank 1] {warning}", "https://host/x", "https://host/x"]
 
 
 def test_changes_of_a_secret_are_no_change(planted: TrainConfig) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from retina_dist.reporting.console import Voice, tell
+from retina_dist.reporting.console import RANK_ZERO_ONLY, configure_logging, tell
 from retina_dist.reporting.loggers import RankLog
 
 
@@ -20,43 +22,85 @@ class Notes:
         self.lines.append(text)
 
 
-def test_what_all_ranks_say_is_heard_once(capsys: pytest.CaptureFixture[str]) -> None:
+logger = logging.getLogger("retina_dist.somewhere")
+
+
+def test_information_is_printed_on_rank_0_only(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
-        Voice(rank, 3).say("hello")
+        with configure_logging(rank):
+            logger.info("hello")
     assert capsys.readouterr() == ("hello\n", "")
 
 
-def test_a_warning_is_heard_from_every_rank_with_its_number_off_the_main_rank(
+def test_a_warning_is_printed_by_every_rank_with_its_number_off_the_main_rank(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for rank in range(3):
-        Voice(rank, 3).warn("bad image")
-    assert capsys.readouterr().out == "bad image\n[rank 1] bad image\n[rank 2] bad image\n"
+        with configure_logging(rank):
+            logger.warning("bad image")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["warning: bad image", "[rank 1] warning: bad image", "[rank 2] warning: bad image"]
+
+
+def test_a_warning_of_all_ranks_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [Notes(), Notes()]
+    for rank in range(2):
+        with configure_logging(rank) as console:
+            console.log_file = notes[rank]
+            logger.warning("NaN", extra=RANK_ZERO_ONLY)
+    assert capsys.readouterr().out == "warning: NaN\n"
+    assert notes[0].lines == notes[1].lines == ["warning: NaN"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_ranks_log_has_all_it_said_in_order_without_labels(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
-    voice = Voice(rank, 2)
-    voice.log = notes = Notes()
-    voice.say("plan")
-    voice.warn("bad image")
-    voice.note("for the file")
-    assert notes.lines == ["plan", "bad image", "for the file"]
+def test_a_log_file_has_all_lines_of_its_rank_in_order(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with configure_logging(rank) as console:
+        console.log_file = notes = Notes()
+        logger.info("plan")
+        logger.warning("bad image")
+        logger.debug("for the file")
+    assert notes.lines == ["plan", "warning: bad image", "for the file"]
     assert "for the file" not in capsys.readouterr().out
 
 
-def test_a_note_without_a_log_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    Voice(0, 1).note("nobody hears")
+def test_debug_without_a_log_file_goes_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with configure_logging(0):
+        logger.debug("nobody reads this")
     assert capsys.readouterr() == ("", "")
 
 
-def test_words_go_where_out_points(capsys: pytest.CaptureFixture[str]) -> None:
-    voice, heard = Voice(1, 2), []
-    voice.out = heard.append
-    voice.say("hello")
-    voice.warn("bad image")
-    assert heard == ["[rank 1] bad image"]
+def test_lines_go_where_write_points(capsys: pytest.CaptureFixture[str]) -> None:
+    written: list[str] = []
+    with configure_logging(1) as console:
+        console.write = written.append
+        logger.info("hello")
+        logger.warning("bad image")
+    assert written == ["[rank 1] warning: bad image"]
     assert capsys.readouterr().out == ""
+
+
+def test_handlers_of_others_are_put_back(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    ours = logging.getLogger("retina_dist")
+    before = ours.handlers[:], ours.level, ours.propagate
+    with contextlib.suppress(KeyError), configure_logging(0):
+        logger.warning("once")
+        raise KeyError
+    assert (ours.handlers, ours.level, ours.propagate) == before
+    assert caplog.messages == []  # not a second time by the root logger
+    logger.warning("after")
+    assert caplog.messages == ["after"]
+    assert capsys.readouterr().out == "warning: once\n"
+
+
+def test_a_full_disk_is_an_error_where_the_line_is_logged() -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    with configure_logging(0) as console:
+        console.log_file = Full()
+        with pytest.raises(OSError, match="No space"):
+            logger.debug("stopped")
 
 
 @pytest.fixture
