@@ -1,0 +1,67 @@
+"""The console script: `retina-dist COMMAND ...`, also `python -m retina_dist COMMAND ...`.
+
+Each command is the module `retina_dist.COMMAND`. A launcher starts that module itself:
+`torchrun --nproc-per-node 2 -m retina_dist.train`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+import retina_dist
+
+COMMANDS = {
+    "train": "train a model, or sweep over settings with -m",
+    "evaluate": "compute COCO metrics of a checkpoint or a results file",
+    "predict": "run a checkpoint on images; write boxes as COCO results and drawings",
+    "export": "write a checkpoint as ONNX, torch.export or torchvision state_dict",
+    "serve": "serve a checkpoint over HTTP",
+    "doctor": "check a data set, and how well the anchors fit it",
+    "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
+    "shards": "pack the images of a data set into tar shards",
+    "parity": "compare every backend with one process, step by step",
+    "replay": "repeat a step whose loss or gradient was not finite",
+    "benchmark": "measure step, data, eval and scaling; model a cluster",
+}
+# What the command of a package is called, where it is not `retina_dist.COMMAND`.
+MODULES = {"benchmark": "retina_dist.benchmark.__main__"}
+
+
+def usage() -> str:
+    """The text of --help: one line for each command."""
+    lines = [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: retina-dist COMMAND [KEY=VALUE ...]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "retina-dist COMMAND --cfg job lists the settings of a command with their values.",
+            "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train",
+        ]
+    )
+
+
+def main() -> None:
+    """Run the command that the first argument names. An unknown one exits with 2 and names the nearest."""
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command in ("", "-h", "--help"):
+        print(usage(), file=sys.stdout if command else sys.stderr)
+        raise SystemExit(0 if command else 2)
+    if command == "--version":
+        print(retina_dist.__version__)
+        return
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
+        print(f"error: there is no command {command}; {hint}", file=sys.stderr)
+        raise SystemExit(2)
+    sys.argv = [f"retina-dist {command}", *sys.argv[2:]]
+    importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
+
+
+if __name__ == "__main__":
+    main()
