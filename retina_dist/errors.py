@@ -1,4 +1,4 @@
-"""What a user can mend: one sentence that names the thing, the value and the remedy.
+"""Errors that a user can correct: one sentence that names the thing, the value and the remedy.
 
 Layer 0. Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
 """
@@ -11,17 +11,31 @@ from retina_dist.redaction import redacted
 class UserError(ValueError):
     """Something outside the program is wrong: input, configuration or a file.
 
-    `everywhere` says that every process of a job raises an error at the same point, so that they can leave in order and only
-    `speaker`, a rank, needs to speak.
+    `collective` says that every rank of the job raises an error at the same point, so that all leave in order and only the
+    rank `reporter` prints it (None: another error is printed instead).
     """
 
-    everywhere = False
-    speaker: int | None = 0
+    collective = False
+    reporter: int | None = 0
     exit_code = 2
     label = "error: "
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, collective: bool | None = None, reporter: int | None = 0) -> None:
         super().__init__(*(redacted(a) if isinstance(a, str) else a for a in arguments))
+        if collective is not None:
+            self.collective = collective
+        self.reporter = reporter
+
+
+class CollectiveError(UserError):
+    """An error that every rank raises at the same point."""
+
+    collective = True
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether every rank raises `error`, so that a strategy may still communicate while it leaves."""
+    return isinstance(error, UserError) and error.collective
 
 
 class ConfigError(UserError):
@@ -46,9 +60,8 @@ class PeerLost(UserError):
     exit_code = 1
 
 
-class Preempted(UserError):
+class Preempted(CollectiveError):
     """The run was asked to end, and has ended with a checkpoint, on all ranks; a scheduler may start it again."""
 
-    everywhere = True
     exit_code = os.EX_TEMPFAIL
     label = ""

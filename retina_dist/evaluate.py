@@ -110,7 +110,7 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
 
 
 def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
-    detector, data, annotations = strategy.together(lambda: _opened(config, strategy.device))
+    detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
     module = CocoDataModule(
         train=None,
         val=annotations,

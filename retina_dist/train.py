@@ -45,7 +45,7 @@ from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState, best_of
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.errors import CheckpointError, ConfigError, UserError, is_collective
 from retina_dist.files import place, write_atomically
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
@@ -85,7 +85,7 @@ def train(config: TrainConfig) -> dict[str, float]:
             with configure_logging(strategy.rank) as console:
                 return _train(config, strategy, kept, before, at_end, console)
 
-        return strategy.attempts(attempt)
+        return strategy.run_elastic(attempt)
 
 
 class Before(NamedTuple):
@@ -127,11 +127,11 @@ def _train(
             say(note)
     participants = strategy.world_size // strategy.ranks_averaged
     strategy.on_main(lambda: _draw_once_checked(config, strategy.world_size, participants, fresh=not folders))
-    task = strategy.together(lambda: DetectionTask(config, strategy, say, warn))
-    plan = strategy.together(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
+    task = strategy.run_collectively(lambda: DetectionTask(config, strategy, say, warn))
+    plan = strategy.run_collectively(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
     say(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     validates = task.val is not None
-    best = strategy.together(lambda: best_metric(config, validates and plan.validate_every > 0))
+    best = strategy.run_collectively(lambda: best_metric(config, validates and plan.validate_every > 0))
     if validates:
         until = (
             f"; the run ends after {counted(best.patience, 'validation')} without a better one" if best.patience else ""
@@ -144,10 +144,10 @@ def _train(
     before.locks.report = say
     run = _open_run(config, strategy, say, kept, before)
     if run.resume_step is not None:
-        strategy.together(lambda: task.take_labels(run.categories, run.resumed_from))
+        strategy.run_collectively(lambda: task.take_labels(run.categories, run.resumed_from))
 
     seed_everything(config.seed)
-    data = strategy.together(task.build_data)
+    data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
     judge = best if validates else None
     num_shapes = data.num_train_shapes if config.trainer.compile else 0
@@ -212,7 +212,7 @@ def _train(
                 _write_result(config, run, state, time.perf_counter() - started, facts, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             tell(f"warning: {other}", sys.stderr)
-        if getattr(error, "everywhere", False):
+        if is_collective(error):
             for tracked in before.tracked:
                 tracked.end(status_of(error), within_s=config.strategy.timeout_s / 2)
             strategy.barrier()  # launchers end the others as soon as one has gone

@@ -190,7 +190,7 @@ def entry_point(
         def main() -> None:
             register_schema(name)
             debug = "debug=true" in sys.argv[1:]
-            with reported_errors(debug, same_everywhere=True):
+            with reported_errors(debug, collective=True):
                 jobs = _check_overrides(name, sys.argv[1:])
             if sweep is None or not jobs or _asks_for_a_plugin(sys.argv[1:]):
                 run()
@@ -221,10 +221,10 @@ def _asks_for_a_plugin(arguments: list[str]) -> bool:
 
 
 @contextmanager
-def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Iterator[None]:
+def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[None]:
     """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else with its rank.
 
-    Of a job's processes, which may all have the same error, only the one that should speaks; `same_everywhere` says that an
+    Of a job's processes, which may all have the same error, only the one that should speaks; `collective` says that an
     error comes of the command line, so that it is the first.
     """
     try:
@@ -238,9 +238,9 @@ def reported_errors(debug: bool = False, same_everywhere: bool = False) -> Itera
     except UserError as error:
         if debug:
             tell(_labelled(traceback.format_exc(), label), sys.stderr)
-        if launch.rank == error.speaker or not (error.everywhere or same_everywhere):
+        if launch.rank == error.reporter or not (error.collective or collective):
             tell(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
-        elif error.everywhere:
+        elif error.collective:
             time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough

@@ -290,7 +290,9 @@ class DetectionTask:
         if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
         labels = self.train.categories
-        model = self.strategy.together(lambda: build_model(settings, labels.num_classes, self.report, labels.names))
+        model = self.strategy.run_collectively(
+            lambda: build_model(settings, labels.num_classes, self.report, labels.names)
+        )
         if settings.norm_eps is None:
             eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
             if eps is not None:

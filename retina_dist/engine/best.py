@@ -97,6 +97,6 @@ def check_metric(name: str, metrics: Iterable[str]) -> None:
     if name not in metrics:
         near = difflib.get_close_matches(name, metrics, 1)
         hint = f"did you mean {near[0]}? There" if near else "there"
-        error = ConfigError(f"trainer.monitor={name} is no metric; {hint} are {', '.join(sorted(metrics))}.")
-        error.everywhere = True
-        raise error
+        raise ConfigError(
+            f"trainer.monitor={name} is no metric; {hint} are {', '.join(sorted(metrics))}.", collective=True
+        )

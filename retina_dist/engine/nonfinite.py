@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from retina_dist.engine.checkpoints import write_checkpoint
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import UserError
+from retina_dist.errors import CollectiveError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
@@ -25,10 +25,8 @@ CHECKPOINTS_KEPT = 3  # of a run's events; each is as large as a checkpoint
 Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
 
 
-class Divergence(UserError):
+class Divergence(CollectiveError):
     """Loss or gradients stay infinite or NaN, on all ranks."""
-
-    everywhere = True
 
 
 def spread(loss: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -94,7 +92,11 @@ class NonFiniteGuard:
         state, scaler = self.state, self.state.scaler
         facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         bad = not all(value.isfinite() for value in losses.values())
-        if scaler.is_enabled() and scaler.get_scale() > 1 and not self.strategy.highest(int(bad), "loss scale")():
+        if (
+            scaler.is_enabled()
+            and scaler.get_scale() > 1
+            and not self.strategy.all_reduce_max_async(int(bad), "loss scale")()
+        ):
             return  # the loss scale was too large; it has been halved
         state.skipped += 1
         state.skipped_in_row += 1

@@ -155,7 +155,7 @@ class Agreement:
             return wish
         before, self._asked = self._asked, None
         found = Wish(before()) if before else Wish.NOTHING
-        self._asked = self.strategy.highest(wish)
+        self._asked = self.strategy.all_reduce_max_async(wish)
         return found
 
     def close(self) -> None:

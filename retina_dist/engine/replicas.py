@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.errors import UserError
+from retina_dist.errors import CollectiveError
 from retina_dist.strategies.base import DistributedStrategy
 
 CHUNK = 1 << 22  # elements checked at a time
 SHOWN = 5  # differing tensors named
 
 
-class ReplicaMismatch(UserError):
+class ReplicaMismatch(CollectiveError):
     """The ranks no longer train the same model."""
-
-    everywhere = True
 
 
 def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0) -> None:

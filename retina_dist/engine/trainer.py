@@ -153,7 +153,7 @@ class Trainer:
         for micro_batches in steps:
             self.ledger.mark(waited_for)
             waited_for = "data"
-            self.strategy.doing = f"step {state.step + 1}"
+            self.strategy.phase = f"step {state.step + 1}"
             values = self.train_step(micro_batches)
             self.ledger.end_step()
             self.meter.update(values, self._images_of(state.step))
@@ -295,7 +295,7 @@ class Trainer:
         state.validated = state.step
         if self.evaluate is None:
             return {}
-        self.strategy.doing = f"the validation after step {state.step}"
+        self.strategy.phase = f"the validation after step {state.step}"
         metrics = self.evaluate(state.evaluated_model)
         self.net.train()
         self.sink.log(metrics, state.step)

@@ -151,11 +151,14 @@ class Sweep:
         self.launch = launch
         config = _first_config(jobs)
         if config.launcher and launch.world_size > 1:
-            raise _for_all(
-                f"launcher={config.launcher} starts each job's processes itself, but this is {launch}; start the sweep by python."
+            raise ConfigError(
+                f"launcher={config.launcher} starts each job's processes itself, but this is {launch}; start the sweep by python.",
+                collective=True,
             )
         if any("output_dir" in job.swept for job in jobs):
-            raise _for_all("output_dir cannot be swept; give one folder, and each job gets its own in it.")
+            raise ConfigError(
+                "output_dir cannot be swept; give one folder, and each job gets its own in it.", collective=True
+            )
         self.writes = launch.rank == 0 and not config.dry_run
         # the other ranks' runs are told by rank 0
         self.folder = _sweep_folder(config, locks if self.writes else None) if launch.rank == 0 else Path()
@@ -209,7 +212,7 @@ class Sweep:
         except Preempted:
             raise
         except UserError as error:
-            if self.launch.world_size > 1 and not error.everywhere:
+            if self.launch.world_size > 1 and not error.collective:
                 raise
             return self._failed(error, config.debug)
         except Exception as error:
@@ -224,7 +227,7 @@ class Sweep:
             tell(traceback.format_exc(), sys.stderr)
         if rank == 0:
             print(f"the job failed: {text}", file=sys.stderr, flush=True)
-        elif rank == getattr(error, "speaker", 0):
+        elif rank == getattr(error, "reporter", 0):
             print(f"[rank {rank}] error: {text}", file=sys.stderr, flush=True)
         return text
 
@@ -300,13 +303,6 @@ def _first_config(jobs: list[SweepJob]) -> TrainConfig:
         with contextlib.suppress(ConfigError):
             return job.load()
     return jobs[0].load()
-
-
-def _for_all(text: str) -> ConfigError:
-    """An error that all processes have, so that one of them speaks."""
-    error = ConfigError(text)
-    error.everywhere = True
-    return error
 
 
 def _sweep_folder(config: TrainConfig, locks: FolderLocks | None) -> Path:

@@ -41,7 +41,7 @@ class DistributedStrategy(ABC):
 
     device: torch.device
     backend: str  # who communicates, in words
-    doing: str = "the start"  # what the job is at, for the error when another process is lost
+    phase: str = "the start"  # what the job does now, for the error when another process is lost
 
     @property
     def rank(self) -> int:
@@ -115,7 +115,7 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
-    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
         """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks this again."""
         return lambda: level
 
@@ -154,10 +154,10 @@ class DistributedStrategy(ABC):
                 result = function()
             except UserError as error:
                 failure = error
-        self._end_together(failure)
+        self._raise_collectively(failure)
         return self.broadcast_object(result)  # type: ignore[return-value]
 
-    def together(self, function: Callable[[], T]) -> T:
+    def run_collectively(self, function: Callable[[], T]) -> T:
         """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
 
         The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone.
@@ -168,25 +168,23 @@ class DistributedStrategy(ABC):
             result = function()
         except UserError as error:
             failure = error
-        self._end_together(failure)
+        self._raise_collectively(failure)
         return result  # type: ignore[return-value]
 
-    def _end_together(self, failure: UserError | None) -> None:
+    def _raise_collectively(self, failure: UserError | None) -> None:
         if self.world_size > 1:
             failed = self.world_size if failure is None else self.rank
             first = int(self.all_reduce(torch.tensor([failed], device=self.device), "min"))
             if first < self.world_size and first != self.rank:
-                other = PeerLost(f"rank {first} stopped; its message says why.")
-                other.everywhere, other.speaker = True, None
-                raise other
+                raise PeerLost(f"rank {first} stopped; its message says why.", collective=True, reporter=None)
             if failure:
-                failure.everywhere, failure.speaker = True, self.rank
+                failure.collective, failure.reporter = True, self.rank
         if failure:
             raise failure
 
     # membership
 
-    def attempts(self, work: Callable[[dict[str, Any] | None], T]) -> T:
+    def run_elastic(self, work: Callable[[dict[str, Any] | None], T]) -> T:
         """`work(None)`. An elastic backend calls it again when processes are lost or join, on all of them.
 
         It is then given what `commit` kept last on this rank, or None on a new one; rank 0 is one that has been there, if any

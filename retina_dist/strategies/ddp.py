@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from retina_dist.errors import ConfigError, PeerLost
+from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
@@ -189,12 +189,12 @@ class DDPStrategy(DistributedStrategy):
     ) -> None:
         self._net = None
         self._sent.clear()
-        if error is None or getattr(error, "everywhere", False):
+        if error is None or is_collective(error):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
             gc.collect()
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-            raise PeerLost(lost(self.rank, self._missing_ranks(), self.doing, _first_line(error))) from error
+            raise PeerLost(lost(self.rank, self._missing_ranks(), self.phase, _first_line(error))) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
     def _missing_ranks(self) -> list[int]:
@@ -290,7 +290,7 @@ class DDPStrategy(DistributedStrategy):
         dist.all_reduce(x, OPS[op])
         return x / self.world_size if op == "mean" else x
 
-    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
         work = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
 

@@ -135,6 +135,4 @@ def check_devices(identities: Sequence[str]) -> None:
             "strategy.device=cpu for all."
         )
     if problem:
-        error = ConfigError(problem)
-        error.everywhere = True
-        raise error
+        raise ConfigError(problem, collective=True)

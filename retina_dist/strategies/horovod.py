@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
-from retina_dist.errors import ConfigError, PeerLost
+from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
@@ -147,7 +147,7 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.mpi_enabled() and self.world_size > 1:
             self._left = threading.Event()
             threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
-        if not self.elastic:  # elastic jobs may not communicate before they are within `attempts`
+        if not self.elastic:  # elastic jobs may not communicate before they are within `run_elastic`
             self._check_devices()
         return self
 
@@ -157,13 +157,13 @@ class HorovodStrategy(DistributedStrategy):
         alive = self.hvd.is_initialized()  # not after an elastic start that failed
         rank, world_size = (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
         self._forget()
-        in_order = error is None or getattr(error, "everywhere", False)
+        in_order = error is None or is_collective(error)
         if not in_order or self._can_restart():
             self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
         self._left.set()
         if kind is not None and kind.__name__ == "HorovodInternalError":
             missing = missing_ranks(rank, world_size, _put_note, _has_note) if RENDEZVOUS in os.environ else []
-            raise PeerLost(lost(rank, missing, self.doing, str(error).strip().splitlines()[0])) from error
+            raise PeerLost(lost(rank, missing, self.phase, str(error).strip().splitlines()[0])) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
@@ -207,7 +207,7 @@ class HorovodStrategy(DistributedStrategy):
 
     # membership
 
-    def attempts(self, work: Callable[[dict[str, Any] | None], T]) -> T:
+    def run_elastic(self, work: Callable[[dict[str, Any] | None], T]) -> T:
         if not self.elastic:
             return work(None)
         import horovod.torch.elastic as elastic
@@ -233,7 +233,7 @@ class HorovodStrategy(DistributedStrategy):
             from horovod.common.exceptions import HostsUpdatedInterrupt
 
             raise HostsUpdatedInterrupt(False)
-        membership.asked = self.highest(int(membership.changed), "membership")
+        membership.asked = self.all_reduce_max_async(int(membership.changed), "membership")
 
     # training
 
@@ -334,11 +334,11 @@ class HorovodStrategy(DistributedStrategy):
         total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
-    def highest(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
         if self.world_size == 1:
-            return super().highest(level)
+            return super().all_reduce_max_async(level)
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
-        handle = self.hvd.allreduce_async_(found, name=f"highest.{question}", op=self.hvd.Max)
+        handle = self.hvd.allreduce_async_(found, name=f"max.{question}", op=self.hvd.Max)
         return lambda: int(self._wait(self.hvd.synchronize, handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:
@@ -363,7 +363,7 @@ class HorovodStrategy(DistributedStrategy):
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"rank {self.rank} waited {self.timeout_s:g} s in vain for another rank at {self.doing}"
+                words = f"rank {self.rank} waited {self.timeout_s:g} s in vain for another rank at {self.phase}"
                 remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
                 os.write(2, f"error: {words}; {remedy}.\n".encode())
                 os._exit(1)  # mpirun then ends the others

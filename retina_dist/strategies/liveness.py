@@ -28,9 +28,9 @@ def missing_ranks(
     return missing
 
 
-def lost(rank: int, missing: list[int], doing: str, reason: str) -> str:
+def lost(rank: int, missing: list[int], phase: str, reason: str) -> str:
     """The sentence of the error."""
     if not missing:
-        return f"rank {rank} lost another process at {doing} ({reason})."
+        return f"rank {rank} lost another process at {phase} ({reason})."
     names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-    return f"rank {rank} waited in vain for {names} at {doing} ({reason}); what {names} printed last says more."
+    return f"rank {rank} waited in vain for {names} at {phase} ({reason}); what {names} printed last says more."

@@ -253,7 +253,7 @@ def errors(strategy: DistributedStrategy) -> Any:
         return "fine"
 
     last = strategy.world_size - 1
-    found = [attempt(lambda: strategy.together(lambda: fail((last,))), strategy)]
+    found = [attempt(lambda: strategy.run_collectively(lambda: fail((last,))), strategy)]
     found.append(attempt(lambda: strategy.on_main(lambda: fail((0,))), strategy))
     found.append(strategy.on_main(lambda: {"rank": strategy.rank}))
     return found
@@ -263,7 +263,7 @@ def attempt(function: Any, strategy: DistributedStrategy) -> Any:
     try:
         return function()
     except UserError as error:
-        return [type(error).__name__, str(error), error.everywhere, error.speaker]
+        return [type(error).__name__, str(error), error.collective, error.reporter]
 
 
 def sentinel(strategy: DistributedStrategy) -> Any:
@@ -383,7 +383,7 @@ def wishes(strategy: DistributedStrategy) -> Any:
     """The highest level of any rank, asked while other collectives go on."""
     answers = []
     for level in (0, strategy.rank, 0):
-        answer = strategy.highest(level)
+        answer = strategy.all_reduce_max_async(level)
         strategy.all_reduce(torch.ones(3))
         answers.append(answer())
     return answers
@@ -525,7 +525,7 @@ def bad_input() -> Any:
             if strategy.rank == strategy.world_size - 1:
                 raise UserError("no such folder")
 
-        strategy.together(read)
+        strategy.run_collectively(read)
     return "never"
 
 

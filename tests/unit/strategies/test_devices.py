@@ -180,7 +180,7 @@ def test_one_gpu_for_each_rank_or_none_for_all(identities: list[str], message: s
         return
     with pytest.raises(ConfigError) as caught:
         check_devices(identities)
-    assert (str(caught.value), caught.value.everywhere) == (message, True)
+    assert (str(caught.value), caught.value.collective) == (message, True)
 
 
 SHARED = re.escape("ranks 0, 1 all have the GPU GPU-7 on a; ")
@@ -217,4 +217,4 @@ def test_horovod_refuses_a_gpu_that_two_ranks_have(monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(elastic=torch_elastic))
         monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=SimpleNamespace(elastic=torch_elastic)))
     with pytest.raises(ConfigError, match=SHARED):
-        strategy.attempts(lambda kept: None) if elastic else strategy.__enter__()
+        strategy.run_elastic(lambda kept: None) if elastic else strategy.__enter__()

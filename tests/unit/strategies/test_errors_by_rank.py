@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retina_dist.config.compose import reported_errors
-from retina_dist.errors import ConfigError, DataError, PeerLost, UserError
+from retina_dist.errors import ConfigError, DataError, PeerLost
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
 End = Callable[..., tuple[int | str | None, str]]
@@ -34,11 +34,6 @@ def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def everywhere(error: UserError, speaker: int | None) -> UserError:
-    error.everywhere, error.speaker = True, speaker
-    return error
-
-
 def test_alone_an_error_is_one_line_and_code_2(end: End) -> None:
     assert end(ConfigError("seed=-1 is too small.")) == (2, "error: seed=-1 is too small.\n")
 
@@ -49,26 +44,28 @@ def test_an_error_of_one_rank_is_said_by_that_rank_with_its_number(end: End, ran
 
 
 @pytest.mark.parametrize(
-    ("rank", "speaker", "text"),
+    ("rank", "reporter", "text"),
     [(0, 0, "error: x\n"), (1, 0, ""), (1, 1, "[rank 1] error: x\n"), (0, 1, ""), (0, None, ""), (1, None, "")],
 )
-def test_an_error_of_all_ranks_is_said_by_its_speaker_only(end: End, rank: int, speaker: int | None, text: str) -> None:
-    assert end(everywhere(DataError("x"), speaker), rank, 2) == (2, text)
+def test_an_error_of_all_ranks_is_said_by_its_reporter_only(
+    end: End, rank: int, reporter: int | None, text: str
+) -> None:
+    assert end(DataError("x", collective=True, reporter=reporter), rank, 2) == (2, text)
 
 
 @pytest.mark.parametrize(("rank", "text"), [(0, "error: x\n"), (1, ""), (3, "")])
 def test_an_error_of_the_command_line_is_said_by_rank_0(end: End, rank: int, text: str) -> None:
-    assert end(ConfigError("x"), rank, 4, same_everywhere=True) == (2, text)
+    assert end(ConfigError("x"), rank, 4, collective=True) == (2, text)
 
 
 def test_who_lost_another_process_exits_with_1(end: End) -> None:
     """So that a script can tell it from the process that has something to mend."""
     assert end(PeerLost("rank 1 lost another process."), 1, 2) == (1, "[rank 1] error: rank 1 lost another process.\n")
-    assert end(everywhere(PeerLost("rank 0 stopped; its message says why."), None), 1, 2) == (1, "")
+    assert end(PeerLost("rank 0 stopped; its message says why.", collective=True, reporter=None), 1, 2) == (1, "")
 
 
 def test_debug_shows_the_traceback_each_line_with_the_rank(end: End) -> None:
-    code, text = end(everywhere(DataError("bad"), 0), 1, 2, debug=True)
+    code, text = end(DataError("bad", collective=True), 1, 2, debug=True)
     lines = text.splitlines()
     assert code == 2
     assert lines[0] == "[rank 1] Traceback (most recent call last):"

@@ -78,7 +78,7 @@ def on_ranks(world_size: int, function: Callable[[ThreadRank], Any]) -> list[Any
 
 
 def failing(ranks: set[int]) -> Callable[[ThreadRank], Any]:
-    """A call of `together` in which some ranks fail."""
+    """A call of `run_collectively` in which some ranks fail."""
 
     def call(strategy: ThreadRank) -> Any:
         def work() -> str:
@@ -86,7 +86,7 @@ def failing(ranks: set[int]) -> Callable[[ThreadRank], Any]:
                 raise DataError(f"rank {strategy.rank} cannot read")
             return f"result of {strategy.rank}"
 
-        return strategy.together(work)
+        return strategy.run_collectively(work)
 
     return call
 
@@ -100,18 +100,18 @@ def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it
     errors = on_ranks(3, failing(ranks))
     first = min(ranks)
     for rank, error in enumerate(errors):
-        assert error.everywhere  # so that all leave in order
+        assert error.collective  # so that all leave in order
         if rank == first:
             assert type(error) is DataError
-            assert (str(error), error.speaker) == (f"rank {rank} cannot read", rank)
+            assert (str(error), error.reporter) == (f"rank {rank} cannot read", rank)
         else:
             assert type(error) is PeerLost
-            assert (str(error), error.speaker) == (f"rank {first} stopped; its message says why.", None)
+            assert (str(error), error.reporter) == (f"rank {first} stopped; its message says why.", None)
 
 
 def test_the_marks_are_the_errors_own() -> None:
     on_ranks(2, failing({1}))
-    assert (UserError.everywhere, UserError.speaker, DataError.everywhere, PeerLost.speaker) == (False, 0, False, 0)
+    assert (UserError.collective, UserError.reporter, DataError.collective, PeerLost.reporter) == (False, 0, False, 0)
 
 
 def test_main_works_alone_and_everyone_gets_what_it_found() -> None:
@@ -136,10 +136,10 @@ def test_an_error_of_main_ends_all_ranks_and_main_speaks() -> None:
 
     main, *others = on_ranks(3, lambda strategy: strategy.on_main(fail))
     assert type(main) is ConfigError
-    assert (str(main), main.everywhere, main.speaker) == ("output_dir=x is not empty.", True, 0)
+    assert (str(main), main.collective, main.reporter) == ("output_dir=x is not empty.", True, 0)
     for other in others:
         assert type(other) is PeerLost
-        assert (str(other), other.everywhere, other.speaker) == ("rank 0 stopped; its message says why.", True, None)
+        assert (str(other), other.collective, other.reporter) == ("rank 0 stopped; its message says why.", True, None)
 
 
 def test_after_an_error_the_ranks_are_in_step_again() -> None:
@@ -160,12 +160,12 @@ def test_alone_an_error_is_raised_as_it_is() -> None:
     def fail() -> None:
         raise error
 
-    for call in (strategy.on_main, strategy.together):
+    for call in (strategy.on_main, strategy.run_collectively):
         with pytest.raises(DataError) as caught:
             call(fail)
         assert caught.value is error
-        assert (error.everywhere, error.speaker) == (False, 0)
-    assert strategy.on_main(lambda: 3) == strategy.together(lambda: 3) == 3
+        assert (error.collective, error.reporter) == (False, 0)
+    assert strategy.on_main(lambda: 3) == strategy.run_collectively(lambda: 3) == 3
 
 
 @pytest.mark.parametrize("source", [0, 1])
