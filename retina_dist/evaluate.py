@@ -44,7 +44,7 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("retina_dist.evaluate")  # not __name__, which is "__main__" under `python -m`
 
 TITLES = {
     "AP": "AP     IoU .50:.95",

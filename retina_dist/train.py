@@ -65,7 +65,7 @@ from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, why_alone
 from retina_dist.words import counted
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("retina_dist.train")  # not __name__, which is "__main__" under `python -m`
 
 MOST_CLASSES = 20  # whose AP is shown at the end
 
