@@ -57,7 +57,7 @@ $(VENV)/installed-$(KEY):
 	touch $@
 
 # Without a compiler the build fails with what is missing, and the tests of Horovod are skipped with that reason.
-$(VENV)/horovod-$(KEY): $(VENV)/installed-$(KEY) scripts/install_horovod.py
+$(VENV)/horovod-$(KEY): $(VENV)/installed-$(KEY) scripts/install_horovod.py scripts/horovod.patch
 	-$(RUN) scripts/install_horovod.py && rm -f $(VENV)/horovod-* && touch $@
 
 clean:  ## Remove the virtual environment and caches; data sets and runs stay

@@ -109,10 +109,12 @@ def test_sizes_are_those_of_the_communication_model_without_the_retired_ones() -
     assert sizes.gpus_of("standard_nc96ADS_a100_v4") == 4
 
 
-def test_the_image_is_built_of_four_files() -> None:
+def test_the_image_is_built_of_its_folder_and_what_it_links_to() -> None:
+    """The SDK uploads the files behind symbolic links, under the links' names."""
     taken = {Path(name).name: file for file, name in checker.files.snapshot(AZURE / "image")}
-    assert set(taken) == {"Dockerfile", "setup.cfg", "install_horovod.py", "cuda_compat.py"}
-    assert taken["setup.cfg"].read_text() == (AZURE.parents[1] / "setup.cfg").read_text()
+    linked = {"setup.cfg": AZURE.parents[1], "install_horovod.py": AZURE.parent, "horovod.patch": AZURE.parent}
+    assert set(taken) == {"Dockerfile", "cuda_compat.py", *linked}
+    assert {name: taken[name] for name in linked} == {name: folder / name for name, folder in linked.items()}
 
 
 def test_the_image_installs_what_setup_cfg_asks_for() -> None:

