@@ -25,8 +25,8 @@ horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
 parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, fp64 and fp32
 	$(RUN) -m retina_dist.parity processes=[1,2,4] dtypes=[fp64,fp32] steps=3 $(ARGS)
 
-chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end as if nothing had happened
-	$(RUN) scripts/chaos.py $(ARGS)
+chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end with the weights of an undisturbed one
+	$(RUN) -m tests.chaos $(ARGS)
 
 # Azure's inference server pins packages that others need in other versions: its environment falls back on that of the project.
 engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, SkyPilot and Azure's inference server (1 GB of packages more)

@@ -30,8 +30,8 @@ from retina_dist.errors import CheckpointError, ImageError
 from retina_dist.files import Url, names_in, place
 from retina_dist.shards import write_shards
 from retina_dist.strategies.launchers import command, environment, why_missing
-from scripts.chaos import alive, equal, rank_processes, steps_done
 from tests.azure.conftest import Storage
+from tests.chaos import alive, equal, rank_processes, steps_done
 from tests.unit.detection.test_module import same_steps
 
 ROOT = Path(__file__).resolve().parents[2]

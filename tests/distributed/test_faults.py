@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from retina_dist.strategies.launchers import command, environment, executable, why_missing
-from scripts import chaos
-from scripts.chaos import alive, differences, rank_processes, steps_done
+from tests import chaos
+from tests.chaos import alive, differences, rank_processes, steps_done
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -265,7 +265,8 @@ def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: 
 def test_a_pinch_of_chaos(tmp_path: Path) -> None:
     line = [
         sys.executable,
-        str(ROOT / "scripts" / "chaos.py"),
+        "-m",
+        "tests.chaos",
         "--faults",
         "1",
         "--kinds",

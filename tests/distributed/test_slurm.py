@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retina_dist.strategies.launch_environment import slurm_port
-from scripts.chaos import differences, steps_done
+from tests.chaos import differences, steps_done
 from tests.distributed.ranks import ROOT
 from tests.distributed.slurm import NODES, Cluster, slurm, until, why_no_slurm
 from tests.distributed.test_faults import JOB, undisturbed

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Disturb a small training again and again, let it go on, and compare what it becomes with one that was left alone.
 
-  python scripts/chaos.py                                  100 faults over one process, DDP and Horovod on two
-  python scripts/chaos.py --faults 6 --kinds single --seed 7
+  python -m tests.chaos                                    100 faults over one process, DDP and Horovod on two
+  python -m tests.chaos --faults 6 --kinds single --seed 7
 
 A fault comes at a random moment of a random step: one process is killed, all are killed, one is asked to end, one is stopped
 for good, the disk is full, or the newest checkpoint is damaged before the next start. After each the job must end by
