@@ -30,7 +30,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import tell
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 IMAGES = ("decode", "header", "none")
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
@@ -205,7 +205,7 @@ def _verdict(report: Report) -> str:
 
 
 def _plural(count: int, noun: str) -> str:
-    return counted(count, noun, none="no")
+    return pluralize(count, noun, none="no")
 
 
 def _format_objects(report: Report, output: str | None) -> list[str]:

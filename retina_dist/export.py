@@ -2,7 +2,7 @@
 
     python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
 
-Layer 4. `.onnx` and `.pt2` hold the whole detector: one picture, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
+Layer 4. `.onnx` and `.pt2` hold the whole detector: one image, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
 its pixels, scores [N], labels [N], NMS included. Categories, input size and versions stand in the file. `.pt` is a state_dict
 for torchvision's own class, and nothing else.
 """
@@ -37,10 +37,10 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import load_torch, write_atomically
-from retina_dist.predict import find_pictures
+from retina_dist.predict import find_images
 from retina_dist.redaction import redacted
 
-Runner = Callable[[Tensor], Detections]  # of a picture [1, 3, h, w] uint8
+Runner = Callable[[Tensor], Detections]  # of an image [1, 3, h, w] uint8
 
 
 def export(config: ExportConfig) -> dict[str, float]:
@@ -53,22 +53,22 @@ def export(config: ExportConfig) -> dict[str, float]:
     detector = Detector.from_checkpoint(config.checkpoint)
     if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
         raise ConfigError(
-            f"a .pt2 for pictures of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "
+            f"a .pt2 for images of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "
             f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
         )
-    pictures = [_prepared(detector, pixels, config.size) for pixels in _pictures(config, detector)]
+    batches = [_prepared(detector, pixels, config.size) for pixels in _images(config, detector)]
     write, reopen = WRITERS[output.suffix]
     found: dict[str, float] = {}
 
     def make(temporary: Path) -> None:
         with _quiet():
             write(detector, temporary, config)
-            found.update(compare(detector, reopen(detector, temporary), pictures, config))
+            found.update(compare(detector, reopen(detector, temporary), batches, config))
 
     write_atomically(output, make)
     print(
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {found['detections']:.0f} detections on "
-        f"{len(pictures)} pictures: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
+        f"{len(batches)} images: {found['boxes']:.2g} px in boxes, {found['scores']:.2g} in scores"
     )
     eps = batch_norm_eps(detector.model)
     if output.suffix == ".pt" and eps != 1e-5:
@@ -76,16 +76,16 @@ def export(config: ExportConfig) -> dict[str, float]:
     return found
 
 
-def compare(detector: Detector, run: Runner, pictures: Sequence[Batch], config: ExportConfig) -> dict[str, float]:
+def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: ExportConfig) -> dict[str, float]:
     """The largest differences between the detector and `run`, and the number of detections.
 
     Raises UserError for a difference past its tolerance, and where there was nothing to compare.
     """
     worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
-    for picture in pictures:
-        height, width = picture.image_sizes[0].tolist()
-        (expected,) = detector.detect([picture])
-        found = run(picture.images[..., :height, :width].contiguous())
+    for batch in batches:
+        height, width = batch.image_sizes[0].tolist()
+        (expected,) = detector.detect([batch])
+        found = run(batch.images[..., :height, :width].contiguous())
         worst["detections"] += len(expected["scores"])
         for one, other in ((expected, found), (found, expected)):
             least = detector.model.score_thresh
@@ -95,7 +95,7 @@ def compare(detector: Detector, run: Runner, pictures: Sequence[Batch], config: 
                 worst[name] = max(worst[name], value)
     if not worst["detections"]:
         raise UserError(
-            "the detector finds nothing in the pictures, so nothing was compared; give pictures=FOLDER of what it knows."
+            "the detector finds nothing in the images, so nothing was compared; give images=FOLDER of what it knows."
         )
     for name, unit in (("boxes", " px"), ("scores", "")):
         most = getattr(config, f"{name[:-1] if name == 'scores' else 'box'}_tolerance")
@@ -124,24 +124,24 @@ def _differences(one: Detections, other: Detections, least: float) -> dict[str, 
     return worst
 
 
-def _pictures(config: ExportConfig, detector: Detector) -> list[Tensor]:
-    if config.pictures:
-        return [read_image(file) for file in find_pictures(config.pictures)[: config.num_pictures]]
+def _images(config: ExportConfig, detector: Detector) -> list[Tensor]:
+    if config.images:
+        return [read_image(file) for file in find_images(config.images)[: config.num_images]]
     rng = np.random.default_rng(0)
-    scenes = [draw_scene(rng, max(32, detector.min_size))[0] for _ in range(config.num_pictures)]
+    scenes = [draw_scene(rng, max(32, detector.min_size))[0] for _ in range(config.num_images)]
     return [torch.from_numpy(np.array(scene)).permute(2, 0, 1) for scene in scenes]
 
 
 def _prepared(detector: Detector, pixels: Tensor, size: list[int] | None) -> Batch:
-    """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized picture."""
+    """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         pixels = F.resize_image(pixels, list(size), antialias=True)
         fixed = Detector(
             detector.model, detector.categories, min_size=min(size), max_size=max(size), device=detector.device
         )
         detector = fixed
-    picture = detector.prepare(pixels)
-    return replace(picture, original_sizes=picture.image_sizes)
+    batch = detector.prepare(pixels)
+    return replace(batch, original_sizes=batch.image_sizes)
 
 
 def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _load_onnx(detector: Detector, path: Path) -> Runner:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda picture: _detections(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: picture.numpy()})))
+    return lambda image: _detections(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: image.numpy()})))
 
 
 def _write_pt2(detector: Detector, path: Path, config: ExportConfig) -> None:
@@ -198,9 +198,9 @@ def _write_pt2(detector: Detector, path: Path, config: ExportConfig) -> None:
 def _load_pt2(detector: Detector, path: Path) -> Runner:
     module = torch.export.load(io.BytesIO(path.read_bytes())).module()
 
-    def run(picture: Tensor) -> Detections:
+    def run(image: Tensor) -> Detections:
         with torch.no_grad():
-            return _detections(module(picture))
+            return _detections(module(image))
 
     return run
 
@@ -213,10 +213,10 @@ def _load_state_dict(detector: Detector, path: Path) -> Runner:
     state, _ = load_torch(path)
 
     @torch.inference_mode()
-    def run(picture: Tensor) -> Detections:
-        theirs = as_torchvision(detector.model, picture.shape[-2:])
+    def run(image: Tensor) -> Detections:
+        theirs = as_torchvision(detector.model, image.shape[-2:])
         theirs.load_state_dict(state)
-        (found,) = theirs([picture[0].to(torch.float32) / 255])
+        (found,) = theirs([image[0].to(torch.float32) / 255])
         return _detections(found[name] for name in OUTPUTS)
 
     return run

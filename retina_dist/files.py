@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 T = TypeVar("T")
 
@@ -295,7 +295,7 @@ class Url:
                 took_s = time.monotonic() - start
                 passing = _may_pass(error)
                 if not passing or took_s + wait > ENOUGH_S:
-                    tries = f", {counted(attempt, 'attempt')} in {took_s:.1f} s" if passing else ""
+                    tries = f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s" if passing else ""
                     raise UserError(
                         f"{self} could not be {what} ({_words(error)}{tries}); look at the network, the credentials and "
                         "the place."

@@ -126,7 +126,7 @@ def run_case(
         plan=plan,
         data=data,
         strategy=strategy,
-        sink=_Losses(outcome.losses),
+        logger=_Losses(outcome.losses),
         gradient_clip=case.clip,
         report=lambda text: None,
     )

@@ -1,4 +1,4 @@
-"""Boxes on pictures, and a COCO results json.
+"""Boxes on images, and a COCO results json.
 
     python -m retina_dist.predict checkpoint=runs/shapes/checkpoints/best.pt input=FILE|FOLDER|GLOB
 
@@ -30,12 +30,12 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", "
 
 
 def predict(config: PredictConfig) -> Path:
-    """Write `output_dir`/NAME.jpg for each picture and `output_dir`/results.json; return the folder.
+    """Write `output_dir`/NAME.jpg for each image and `output_dir`/results.json; return the folder.
 
     results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
     also names its category ids, those of the training data.
     """
-    files = find_pictures(config.input)
+    files = find_images(config.input)
     device = SingleDeviceStrategy(config.device).device
     detector = Detector.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
     folder = Path(config.output_dir)
@@ -51,35 +51,35 @@ def predict(config: PredictConfig) -> Path:
         found = detector.predict([pixels])[0]
         rows.append(detections_to_rows([found], [image_id], detector.categories))
         shown = found["scores"] >= config.score_threshold
-        picture = draw_boxes(pixels, found["boxes"][shown], found["labels"][shown], names, found["scores"][shown])
+        image = draw_boxes(pixels, found["boxes"][shown], found["labels"][shown], names, found["scores"][shown])
         target = folder / f"{file.stem}.jpg"
         if target.exists() and any(f.stem == file.stem for f in files[:image_id]):
             target = folder / f"{file.stem}_{image_id}.jpg"
-        picture.save(target, quality=92)
+        image.save(target, quality=92)
         counts = torch.bincount(found["labels"][shown], minlength=len(names)).tolist()
         what = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
         print(showable(f"{file}: {what} -> {target}"))
     if len(failures) == len(files):
-        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable picture.")
+        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable image.")
     write_results(np.concatenate(rows), folder / "results.json")
     write_image_list(files, failures, detector.categories, folder / "images.json")
     left_out = f", {len(failures)} unreadable files left out" if failures else ""
-    print(f"{len(files) - len(failures)} pictures and results.json in {folder}{left_out}")
+    print(f"{len(files) - len(failures)} images and results.json in {folder}{left_out}")
     return folder
 
 
-def find_pictures(pattern: str) -> list[Path]:
-    """The file, the picture files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
+def find_images(pattern: str) -> list[Path]:
+    """The file, the image files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
     path = place(pattern)
     if isinstance(path, Url):
-        raise DataError(f"input={pattern} is a URL; copy the pictures, and give a local file, folder or glob.")
+        raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
     if path.is_file():
         return [path]
     found = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
     files = sorted(f for f in found if f.is_file() and f.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
-            f"input={pattern} is no picture, no folder with pictures ({', '.join(sorted(SUFFIXES))}) and no glob that "
+            f"input={pattern} is no image, no folder with images ({', '.join(sorted(SUFFIXES))}) and no glob that "
             "matches any; quote a glob for the shell."
         )
     return files

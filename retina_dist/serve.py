@@ -1,7 +1,7 @@
 """The REST endpoint of a trained detector.
 
     python -m retina_dist.serve checkpoint=runs/shapes/checkpoints/best.pt port=8080
-    curl -H 'Content-Type: image/jpeg' --data-binary @picture.jpg http://127.0.0.1:8080/score
+    curl -H 'Content-Type: image/jpeg' --data-binary @image.jpg http://127.0.0.1:8080/score
 
 Layer 4. SIGTERM answers what was taken, with 503 what takes longer than `shutdown_s`, then ends with exit code 0. TLS is a reverse
 proxy's work.

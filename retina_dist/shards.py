@@ -1,4 +1,4 @@
-"""The pictures of a data set into a few large tar files with an index, for training from object storage.
+"""The images of a data set into a few large tar files with an index, for training from object storage.
 
     python -m retina_dist.shards data=coco data.root=/data/coco output=/data/coco-shards
     python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512 verify=true
@@ -29,7 +29,7 @@ from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Place, place, read_bytes
 from retina_dist.reporting.console import tell
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 MOST_MB = 1024
 
@@ -114,7 +114,7 @@ def _summary(split: str, writer: ShardWriter, written: int, config: ShardsConfig
     images, size = sum(map(len, writer.planned)), sum(writer.lengths) / 2**20
     state = f"{written} of {len(writer.planned)} shards written" if written else "all shards were there"
     return (
-        f"{split}: {counted(images, 'image')} in {counted(len(writer.planned), 'shard')}, {size:.1f} MiB; {state}"
+        f"{split}: {pluralize(images, 'image')} in {pluralize(len(writer.planned), 'shard')}, {size:.1f} MiB; {state}"
         + (", all read back and compared" if config.verify else "")
     )
 

@@ -51,7 +51,7 @@ from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.reporting.console import Console, configure_logging, tell
-from retina_dist.reporting.loggers import CsvSink, MultiSink, RankLog, Sink, TensorBoardSink
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_run import TrackedRun, status_of
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.folder import Run, changed_settings, checkpoint_folder, lock_run, open_run, write_config
@@ -63,7 +63,7 @@ from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, why_alone
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 logger = logging.getLogger("retina_dist.train")  # not __name__, which is "__main__" under `python -m`
 
@@ -134,7 +134,9 @@ def _train(
     best = strategy.run_collectively(lambda: best_metric(config, validates and plan.validate_every > 0))
     if validates:
         until = (
-            f"; the run ends after {counted(best.patience, 'validation')} without a better one" if best.patience else ""
+            f"; the run ends after {pluralize(best.patience, 'validation')} without a better one"
+            if best.patience
+            else ""
         )
         say(f"  {'best':<9}{best}{until}")
     if config.dry_run:
@@ -173,14 +175,14 @@ def _train(
     if strategy.is_main and not before.tracked:
         tracked = tracked_run(server, config, run, {**facts, **versions()}, say, go_on=again)
         before.tracked.append(at_end.enter_context(tracked))
-    sink = _build_sink(config, plan, run, strategy, console, before.tracked)
+    metric_logger = _build_loggers(config, plan, run, strategy, console, before.tracked)
     watch = PreemptionWatch(config.trainer.scheduled_events, report=warn)
     trainer = Trainer(
         state=state,
         plan=plan,
         data=data,
         strategy=strategy,
-        sink=sink,
+        logger=metric_logger,
         evaluate=task.build_evaluator(data),
         checkpoints=checkpoints,
         checkpoint_minutes=config.trainer.checkpoint_minutes,
@@ -218,7 +220,7 @@ def _train(
             strategy.barrier()  # launchers end the others as soon as one has gone
         raise
     finally:
-        sink.close()
+        metric_logger.close()
     times = summary(trainer.ledger, strategy)
     if strategy.is_main:
         text = json.dumps(times, indent=1) + "\n"
@@ -453,15 +455,15 @@ def _begin(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataMod
         task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
 
 
-def _build_sink(
+def _build_loggers(
     config: TrainConfig,
     plan: Plan,
     run: Run,
     strategy: DistributedStrategy,
     console: Console,
     tracked: list[TrackedRun],
-) -> Sink:
-    sinks: list[Sink] = []
+) -> MetricLogger:
+    loggers: list[MetricLogger] = []
     if strategy.is_main:
         progress = Progress(
             plan.stop_step,
@@ -470,16 +472,16 @@ def _build_sink(
             images_per_step=plan.batch_size,
         )
         console.write = progress.write
-        sinks += [progress, CsvSink(run.folder / "metrics.csv", run.resume_step), *tracked]
+        loggers += [progress, CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
-            sinks.append(TensorBoardSink(run.folder / "tensorboard", run.resume_step))
+            loggers.append(TensorBoardLogger(run.folder / "tensorboard", run.resume_step))
     if config.logging.per_rank_logs:
         console.log_file = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
         log.write(
             f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
         )
-        sinks.append(log)
-    return MultiSink(sinks)
+        loggers.append(log)
+    return LoggerCollection(loggers)
 
 
 def _write_result(
@@ -497,7 +499,7 @@ def _finish(
     data: CocoDataModule,
     say: Callable[[str], None],
 ) -> None:
-    """Pictures and the last words."""
+    """Images and the last words."""
     if config.logging.plots:
         from retina_dist.reporting.plots import plot_curves
 

@@ -29,10 +29,10 @@ def number(text: str) -> float:
     return float(text) if NUMBER.fullmatch(text) else math.nan
 
 
-def counted(number: int | str, noun: str, none: str = "0") -> str:
+def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     """A number, or one already written out, with its noun in the singular or plural; `none` stands for a zero.
 
-    >>> counted(1, "image"), counted(2, "box"), counted("1.5", "epoch"), counted(0, "error", none="no")
+    >>> pluralize(1, "image"), pluralize(2, "box"), pluralize("1.5", "epoch"), pluralize(0, "error", none="no")
     ('1 image', '2 boxes', '1.5 epochs', 'no errors')
     """
     ending = "" if str(number) == "1" else "es" if noun.endswith(("s", "x")) else "s"

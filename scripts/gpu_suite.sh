@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in under ten minutes: correctness, backends, steps against torchvision's loop, scaling, pictures.
+# Everything that needs a GPU, in under ten minutes: correctness, backends, steps against torchvision's loop, scaling, images.
 #
 #   scripts/gpu_suite.sh [FOLDER]          results in FOLDER, by default benchmarks/DEVICE_DATE
 #   SMALL=1 scripts/gpu_suite.sh FOLDER    the same commands with small settings, on a CPU too: does everything run?

@@ -9,7 +9,7 @@
 
 Given again, it goes on where it was interrupted, in the middle of a file too, and does nothing where nothing is missing. COCO
 publishes no check sums of its zip files, so what is compared is: a file's length with what the server announced, each unpacked
-file's CRC-32 with that in the zip, and the pictures with the names in the annotations. Needs Python and tqdm only (--shards: the
+file's CRC-32 with that in the zip, and the images with the names in the annotations. Needs Python and tqdm only (--shards: the
 package).
 """
 
@@ -182,7 +182,7 @@ def _receive(url: str, part: Path) -> None:
             _tag(part).write_text(tag)
         else:
             _tag(part).unlink(missing_ok=True)
-        if total is not None:  # the pictures take as much again as their zip file
+        if total is not None:  # the images take as much again as their zip file
             check_space(part.parent, 2 * total - have, f"the rest of {part.stem} and what is in it")
         with part.open("r+b" if have else "wb") as file, bar(part.stem, total, have) as shown:
             file.seek(have)

@@ -1,6 +1,6 @@
 """How long does an image take on its way to the network, part by part?
 
-    python -m retina_dist.benchmark data                               made pictures of 640 x 480
+    python -m retina_dist.benchmark data                               made images of 640 x 480
     python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
 
 Layer 4. What a part takes is the processor's time, so that other processes disturb it little; on a GPU it is that of the clock.
@@ -34,11 +34,11 @@ from retina_dist.config.schema import DataBenchmarkConfig
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import Object, Slice, Source, as_source, read, sizes_of
+from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, as_source, read, sizes_of
 from retina_dist.detection.data.collate import collate, collate_raw
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.data.transforms import Unresized
+from retina_dist.detection.data.transforms import AugmentedSample
 from retina_dist.detection.readers.coco import ImageRecord
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
@@ -49,15 +49,15 @@ CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean
 MEASURED = 4  # times the images of the parts, for the data loader
 
 
-def make_pictures(folder: Path, count: int) -> None:
-    """`count` JPEGs in folder/pictures, with seven boxes each in folder/pictures.json."""
-    (folder / "pictures").mkdir()
+def make_images(folder: Path, count: int) -> None:
+    """`count` JPEGs in folder/images, with seven boxes each in folder/images.json."""
+    (folder / "images").mkdir()
     rng = np.random.default_rng(0)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for i in range(1, count + 1):
         name = f"{i:06d}.jpg"
-        Image.fromarray(picture(rng)).save(folder / "pictures" / name, quality=QUALITY)
+        Image.fromarray(make_image(rng)).save(folder / "images" / name, quality=QUALITY)
         images.append({"id": i, "file_name": name, "width": WIDTH, "height": HEIGHT})
         for _ in range(7):
             x, y = rng.uniform(0, WIDTH - 40), rng.uniform(0, HEIGHT - 40)
@@ -65,10 +65,10 @@ def make_pictures(folder: Path, count: int) -> None:
             annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": 1, "bbox": box})
             annotations[-1] |= {"area": box[2] * box[3], "iscrowd": 0}
     coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
-    (folder / "pictures.json").write_text(json.dumps(coco))
+    (folder / "images.json").write_text(json.dumps(coco))
 
 
-def picture(rng: np.random.Generator) -> np.ndarray:
+def make_image(rng: np.random.Generator) -> np.ndarray:
     """uint8 [480, 640, 3]: noise of correlated colours whose amplitude falls as 1/f, as that of photos does (Field 1987,
     https://doi.org/10.1364/JOSAA.4.002379).
     """
@@ -101,15 +101,15 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             raise ConfigError("benchmark data measures one process; start it without a launcher.")
         made = config.data.root is None and config.data.train_annotations is None
         if made:
-            make_pictures(folder, config.pictures)
-            data = replace(config.data, train_annotations=f"{folder}/pictures.json", train_images=f"{folder}/pictures")
+            make_images(folder, config.num_images)
+            data = replace(config.data, train_annotations=f"{folder}/images.json", train_images=f"{folder}/images")
             config = replace(config, data=data)
         task = DetectionTask(config, strategy, report=lambda text: None)
         by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
-        specs = _first_batches(by_workers, config.pictures)
+        specs = _first_batches(by_workers, config.num_images)
         records = [task.train.records[i] for spec in specs for i in spec.indices]
         size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
-        whose = "made pictures of 640 x 480" if made else f"images of {config.data.name}"
+        whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
         how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
         print(f"{what}; {how}\n", flush=True)
@@ -196,7 +196,7 @@ def _parts(
         "augment": lambda: _each(
             lambda image, at: dataset.unresized(at[0], image, at[1]), zip(images, where, strict=True)
         ),
-        "flip and resize, resize=workers": lambda: _each(Unresized.resized, ((one,) for one in ready)),
+        "flip and resize, resize=workers": lambda: _each(AugmentedSample.resized, ((one,) for one in ready)),
         "collate, resize=workers": lambda: _each(collate, samples),
         "collate, resize=device": lambda: _each(collate_raw, raw_samples),
         WORKERS: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
@@ -213,11 +213,13 @@ def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]])
 
 
 def _content(source: Source) -> object:
-    return read(source) if isinstance(source, (Object, Slice)) else np.fromfile(str(source), np.uint8)
+    return read(source) if isinstance(source, (RemoteFile, ArchiveMember)) else np.fromfile(str(source), np.uint8)
 
 
 def _by_pillow(source: Source) -> Tensor:
-    with Image.open(io.BytesIO(read(source)) if isinstance(source, (Object, Slice)) else str(source)) as image:
+    with Image.open(
+        io.BytesIO(read(source)) if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
+    ) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 

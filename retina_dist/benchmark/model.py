@@ -43,7 +43,7 @@ from retina_dist.detection.task import build_model
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU"
 
@@ -108,7 +108,7 @@ def _products(module: nn.Module, output: Tensor) -> int:
     return output.numel() * math.prod(module.kernel_size) * module.in_channels // module.groups
 
 
-class Seed:
+class Reference2018:
     """What was measured in 2018 with keras-retinanet, Horovod and two NC24 of four K80 each.
 
     670 s an epoch, 7.2 times as fast as one GPU:
@@ -135,10 +135,10 @@ def _seed_timeline() -> Timeline:
 def seed_speedup(overlap: bool) -> float:
     """The model's answer to 2018: a ring, as Horovod's without its hierarchical option, nobody slower than the others."""
     gradients, share = _seed_timeline()
-    bucket_mb = 25.0 if overlap else Seed.fusion_mb
+    bucket_mb = 25.0 if overlap else Reference2018.fusion_mb
     arguments: Any = {"bucket_mb": bucket_mb, "algorithm": "ring", "overlap": overlap}
-    step = step_time(Seed.step_ms, share, gradients, Seed.gpus, Seed.machine, **arguments)
-    return Seed.gpus * Seed.step_ms / step.total_ms
+    step = step_time(Reference2018.step_ms, share, gradients, Reference2018.gpus, Reference2018.machine, **arguments)
+    return Reference2018.gpus * Reference2018.step_ms / step.total_ms
 
 
 def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
@@ -177,7 +177,11 @@ def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
         _plot(config, recipe, rows)
         print(f"{'' if config.table else chr(10)}written to {config.plot}")
     ratios = {f"{row['sku']} {row['gpus']}": row["speedup"] for row in rows}
-    seed = {"measured": Seed.speedup, "without_overlap": round(without, 3), "with_overlap": round(with_overlap, 3)}
+    seed = {
+        "measured": Reference2018.speedup,
+        "without_overlap": round(without, 3),
+        "with_overlap": round(with_overlap, 3),
+    }
     return finish(config, "model", ratios | {"2018 without overlap": without}, seed=seed, **facts)
 
 
@@ -370,7 +374,7 @@ def _assumptions(config: ModelBenchmarkConfig, found: Timeline, recipe: Recipe) 
 def _print_table(machine: Machine, step: StepOfOne, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
     several = f"{machine.gpus} {machine.gpu}, " + f"{machine.inside:.3g} GB/s among them, " * (machine.gpus > 1)
     print(f"\n{machine.name}: {several}{machine.outside:.3g} GB/s between machines [{machine.source}]")
-    print(f"one GPU: {step.ms:g} ms a step of {counted(step.batch_size, 'image')}, {step.source}")
+    print(f"one GPU: {step.ms:g} ms a step of {pluralize(step.batch_size, 'image')}, {step.source}")
     costs = {key: title for key, title in COSTS.items() if rows[0][key] is not None}
     print(
         f"{'GPUs':>6}{'machines':>12}{'batch':>7}{'step ms':>10}{'exposed':>9}{'waiting':>9}{'efficiency':>12}{'speed-up':>10}"
@@ -393,14 +397,15 @@ def _short(value: float) -> str:
 
 
 def _seed_in_words(without: float, with_overlap: float) -> str:
-    arithmetic = f"{Seed.epoch_s:g} s x {Seed.speedup} / {Seed.num_images} images, one at a time"
+    old = Reference2018
+    arithmetic = f"{old.epoch_s:g} s x {old.speedup} / {old.num_images} images, one at a time"
     return (
-        f"\n2018, {Seed.gpus} K80 in two NC24, RetinaNet by keras-retinanet and Horovod:\n"
-        f"  {Seed.speedup:.2f}x measured (Microsoft) | {without:.2f}x modelled without overlap | {with_overlap:.2f}x with overlap\n"
-        f"  Assumed: a step of one K80 takes {Seed.step_ms:.0f} ms ({arithmetic}); no stragglers; {Seed.machine.outside:.1f} GB/s\n"
+        f"\n2018, {old.gpus} K80 in two NC24, RetinaNet by keras-retinanet and Horovod:\n"
+        f"  {old.speedup:.2f}x measured (Microsoft) | {without:.2f}x modelled without overlap | {with_overlap:.2f}x with overlap\n"
+        f"  Assumed: a step of one K80 takes {old.step_ms:.0f} ms ({arithmetic}); no stragglers; {old.machine.outside:.1f} GB/s\n"
         "  between machines, which NCCL reached by TCP between two later Azure machines of four GPUs, for that of an NC24 was not\n"
         "  published. One number does not tell causes apart: with all communication hidden, step times that vary by "
-        f"{Seed.variation:.0%}\n  between GPUs would give {Seed.speedup}x as well."
+        f"{old.variation:.0%}\n  between GPUs would give {old.speedup}x as well."
     )
 
 

@@ -50,7 +50,7 @@ class _Ready:
         return 0, 0
 
 
-class _NoSink:
+class _NoLogger:
     def log(self, metrics: dict[str, float], step: int) -> None:
         pass
 
@@ -78,7 +78,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
             plan=replace(plan, stop_step=config.warmup),
             data=_Ready(batches, total),
             strategy=strategy,
-            sink=_NoSink(),
+            logger=_NoLogger(),
             precision=config.trainer.precision,  # type: ignore[arg-type]
             gradient_clip=config.trainer.gradient_clip,
             cuda_graphs=uses_graphs(config, strategy, lambda text: None),
@@ -172,7 +172,7 @@ def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, 
 
     The first of `rows` is that process; a launcher's own job of one process takes its place.
     """
-    table, picture = output.with_suffix(".csv"), output.with_suffix(".png")
+    table, plot = output.with_suffix(".csv"), output.with_suffix(".png")
     write_table(table, [{name: value for name, value in row.items() if name != "each"} for row in rows])
     points = [
         Epoch(row["processes"], row["epoch_minutes"], row["epoch_minutes_shortest"], row["epoch_minutes_longest"])
@@ -188,8 +188,8 @@ def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, 
         label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
         lines[label] = line
     notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest"]
-    plot_epochs(lines, points[0].minutes, picture, notes)
-    return table, picture
+    plot_epochs(lines, points[0].minutes, plot, notes)
+    return table, plot
 
 
 def _launch(launcher: str, processes: int) -> dict[str, Any]:

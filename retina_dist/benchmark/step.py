@@ -49,7 +49,7 @@ BASE = "torchvision"
 COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted
 
 
-class Way(NamedTuple):
+class StepVariant(NamedTuple):
     """How a step is taken."""
 
     precision: Precision = "fp32"
@@ -59,22 +59,22 @@ class Way(NamedTuple):
 
 # The first three are torchvision's loop.
 PATHS = {
-    "torchvision": Way(),
-    "torchvision-tf32": Way("tf32"),
-    "torchvision-fp16": Way("fp16"),
-    "fp32": Way(),
-    "tf32": Way("tf32"),
-    "bf16": Way("bf16"),
-    "fp16": Way("fp16"),
-    "fp32-compile": Way(compiled=True),
-    "bf16-compile": Way("bf16", compiled=True),
-    "bf16-graph": Way("bf16", graph=True),
-    "bf16-compile-graph": Way("bf16", compiled=True, graph=True),
+    "torchvision": StepVariant(),
+    "torchvision-tf32": StepVariant("tf32"),
+    "torchvision-fp16": StepVariant("fp16"),
+    "fp32": StepVariant(),
+    "tf32": StepVariant("tf32"),
+    "bf16": StepVariant("bf16"),
+    "fp16": StepVariant("fp16"),
+    "fp32-compile": StepVariant(compiled=True),
+    "bf16-compile": StepVariant("bf16", compiled=True),
+    "bf16-graph": StepVariant("bf16", graph=True),
+    "bf16-compile-graph": StepVariant("bf16", compiled=True, graph=True),
 }
 
 
 def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
-    """Noise pictures that fill the canvas, each with `boxes` boxes of 8 px to half its side."""
+    """Noise images that fill the canvas, each with `boxes` boxes of 8 px to half its side."""
     generator = torch.Generator().manual_seed(seed)
     height, width = canvas
     sides = 8 + torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) / 2 - 8)
@@ -101,12 +101,12 @@ class _Given:
         return 0, 0
 
 
-class _NoSink:
+class _NoLogger:
     def log(self, metrics: dict[str, float], step: int) -> None:
         pass
 
 
-def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Callable[[], Tensor]:
+def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
     """`Trainer.train_step` as a training runs it."""
     strategy = SingleDeviceStrategy(config.strategy.device)
     model = copy.deepcopy(model)
@@ -117,7 +117,7 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Ca
         plan=_plan(config, len(batch)),
         data=_Given(),
         strategy=strategy,
-        sink=_NoSink(),
+        logger=_NoLogger(),
         precision=way.precision,
         gradient_clip=config.trainer.gradient_clip,
         cuda_graphs=way.graph,
@@ -137,7 +137,7 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Ca
     return step
 
 
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: Way) -> Callable[[], Tensor]:
+def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)

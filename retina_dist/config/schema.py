@@ -32,7 +32,7 @@ class ShapesConfig:
 
 @dataclass
 class DataConfig:
-    """Where the pictures are and how they become batches."""
+    """Where the images are and how they become batches."""
 
     name: str = MISSING
     format: str = "coco"  # coco | csv | voc | shards
@@ -59,7 +59,7 @@ class DataConfig:
     num_workers: int = 2
     resize: str = "auto"  # workers | device (flips and resizes too) | auto: device where that is a GPU
     cache: str | None = (
-        None  # a folder for decoded pictures, written as they are first read; 0.9 MB a picture of 640 x 480
+        None  # a folder for decoded images, written as they are first read; 0.9 MB an image of 640 x 480
     )
     shuffle: bool = True
     min_sizes: list[int] = field(default_factory=lambda: [800])  # shorter side in px; one is drawn for each step
@@ -339,7 +339,7 @@ class StepConfig(TrainConfig):
 class DataBenchmarkConfig(TrainConfig):
     """`python -m retina_dist.benchmark data`: takes whatever a training takes."""
 
-    pictures: int = 32  # read in each round; without data.root or data.train_annotations so many are made, 640 x 480
+    num_images: int = 32  # read in each round; without data.root or data.train_annotations so many are made, 640 x 480
     rounds: int = 5
     workers: list[int] = field(default_factory=lambda: [0, 1, 2])
     output: str | None = None  # a JSON file
@@ -446,8 +446,8 @@ class ServeConfig:
     max_images: int = 16  # of a request
     max_request_pixels: int = 100_000_000  # of a request's images together
     max_queue: int = 64  # images taken and not yet answered; more are refused with 429
-    max_batch: int | None = None  # pictures of one canvas in one pass; null: 8 on a GPU, 1 on a CPU
-    wait_ms: float = 5.0  # how long a picture waits for others at most
+    max_batch: int | None = None  # images of one canvas in one pass; null: 8 on a GPU, 1 on a CPU
+    wait_ms: float = 5.0  # how long an image waits for others at most
     prepare_threads: int = 2  # that read bodies, decode and resize; requests take turns
     max_connections: int = 256  # with more, the one that has waited longest for its client is closed
     receive_s: float = 30.0  # for a request to arrive, and for an answer to be taken; then the connection is closed
@@ -500,8 +500,8 @@ class ExportConfig:
     checkpoint: str = MISSING
     output: str = MISSING  # FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict for torchvision's own class)
     size: list[int] | None = None  # height and width in px of the only input taken; null: any
-    pictures: str | None = None  # a file, folder or glob to compare on; null: drawn shapes
-    num_pictures: int = 3  # compared
+    images: str | None = None  # a file, folder or glob to compare on; null: drawn shapes
+    num_images: int = 3  # compared
     box_tolerance: float = 0.1  # px; a larger difference to the PyTorch detector is an error, and nothing is written
     score_tolerance: float = 1e-3
     debug: bool = False
@@ -596,7 +596,6 @@ AT_LEAST = {
     "strategy.fusion_mb": 0,
     "strategy.cycle_time_ms": 0,
     "strategy.commit_every": 1,
-    "pictures": 1,
     "steps": 1,
     "warmup": 0,
     "boxes": 0,
@@ -621,7 +620,6 @@ AT_LEAST = {
     "prepare_threads": 1,
     "max_connections": 1,
     "shutdown_s": 0,
-    "num_pictures": 1,
     "box_tolerance": 0,
     "score_tolerance": 0,
 }
@@ -775,7 +773,7 @@ def _validate_data(data: DataConfig) -> None:
             )
     if data.format == "shards" and (data.train_images or data.val_images):
         raise ConfigError(
-            f"data={data.name} has its pictures in data.root; leave out data.*_images, or write those into shards."
+            f"data={data.name} has its images in data.root; leave out data.*_images, or write those into shards."
         )
     factors = data.scale_jitter
     if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):

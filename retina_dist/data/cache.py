@@ -1,8 +1,8 @@
-"""Decoded pictures kept on the disk, for machines whose cores cannot decode as fast as their GPUs train.
+"""Decoded images kept on the disk, for machines whose cores cannot decode as fast as their GPUs train.
 
-Layer 1. One file a picture: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping.
-A file is named after where the picture is, what tells its content from another (of a local file its size and time of change)
-and the annotated size, so that a picture that has changed is decoded anew, and it is written aside and renamed, so that any
+Layer 1. One file an image: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping.
+A file is named after where the image is, what tells its content from another (of a local file its size and time of change)
+and the annotated size, so that an image that has changed is decoded anew, and it is written aside and renamed, so that any
 number of processes may fill one folder.
 """
 
@@ -29,9 +29,9 @@ TRAILER = 3  # 64-bit words at the end of a file: height, width, check sum
 
 
 class DecodedCache:
-    """Reads pictures as `read_image` does, from `folder` where they are there, and puts them there where they are not.
+    """Reads images as `read_image` does, from `folder` where they are there, and puts them there where they are not.
 
-    What is damaged is decoded and written anew. When the disk is full, or has less than a gigabyte left, or refuses, pictures
+    What is damaged is decoded and written anew. When the disk is full, or has less than a gigabyte left, or refuses, images
     are decoded as without a cache. Both are said through `warn`, the second once.
     """
 
@@ -46,7 +46,7 @@ class DecodedCache:
             ) from error
 
     def holds(self, path: Source, annotated_size: tuple[int, int]) -> bool:
-        """Whether a picture is here, so that its bytes are not needed."""
+        """Whether an image is here, so that its bytes are not needed."""
         kept = self._place(path, annotated_size)
         return kept is not None and kept.exists()
 
@@ -73,13 +73,11 @@ class DecodedCache:
                 self._write(kept, pixels)
             except OSError as error:
                 self._writes = False
-                warn(
-                    f"data.cache={self.folder} takes no more pictures ({error}); this process decodes those not in it."
-                )
+                warn(f"data.cache={self.folder} takes no more images ({error}); this process decodes those not in it.")
         return pixels
 
     def _place(self, path: Source, annotated_size: tuple[int, int]) -> Path | None:
-        """Where a picture is kept; None for one that cannot be told from others."""
+        """Where an image is kept; None for one that cannot be told from others."""
         version = version_of(path)
         if version is None:
             return None

@@ -1,4 +1,4 @@
-"""Any picture file -> RGB pixels that agree with its boxes.
+"""Any image file -> RGB pixels that agree with its boxes.
 
 Layer 1. Pillow looks at every file and decodes it, but for upright JPEG, which torchvision decodes to the same bits in less time;
 what cannot be read ends in an ImageError that names the file.
@@ -22,7 +22,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from retina_dist.data.image_limits import trouble_of_file, trouble_of_jpeg, trouble_of_parts
-from retina_dist.data.sources import Object, Slice, Source, read
+from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, read
 from retina_dist.errors import ImageError
 from retina_dist.files import check_regular
 
@@ -32,7 +32,7 @@ except ImportError:  # deprecated in torchvision 0.29, to be gone one day
     decode_jpeg = None
 
 ORIENTATION_TAG = 0x0112
-TRANSPOSITIONS = {  # what shows a picture of each EXIF orientation upright
+TRANSPOSITIONS = {  # what shows an image of each EXIF orientation upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -41,7 +41,7 @@ TRANSPOSITIONS = {  # what shows a picture of each EXIF orientation upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an upright picture back
+INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an upright image back
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
 MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
@@ -49,7 +49,7 @@ MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
 # What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture with whole boxes would be a lie
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image with whole boxes would be a lie
 
 
 def read_image(
@@ -59,7 +59,7 @@ def read_image(
     content: bytes | None = None,
     formats: tuple[str, ...] | None = None,
 ) -> Tensor:
-    """The pixels of a picture, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
+    """The pixels of an image, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
     `formats` are those of Pillow's to try; None: all.
 
     EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
@@ -68,7 +68,7 @@ def read_image(
     damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels` or
     decoding would cost far more than those (see `image_limits`).
     """
-    if content is None and isinstance(path, (Object, Slice)):
+    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content, formats) as image:
         with _decoding(path):
@@ -137,7 +137,7 @@ def _decoding(path: Source) -> Iterator[None]:
 
 def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
-    if content is None and isinstance(path, (Object, Slice)):
+    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = _stored_size(image)
@@ -185,7 +185,7 @@ def _opened(
 
 def _unreadable(path: Source, reason: str) -> ImageError:
     return ImageError(
-        f"{path} is no readable picture ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
+        f"{path} is no readable image ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
     )
 
 
@@ -201,18 +201,18 @@ def _orientation(image: Image.Image) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:  # damaged EXIF, in Pillow's many ways, is no reason to lose a sound picture
+    except Exception:  # damaged EXIF, in Pillow's many ways, is no reason to lose a sound image
         return 1
     return value if value in range(1, 9) else 1
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) of the pixels in the file; of a TIFF, Pillow from 11.0 on gives that of the upright picture."""
+    """(width, height) of the pixels in the file; of a TIFF, Pillow from 11.0 on gives that of the upright image."""
     return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
 def _orientation_of_boxes(path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
-    """The orientation to apply so that pixels agree with boxes drawn on a picture of `annotated` size."""
+    """The orientation to apply so that pixels agree with boxes drawn on an image of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
     if annotated == shown:
         return orientation

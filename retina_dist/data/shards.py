@@ -1,12 +1,12 @@
-"""Shards: the pictures of a data set in a few large files, for storage where every small file costs a request.
+"""Shards: the images of a data set in a few large files, for storage where every small file costs a request.
 
 Layer 1. A folder, local or behind a URL, holds of each split
 
-    SPLIT-00000.tar, …                   plain tar files of the pictures' own bytes, named after the image ids
-    SPLIT.index.json                     of each shard its length and SHA-256, of each picture its place in it and its CRC-32
+    SPLIT-00000.tar, …                   plain tar files of the images' own bytes, named after the image ids
+    SPLIT.index.json                     of each shard its length and SHA-256, of each image its place in it and its CRC-32
     annotations/instances_SPLIT.json     the annotations
 
-The same input gives the same bytes. tar and WebDataset read the shards from front to end; training reads pictures by their
+The same input gives the same bytes. tar and WebDataset read the shards from front to end; training reads images by their
 places, in any order.
 """
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retina_dist.data.sources import Slice, Source, read_in_turn
+from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.words import showable
@@ -38,7 +38,7 @@ COMMAND = "python -m retina_dist.shards"
 
 @dataclass(frozen=True)
 class Member:
-    """A picture on its way into a shard."""
+    """An image on its way into a shard."""
 
     image_id: int
     source: Source
@@ -46,8 +46,8 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Unique among the pictures of a split, harmless to unpack, and, up to its first dot, a key of WebDataset's."""
-        name = self.source.member if isinstance(self.source, Slice) else str(self.source)
+        """Unique among the images of a split, harmless to unpack, and, up to its first dot, a key of WebDataset's."""
+        name = self.source.member if isinstance(self.source, ArchiveMember) else str(self.source)
         extension = re.search(r"\.([A-Za-z0-9]{1,8})$", name)
         return f"{self.image_id:012d}.{extension[1].lower() if extension else 'img'}"
 
@@ -72,8 +72,8 @@ def has_shards(folder: Place, split: str) -> bool:
     return _raw_index(folder, split) is not None
 
 
-def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int, Slice]:
-    """Where the picture of each image id is.
+def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
+    """Where the image of each image id is.
 
     Raises DataError when there are no shards, when writing them was not finished, and, with `complete`, when one is missing or
     is not as long as it was.
@@ -81,7 +81,7 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
     index = _raw_index(folder, split)
     if index is None:
         raise DataError(
-            f"{folder} has no {index_of(split)}, so it holds no shards; train from pictures with data=coco, or write them "
+            f"{folder} has no {index_of(split)}, so it holds no shards; train from images with data=coco, or write them "
             f"into shards elsewhere: {COMMAND} data=coco data.root={folder} output=OTHER."
         )
     if not index["complete"]:
@@ -94,13 +94,13 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
                 found = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
                 raise DataError(
                     f"{folder}/{shard['file']} {found}; copy it again, or write it again by the same {COMMAND}, or go on "
-                    "without its pictures (data.bad_images=skip)."
+                    "without its images (data.bad_images=skip)."
                 )
     return {row[0]: _slice(folder, shard["file"], row) for shard in index["shards"] for row in shard["images"]}
 
 
 def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
-    """Members in their order, shard by shard; none is longer than `limit` bytes unless a picture is."""
+    """Members in their order, shard by shard; none is longer than `limit` bytes unless an image is."""
     shards: list[list[Member]] = []
     length = 0
     for member in members:
@@ -113,9 +113,9 @@ def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
 
 
 class ShardWriter:
-    """Writes the shards of one split. A second writer of the same pictures goes on where the first one was interrupted.
+    """Writes the shards of one split. A second writer of the same images goes on where the first one was interrupted.
 
-    Raises DataError when the folder holds shards of pictures of other names or lengths, or of other sizes.
+    Raises DataError when the folder holds shards of images of other names or lengths, or of other sizes.
     """
 
     def __init__(self, folder: Place, split: str, members: Sequence[Member], limit: int) -> None:
@@ -126,7 +126,7 @@ class ShardWriter:
         before = _raw_index(folder, split) or {"input": self._input, "shards": []}
         if before["input"] != self._input:
             raise DataError(
-                f"output={folder} holds {split} shards of other pictures, or of another shard_mb; give another folder, or empty it."
+                f"output={folder} holds {split} shards of other images, or of another shard_mb; give another folder, or empty it."
             )
         self._shards: list[dict[str, Any]] = before["shards"]
 
@@ -175,7 +175,7 @@ class ShardWriter:
         return written
 
     def verify(self, progress: Callable[[int], object] = lambda count: None) -> None:
-        """Read all shards back, and the pictures again. Raises DataError for the first that is not what was written, or is now."""
+        """Read all shards back, and the images again. Raises DataError for the first that is not what was written, or is now."""
         for shard, members in zip(self._shards, self.planned, strict=True):
             damage = damage_of(self.folder, shard)
             if damage:
@@ -225,7 +225,7 @@ def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
         return None
     slices = (_slice(folder, shard["file"], row) for row in shard["images"])
     first = next((error for error in read_in_turn(slices) if isinstance(error, ImageError)), None)
-    what = str(first).split(";")[0] if first else "its pictures are sound, but not its length or what is between them"
+    what = str(first).split(";")[0] if first else "its images are sound, but not its length or what is between them"
     return f"{folder}/{shard['file']} is damaged: {what}."
 
 
@@ -324,8 +324,8 @@ def _check_row(row: Any, shard: dict[str, Any]) -> None:
         raise ValueError(f"image {image_id} reaches out of {shard['file']}")
 
 
-def _slice(folder: Place, file: str, row: list[Any]) -> Slice:
-    return Slice(str(folder), file, row[2], row[3], row[4], row[1])
+def _slice(folder: Place, file: str, row: list[Any]) -> ArchiveMember:
+    return ArchiveMember(str(folder), file, row[2], row[3], row[4], row[1])
 
 
 def _lengths(folder: Place, names: list[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Where a picture's bytes are: in a file of its own, behind a URL, or in a part of a larger file; and how to get them.
+"""Where an image's bytes are: in a file of its own, behind a URL, or in a part of a larger file; and how to get them.
 
 Layer 1. A source is a value, small to send to data workers; whatever is opened to read it is opened in the worker.
 """
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url, place, read_bytes
 
-AT_ONCE = 64  # pictures asked for together where many are read in a row
+AT_ONCE = 64  # images asked for together where many are read in a row
 
 
-class Object(NamedTuple):
+class RemoteFile(NamedTuple):
     """A file behind a URL. `version` changes when its content does, as far as the listing of its folder tells; "" says nothing."""
 
     folder: str
@@ -29,7 +29,7 @@ class Object(NamedTuple):
         return f"{self.folder}/{self.name}"
 
 
-class Slice(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A part of a file, local or behind a URL, such as the member of an uncompressed tar."""
 
     folder: str
@@ -43,21 +43,23 @@ class Slice(NamedTuple):
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
 
 
-Source = str | Path | Object | Slice  # str and Path: a local file
+Source = str | Path | RemoteFile | ArchiveMember  # str and Path: a local file
 
 
-def as_source(source: Source) -> str | Object | Slice:
+def as_source(source: Source) -> str | RemoteFile | ArchiveMember:
     """The same, with a local path as text, which is smaller to send."""
-    return source if isinstance(source, (Object, Slice)) else str(source)
+    return source if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
 
 
 def is_remote(source: Source) -> bool:
     """Whether reading it waits for a network, so that several should be read at once."""
-    return isinstance(source, Object) or (isinstance(source, Slice) and isinstance(place(source.folder), Url))
+    return isinstance(source, RemoteFile) or (
+        isinstance(source, ArchiveMember) and isinstance(place(source.folder), Url)
+    )
 
 
 def read(source: Source) -> bytes:
-    """The bytes of one picture. Raises as `read_all`, and what that returns."""
+    """The bytes of one image. Raises as `read_all`, and what that returns."""
     (found,) = read_all([source])
     if isinstance(found, ImageError):
         raise found
@@ -65,15 +67,15 @@ def read(source: Source) -> bytes:
 
 
 def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
-    """The bytes of each picture, those in one folder behind a URL fetched together.
+    """The bytes of each image, those in one folder behind a URL fetched together.
 
     An ImageError stands for one that is not there, or is not what was stored. Raises DataError when the place cannot be reached,
-    which says nothing of the picture: it is never to be skipped for that.
+    which says nothing of the image: it is never to be skipped for that.
     """
     answers: dict[int, bytes | OSError] = {}
     behind: dict[str, list[int]] = {}
     for i, source in enumerate(sources):
-        if isinstance(source, (Object, Slice)) and is_remote(source):
+        if isinstance(source, (RemoteFile, ArchiveMember)) and is_remote(source):
             behind.setdefault(source.folder, []).append(i)
         else:
             answers[i] = _read_local(source)
@@ -96,9 +98,9 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
 
 def version_of(source: Source) -> tuple[object, ...] | None:
     """What tells this content from any other that was or will be there; None where nothing does."""
-    if isinstance(source, Slice):
+    if isinstance(source, ArchiveMember):
         return tuple(source)
-    if isinstance(source, Object):
+    if isinstance(source, RemoteFile):
         return tuple(source) if source.version else None
     try:
         found = os.stat(source)
@@ -109,29 +111,29 @@ def version_of(source: Source) -> tuple[object, ...] | None:
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:
     """Bytes of each, by one listing of each folder behind a URL. Raises ImageError for one that is not there."""
-    folders = {source.folder for source in sources if isinstance(source, Object)}
+    folders = {source.folder for source in sources if isinstance(source, RemoteFile)}
     listed = {folder: Url(folder).all_files() for folder in folders}
     return [_size(source, listed) for source in sources]
 
 
 def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
-    if isinstance(source, Slice):
+    if isinstance(source, ArchiveMember):
         return source.length
     try:
-        if isinstance(source, Object):
+        if isinstance(source, RemoteFile):
             return int(listed[source.folder][source.name]["size"])
         return os.stat(source).st_size
     except (KeyError, OSError) as error:
         raise ImageError(f"{source} cannot be found ({error}); check the images folder.") from error
 
 
-def objects_in(folder: Url) -> dict[str, Object]:
+def objects_in(folder: Url) -> dict[str, RemoteFile]:
     """Each file in a folder and below, by its name from there; one listing, whatever their number. Raises DataError."""
     try:
         listed = folder.all_files()
     except UserError as error:
         raise DataError(str(error)) from error
-    return {name: Object(str(folder), name, _version(facts)) for name, facts in listed.items()}
+    return {name: RemoteFile(str(folder), name, _version(facts)) for name, facts in listed.items()}
 
 
 def _version(facts: dict[str, object]) -> str:
@@ -143,14 +145,14 @@ def _version(facts: dict[str, object]) -> str:
 
 
 def _part(source: Source) -> tuple[str, int | None, int | None]:
-    if isinstance(source, Slice):
+    if isinstance(source, ArchiveMember):
         return source.file, source.offset, source.offset + source.length
-    return (source.name if isinstance(source, Object) else str(source)), None, None
+    return (source.name if isinstance(source, RemoteFile) else str(source)), None, None
 
 
 def _read_local(source: Source) -> bytes | OSError:
     try:
-        if not isinstance(source, Slice):
+        if not isinstance(source, ArchiveMember):
             return read_bytes(Path(str(source)))
         descriptor = os.open(
             f"{source.folder}/{source.file}", os.O_RDONLY | os.O_NONBLOCK
@@ -164,13 +166,13 @@ def _read_local(source: Source) -> bytes | OSError:
 
 
 def _checked(source: Source, answer: bytes | OSError) -> bytes | ImageError:
-    if isinstance(answer, FileNotFoundError) and not isinstance(source, Slice):
+    if isinstance(answer, FileNotFoundError) and not isinstance(source, ArchiveMember):
         error = ImageError(f"{source} does not exist; check the images folder, or set data.missing_images=skip.")
         error.__cause__ = answer
         return error
     if isinstance(answer, OSError):
         return ImageError(f"{source} cannot be read ({answer}); restore the file, or set data.bad_images=skip.")
-    if isinstance(source, Slice) and (len(answer) != source.length or zlib.crc32(answer) != source.crc32):
+    if isinstance(source, ArchiveMember) and (len(answer) != source.length or zlib.crc32(answer) != source.crc32):
         what = f"only {len(answer)} bytes are there" if len(answer) != source.length else "its CRC-32 is another"
         return ImageError(
             f"{source} is damaged: {what}; copy the shard again, or write it anew with retina_dist.shards, or set "

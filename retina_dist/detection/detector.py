@@ -1,4 +1,4 @@
-"""A trained detector, ready to use: pictures in, boxes out.
+"""A trained detector, ready to use: images in, boxes out.
 
 Layer 3. Pre-processing is that of the validation during training, from what the checkpoint says.
 """
@@ -33,7 +33,7 @@ class Detector:
     """A RetinaNet with its categories and its input size.
 
     >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")       # doctest: +SKIP
-    >>> detector.predict(["picture.jpg"])[0]["boxes"]                                # doctest: +SKIP
+    >>> detector.predict(["image.jpg"])[0]["boxes"]                                # doctest: +SKIP
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Detector:
         return [self.detect([self.prepare(image)])[0] for image in images]
 
     def prepare(self, image: str | Path | Tensor) -> Batch:
-        """The picture on its canvas, as the validation had it; on the CPU, in any thread."""
+        """The image on its canvas, as the validation had it; on the CPU, in any thread."""
         pixels = image if isinstance(image, Tensor) else read_image(Path(image))
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)
@@ -127,7 +127,7 @@ class Detector:
     def detect(self, prepared: Sequence[Batch]) -> list[Detections]:
         """Detections of what `prepare` made, those of one canvas in one pass.
 
-        Of pictures that share a pass the last digits may differ from those of `predict`, since kernels depend on the batch.
+        Of images that share a pass the last digits may differ from those of `predict`, since kernels depend on the batch.
         """
         together: dict[tuple[int, ...], list[int]] = {}
         for i, batch in enumerate(prepared):

@@ -1,7 +1,7 @@
-"""Boxes on pictures: what the annotations say, what augmentation made of them, what a model found.
+"""Boxes on drawings: what the annotations say, what augmentation made of them, what a model found.
 
-Layer 1. Boxes are xyxy in pixels of the picture they are drawn on. Sizes of lines and text follow the
-picture; small pictures are enlarged so that the text is readable.
+Layer 1. Boxes are xyxy in pixels of the drawing they are drawn on. Sizes of lines and text follow the
+drawing; small drawings are enlarged so that the text is readable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retina_dist.detection.batch import Batch, Detections
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-MIN_LONG_SIDE_PX = 640  # smaller pictures are enlarged to this
+MIN_LONG_SIDE_PX = 640  # smaller drawings are enlarged to this
 GAP_PX = 8
 PAPER, INK, FAINT = (255, 255, 255), (34, 34, 34), (110, 110, 110)
 
@@ -46,7 +46,7 @@ _PALETTE: tuple[Color, ...] = (
 
 
 def class_color(label: int) -> Color:
-    """The colour of a class, the same in every picture; those of the first dozens of classes all differ."""
+    """The colour of a class, the same in every drawing; those of the first dozens of classes all differ."""
     if label < len(_PALETTE):
         return _PALETTE[label]
     # golden ratio steps never come back to a hue, and spread evenly however many there are
@@ -64,32 +64,32 @@ def draw_boxes(
     *,
     min_long_side: int = MIN_LONG_SIDE_PX,
 ) -> Image.Image:
-    """`image` [3, h, w] RGB, 0 to 255, as a picture with `boxes` [n, 4] in their classes' colours, name and score.
+    """`image` [3, h, w] RGB, 0 to 255, as a drawing with `boxes` [n, 4] in their classes' colours, name and score.
 
-    The picture is enlarged, sides in proportion, where its long side is below `min_long_side`. Texts keep
+    The drawing is enlarged, sides in proportion, where its long side is below `min_long_side`. Texts keep
     clear of each other: one that finds no free place at its box is left out, earlier boxes choose first.
-    Boxes reaching out of the picture are cut, those that are not finite are left out.
+    Boxes reaching out of the drawing are cut, those that are not finite are left out.
     """
     boxes = boxes.detach().cpu()
     scale = max(1.0, min_long_side / max(image.shape[-2:]))
-    picture = to_picture(image, scale)
-    draw = ImageDraw.Draw(picture)
-    width, font = max(1, round(min(picture.size) / 300)), _font(max(12, round(max(picture.size) / 55)))
+    drawing = to_pil(image, scale)
+    draw = ImageDraw.Draw(drawing)
+    width, font = max(1, round(min(drawing.size) / 300)), _font(max(12, round(max(drawing.size) / 55)))
     texts = [_name(names, label) for label in labels.tolist()]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores.tolist(), strict=True)]
     drawn = boxes.isfinite().all(dim=1).nonzero().flatten().tolist()
     colors = {i: class_color(int(labels[i])) for i in drawn}
-    rectangles = {i: _pixels((boxes[i] * scale).tolist(), picture.size) for i in drawn}
+    rectangles = {i: _pixels((boxes[i] * scale).tolist(), drawing.size) for i in drawn}
     for i in sorted(drawn, key=lambda i: -rectangles[i].area):  # the small ones on top
         _draw_rectangle(draw, rectangles[i], colors[i], width)
     taken: list[_Rectangle] = []
     for i in drawn:
-        place = _label_place(_label_size(draw, texts[i], font, width), i, rectangles, picture.size, taken)
+        place = _label_place(_label_size(draw, texts[i], font, width), i, rectangles, drawing.size, taken)
         if place is not None:
             _draw_label(draw, texts[i], place, colors[i], font, width)
             taken.append(place)
-    return picture
+    return drawing
 
 
 def side_by_side(
@@ -120,12 +120,12 @@ def batch_mosaic(
     batch: Batch, names: Sequence[str], *, columns: int | None = None, min_long_side: int = MIN_LONG_SIDE_PX
 ) -> Image.Image:
     """All images of a batch as the model gets them, without the padding, with the boxes it is to find."""
-    pictures = []
+    drawings = []
     for i in range(len(batch)):
         height, width = batch.image_sizes[i].tolist()
         number = int(batch.num_boxes[i])
         labels = batch.labels[i, :number]
-        picture = draw_boxes(
+        drawing = draw_boxes(
             batch.images[i, :, :height, :width],
             batch.boxes[i, :number],
             labels,
@@ -133,38 +133,38 @@ def batch_mosaic(
             min_long_side=min_long_side,
         )
         title = f"image {int(batch.image_ids[i])}, {width} x {height}: {_boxes(number)}"
-        pictures.append(_with_header(picture, title, labels, names))
-    return mosaic(pictures, columns)
+        drawings.append(_with_header(drawing, title, labels, names))
+    return mosaic(drawings, columns)
 
 
-def mosaic(pictures: Sequence[Image.Image], columns: int | None = None) -> Image.Image:
-    """Pictures row by row on white, rows and columns aligned; by default about as many columns as rows.
+def mosaic(drawings: Sequence[Image.Image], columns: int | None = None) -> Image.Image:
+    """Images row by row on white, rows and columns aligned; by default about as many columns as rows.
 
     Raises ValueError when there are none.
     """
-    if not pictures:
-        raise ValueError("a mosaic needs at least one picture.")
-    columns = min(len(pictures), columns or round(len(pictures) ** 0.5 + 0.49))
-    rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
-    widths = [max(picture.width for picture in pictures[c::columns]) for c in range(columns)]
-    heights = [max(picture.height for picture in row) for row in rows]
+    if not drawings:
+        raise ValueError("a mosaic needs at least one drawing.")
+    columns = min(len(drawings), columns or round(len(drawings) ** 0.5 + 0.49))
+    rows = [drawings[i : i + columns] for i in range(0, len(drawings), columns)]
+    widths = [max(drawing.width for drawing in drawings[c::columns]) for c in range(columns)]
+    heights = [max(drawing.height for drawing in row) for row in rows]
     lefts = list(accumulate((width + GAP_PX for width in widths), initial=GAP_PX))
     tops = list(accumulate((height + GAP_PX for height in heights), initial=GAP_PX))
     sheet = Image.new("RGB", (lefts[-1], tops[-1]), PAPER)
-    for i, picture in enumerate(pictures):
-        sheet.paste(picture, (lefts[i % columns], tops[i // columns]))
+    for i, drawing in enumerate(drawings):
+        sheet.paste(drawing, (lefts[i % columns], tops[i // columns]))
     return sheet
 
 
-def to_picture(image: Tensor, scale: float = 1.0) -> Image.Image:
-    """[3, h, w] RGB, 0 to 255 -> a picture whose sides are `scale` times as long."""
+def to_pil(image: Tensor, scale: float = 1.0) -> Image.Image:
+    """[3, h, w] RGB, 0 to 255 -> a drawing whose sides are `scale` times as long."""
     if image.is_floating_point():  # resized on the device
         image = image.round().clamp(0, 255).to(torch.uint8)
-    picture = Image.fromarray(image.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+    drawing = Image.fromarray(image.detach().cpu().permute(1, 2, 0).contiguous().numpy())
     if scale == 1:
-        return picture
-    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    return picture.resize(size, Image.Resampling.BICUBIC)
+        return drawing
+    size = max(1, round(drawing.width * scale)), max(1, round(drawing.height * scale))
+    return drawing.resize(size, Image.Resampling.BICUBIC)
 
 
 class _Rectangle(NamedTuple):
@@ -189,7 +189,7 @@ class _Rectangle(NamedTuple):
 
 
 def _pixels(xyxy: Sequence[float], size: tuple[int, int]) -> _Rectangle:
-    """The pixels of a box in a picture of that size, one at least, so that a box without an area is a dot."""
+    """The pixels of a box in a drawing of that size, one at least, so that a box without an area is a dot."""
     (x1, x2), (y1, y2) = (
         (min(max(round(low), 0), side - 1), min(max(round(high), 0), side))
         for low, high, side in zip(xyxy[:2], xyxy[2:], size, strict=True)
@@ -211,16 +211,16 @@ def _label_place(
     size: tuple[int, int],
     index: int,
     boxes: Mapping[int, _Rectangle],
-    picture_size: tuple[int, int],
+    within: tuple[int, int],
     taken: Sequence[_Rectangle],
 ) -> _Rectangle | None:
-    """Where to write the label of box `index`: in the picture, on no other label, best on no small box."""
+    """Where to write the label of box `index`: in the drawing, on no other label, best on no small box."""
     width, height = size
     places = []
     for x, y in _corners(boxes[index], width, height):
-        x = min(max(x, 0), picture_size[0] - width)
+        x = min(max(x, 0), within[0] - width)
         place = _Rectangle(x, y, x + width, y + height)
-        if place.within(*picture_size) and not any(place.overlap(other) for other in taken):
+        if place.within(*within) and not any(place.overlap(other) for other in taken):
             places.append(place)
     small = [box for box in boxes.values() if box.area < 3 * width * height]
     return min(places, key=lambda place: sum(place.overlap(box) for box in small), default=None)
@@ -244,12 +244,12 @@ def _draw_label(draw: ImageDraw.ImageDraw, text: str, place: _Rectangle, color: 
     draw.text((place.x1 + 2 * line, place.y1 + 2 * line - top), text, font=font, fill=_readable_on(color))
 
 
-def _with_header(picture: Image.Image, title: str, labels: Tensor, names: Sequence[str]) -> Image.Image:
-    """The picture under its title and a line that counts the boxes of each class in the class's colour."""
-    size = max(13, round(picture.width / 45))
+def _with_header(drawing: Image.Image, title: str, labels: Tensor, names: Sequence[str]) -> Image.Image:
+    """The drawing under its title and a line that counts the boxes of each class in the class's colour."""
+    size = max(13, round(drawing.width / 45))
     font, small, line = _font(size, bold=True), _font(round(size * 0.85)), round(size * 1.6)
-    sheet = Image.new("RGB", (picture.width, picture.height + 2 * line), PAPER)
-    sheet.paste(picture, (0, 2 * line))
+    sheet = Image.new("RGB", (drawing.width, drawing.height + 2 * line), PAPER)
+    sheet.paste(drawing, (0, 2 * line))
     draw = ImageDraw.Draw(sheet)
     draw.text((2, line // 2), title, font=font, fill=INK, anchor="lm")
     x, y = 2.0, line * 1.45
@@ -259,7 +259,7 @@ def _with_header(picture: Image.Image, title: str, labels: Tensor, names: Sequen
         width = size * 1.1 + draw.textlength(text, font=small)
         if not counts[label]:
             break
-        if x + width > picture.width - size:
+        if x + width > drawing.width - size:
             draw.text((x, y), "…", font=small, fill=FAINT, anchor="lm")
             break
         chip = round(size * 0.35)

@@ -1,4 +1,4 @@
-"""Detection: annotations, batches, a RetinaNet, COCO metrics and pictures, from the settings of a run.
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a run.
 
 Layer 4. Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
 """
@@ -42,9 +42,9 @@ from retina_dist.errors import CheckpointError, ConfigError, DataError, UserErro
 from retina_dist.files import Place, Url, place
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
-NUM_PICTURES = 12
+NUM_IMAGES = 12
 
 
 def draw_data(data: DataConfig) -> None:
@@ -354,7 +354,7 @@ class DetectionTask:
 
         dataset = data.train_dataset
         spec = data.train_sampler.step(step)[0]
-        batch = dataset[replace(spec, indices=spec.indices[:NUM_PICTURES], size=1)].to("cpu")
+        batch = dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
         batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
@@ -367,9 +367,9 @@ class DetectionTask:
         result = self.evaluator.last_result
         plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
         plot_per_class(result.per_class, folder / "per_class_ap.png")
-        pictures = []
+        images = []
         model.eval()
-        for batch in islice(data.val_batches(), -(-NUM_PICTURES // self.config.data.val_batch_size)):
+        for batch in islice(data.val_batches(), -(-NUM_IMAGES // self.config.data.val_batch_size)):
             batch = batch.to("cpu")  # where it is drawn, as it lies on the canvas
             with torch.inference_mode():
                 detections = model(batch.to(self.strategy.device))
@@ -379,15 +379,15 @@ class DetectionTask:
                 on_canvas = {k: v.cpu() for k, v in found.items()}
                 on_canvas["boxes"] = on_canvas["boxes"] * scale
                 n = int(batch.num_boxes[i])
-                picture = side_by_side(
+                image = side_by_side(
                     batch.images[i, :, :height, :width],
                     batch.boxes[i, :n],
                     batch.labels[i, :n],
                     on_canvas,  # type: ignore[arg-type]
                     self.val.categories.names,
                 )
-                pictures.append(picture)
-        mosaic(pictures[:NUM_PICTURES], columns=2).save(folder / "predictions.jpg", quality=92)
+                images.append(image)
+        mosaic(images[:NUM_IMAGES], columns=2).save(folder / "predictions.jpg", quality=92)
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
@@ -410,11 +410,11 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
 def _describe(part: Annotations) -> str:
     boxes = sum(map(len, part.boxes))
     empty = sum(1 for b in part.boxes if not len(b))
-    extra = [f"{counted(empty, 'image')} without boxes"] if empty else []
-    extra += [f"{counted(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
-    extra += [f"{counted(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
-    extra += [f"{counted(part.clipped, 'box')} clipped to their image"] if part.clipped else []
-    return "; ".join([f"{counted(len(part.records), 'image')}, {counted(boxes, 'box')}", *extra])
+    extra = [f"{pluralize(empty, 'image')} without boxes"] if empty else []
+    extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
+    extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

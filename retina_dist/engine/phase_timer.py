@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 # In the order of a step. "communication" is what the backward pass does not hide; "first_batch" is the wait for the first one,
 # the start of the data workers included, which "data" is without.
@@ -165,7 +165,8 @@ def in_words(found: dict[str, Any]) -> str:
     """A table: each part's share of the main rank's time, and its milliseconds in a step; the slowest rank if it stands out."""
     main = found["ranks"][0]
     lines = [
-        f"time: {main['wall_s']:.1f} s, {counted(main['steps'], 'step')}\n  {'part':<15}{'share':>7}   ms a step: median, p90, p99"
+        f"time: {main['wall_s']:.1f} s, {pluralize(main['steps'], 'step')}\n"
+        f"  {'part':<15}{'share':>7}   ms a step: median, p90, p99"
     ]
     for name in PARTS:
         seconds = main["seconds"][name]

@@ -15,7 +15,7 @@ from typing import Literal
 from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, ScheduleName
-from retina_dist.words import counted
+from retina_dist.words import pluralize
 
 LrRule = Literal["none", "linear", "sqrt", "adasum"]
 
@@ -64,14 +64,14 @@ class Plan:
         if schedule.name == "cosine":
             shape += f" to {self.lr * schedule.final_factor:g}"
         if schedule.warmup:
-            shape += f", warm-up over {counted(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
+            shape += f", warm-up over {pluralize(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
         rows = {
-            "batch": f"{counted(self.batch_size, 'image')} a step = {counted(self.world_size, 'process')} x "
+            "batch": f"{pluralize(self.batch_size, 'image')} a step = {pluralize(self.world_size, 'process')} x "
             f"{self.accumulate} accumulated x {' or '.join(map(str, self.micro_batches))}",
-            "epoch": f"{counted(self.num_images, 'image')} in {counted(self.steps_per_epoch, 'step')}",
-            "length": f"{counted(self.total_steps, 'step')} = {counted(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
+            "epoch": f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}",
+            "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {counted(self.validate_every, 'step').removeprefix('1 ')}"
+            "validate": f"every {pluralize(self.validate_every, 'step').removeprefix('1 ')}"
             if self.validate_every
             else "never",
         }
@@ -123,15 +123,15 @@ def resolve_plan(
     warmup_steps = steps("schedule.warmup", warmup)
     if warmup_steps >= total:
         raise ConfigError(
-            f"schedule.warmup={warmup} ({counted(warmup_steps, 'step')}) leaves nothing of trainer.max_duration={max_duration} "
-            f"({counted(total, 'step')}); use a warm-up of at most {total - 1}steps."
+            f"schedule.warmup={warmup} ({pluralize(warmup_steps, 'step')}) leaves nothing of trainer.max_duration={max_duration} "
+            f"({pluralize(total, 'step')}); use a warm-up of at most {total - 1}steps."
         )
     drops = [steps("schedule.milestones", m) for m in milestones] if schedule == "multistep" else []
     for text, drop in zip(milestones, drops, strict=False):
         if not 0 < drop < total:
             raise ConfigError(
                 f"schedule.milestones has {text} (step {drop}), past the end: "
-                f"trainer.max_duration={max_duration} is {counted(total, 'step')}; "
+                f"trainer.max_duration={max_duration} is {pluralize(total, 'step')}; "
                 "lengthen the run or bring the milestone forward."
             )
     if drops != sorted(set(drops)):

@@ -49,7 +49,7 @@ class TrainData(Protocol):
     def position(self, step: int) -> tuple[int, int]: ...
 
 
-class Sink(Protocol):
+class MetricLogger(Protocol):
     """Where metrics go."""
 
     def log(self, metrics: dict[str, float], step: int) -> None: ...
@@ -74,7 +74,7 @@ class Trainer:
         plan: Plan,
         data: TrainData,
         strategy: DistributedStrategy,
-        sink: Sink,
+        logger: MetricLogger,
         evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
         checkpoints: CheckpointStore | None = None,
         checkpoint_minutes: float | None = None,
@@ -90,7 +90,7 @@ class Trainer:
         report: Callable[[str], None] = print,
         warn: Callable[[str], None] = print,
     ) -> None:
-        self.state, self.plan, self.data, self.strategy, self.sink = state, plan, data, strategy, sink
+        self.state, self.plan, self.data, self.strategy, self.logger = state, plan, data, strategy, logger
         self.evaluate, self.checkpoints = evaluate, checkpoints
         self.metadata, self.report, self.warn = metadata or {}, report, warn
         self.autocast = autocast(strategy.device, precision)
@@ -288,7 +288,7 @@ class Trainer:
         metrics |= {f"comm/{name}": value for name, value in self.strategy.counters().items()}
         metrics["train/lr"] = self.plan.lr_at(step - 1)
         metrics["train/epoch"] = self.plan.epoch_at(step)
-        self.sink.log(metrics, step)
+        self.logger.log(metrics, step)
 
     def _validate(self) -> dict[str, float]:
         state = self.state
@@ -298,7 +298,7 @@ class Trainer:
         self.strategy.phase = f"the validation after step {state.step}"
         metrics = self.evaluate(state.evaluated_model)
         self.net.train()
-        self.sink.log(metrics, state.step)
+        self.logger.log(metrics, state.step)
         state.best.update(metrics)
         return metrics
 

@@ -19,7 +19,7 @@ from retina_dist.files import write_atomically
 STEP = "step"
 
 
-class Sink(Protocol):
+class MetricLogger(Protocol):
     """Takes metrics as they come; only the main rank has a real one."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
@@ -27,7 +27,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class NullSink:
+class NullLogger:
     """Takes everything, keeps nothing."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -37,16 +37,16 @@ class NullSink:
         pass
 
 
-class MultiSink:
-    """Passes everything on to several sinks, in order. All of them are closed even if one fails to."""
+class LoggerCollection:
+    """Passes everything on to several loggers, in order. All of them are closed even if one fails to."""
 
-    def __init__(self, sinks: Iterable[Sink]) -> None:
-        self.sinks = tuple(sinks)
+    def __init__(self, loggers: Iterable[MetricLogger]) -> None:
+        self.loggers = tuple(loggers)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         try:
-            for sink in self.sinks:
-                sink.log(metrics, step)
+            for logger in self.loggers:
+                logger.log(metrics, step)
         except OSError as error:
             raise DataError(
                 f"the metrics of step {step} cannot be written ({error}); mend that (a full disk?) and go on with resume=auto."
@@ -54,11 +54,11 @@ class MultiSink:
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
-            for sink in reversed(self.sinks):  # the stack closes the last one first
-                stack.callback(sink.close)
+            for logger in reversed(self.loggers):  # the stack closes the last one first
+                stack.callback(logger.close)
 
 
-class CsvSink:
+class CsvLogger:
     """One row per `log`, the step in the first column, an empty cell where a metric was not logged.
 
     Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is
@@ -102,7 +102,7 @@ class CsvSink:
         self._columns = columns
 
 
-class TensorBoardSink:
+class TensorBoardLogger:
     """Scalars for TensorBoard; with `resume_step` it hides what an earlier run logged for later steps.
 
     Raises ConfigError where TensorBoard is not installed.
@@ -148,7 +148,7 @@ class RankLog:
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name -> (steps, values) of a CsvSink's file, cells left empty left out, in the order logged.
+    """Metric name -> (steps, values) of a CsvLogger's file, cells left empty left out, in the order logged.
 
     Raises DataError when the file is missing or is no such file.
     """

@@ -1,6 +1,6 @@
-"""An MLflow run as a sink: metrics, settings, tags and files for a tracking server, without ever waiting for it.
+"""An MLflow run as a logger: metrics, settings, tags and files for a tracking server, without ever waiting for it.
 
-Layer 1. Needs `mlflow-skinny`; everything here that talks to the server does so on the thread of a `Courier`.
+Layer 1. Needs `mlflow-skinny`; everything here that talks to the server does so on the thread of a `RetryQueue`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing_extensions import Self
 from retina_dist.errors import Preempted, UserError
 from retina_dist.files import Place, read_bytes, write_bytes
 from retina_dist.redaction import redacted
-from retina_dist.reporting.loggers import NullSink
-from retina_dist.reporting.retry_queue import Courier
+from retina_dist.reporting.loggers import NullLogger
+from retina_dist.reporting.retry_queue import RetryQueue
 
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
@@ -39,7 +39,7 @@ LINGER_S = 1.0  # metrics of this time go in one request
 PATIENCE_S = 30.0  # with the next request that is left at the end
 LIMIT_S = 120.0  # for all that is left at the end, five times as long with a checkpoint
 KILLED_S = 10.0  # the same where a scheduler wants the machine back
-# For MLflow's own client, unless the environment says otherwise. It would try for four minutes; the courier tries again too.
+# For MLflow's own client, unless the environment says otherwise. It would try for four minutes; the queue tries again too.
 CLIENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -64,8 +64,8 @@ class Identity:
     go_on: bool = False
 
 
-class TrackedRun(NullSink):
-    """A sink that learns how the run ended, on leaving it if not before; this one keeps nothing."""
+class TrackedRun(NullLogger):
+    """A logger that learns how the run ended, on leaving it if not before; this one keeps nothing."""
 
     def end(self, status: str, within_s: float = math.inf) -> None:
         """The run is over: FINISHED, FAILED or KILLED, in MLflow's words; returns `within_s` seconds."""
@@ -86,7 +86,7 @@ class MlflowRun(TrackedRun):
     not be sent is sent again, as long as no more than 200,000 values wait. The first failure is told by `say`, as is what is
     missing in the end. The status of a run that was joined is left to whoever made it.
 
-    At the end the pictures, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
+    At the end the images, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
     `files` into the artifact folder "checkpoints".
     """
 
@@ -122,8 +122,8 @@ class MlflowRun(TrackedRun):
         self._ended = False
         self._lost = 0  # values
         self._failure: str | None = None
-        self._courier = Courier(self._note_failure)
-        self._courier.give(self._begin)
+        self._queue = RetryQueue(self._note_failure)
+        self._queue.give(self._begin)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Have metrics sent; the time is now. A step that is logged again, after a resume, has both values in MLflow."""
@@ -135,7 +135,7 @@ class MlflowRun(TrackedRun):
                 self._waiting.extend((name, float(value), now, step) for name, value in metrics.items())
             if not self._sending:
                 self._sending = True
-                self._courier.give(self._send)
+                self._queue.give(self._send)
         self._speak()
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class MlflowRun(TrackedRun):
             self._give(partial(self._upload, path=path, to="checkpoints"))
         self._give(partial(self._terminate, status=status))
         limit_s = KILLED_S if status == "KILLED" else LIMIT_S * (5 if self._files else 1)
-        complete = self._courier.close(min(PATIENCE_S, within_s), min(limit_s, within_s))
+        complete = self._queue.close(min(PATIENCE_S, within_s), min(limit_s, within_s))
         with self._lock:
             lost = self._lost + len(self._waiting)
             self._waiting.clear()
@@ -177,7 +177,7 @@ class MlflowRun(TrackedRun):
             )
         self._speak()
 
-    # on the courier's thread
+    # on the thread of the queue
 
     def _begin(self) -> None:
         self._client = self.mlflow.MlflowClient(tracking_uri=self.identity.uri)
@@ -312,7 +312,7 @@ class MlflowRun(TrackedRun):
             if self._id is not None:
                 job(self._id)
 
-        self._courier.give(work)
+        self._queue.give(work)
 
     def _note_failure(self, error: Exception) -> bool:
         """Whether what failed is worth another try."""

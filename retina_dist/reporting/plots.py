@@ -1,4 +1,4 @@
-"""Pictures of a run: curves over the steps, precision over recall, AP of every class; and of a sweep of runs.
+"""Plots of a run: curves over the steps, precision over recall, AP of every class; and of a sweep of runs.
 
 Layer 1. matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
 backend nor the settings of a program that imports this package are touched.
@@ -72,7 +72,7 @@ def plot_curves(metrics_csv: Path, out: Path) -> None:
     """Loss and its parts, learning rate, gradient norm, AP and images/s over the steps, as far as logged.
 
     Training values are drawn thin with their running median on top. Values that are not finite leave gaps.
-    Raises DataError when `metrics_csv` is missing or is no file of a CsvSink.
+    Raises DataError when `metrics_csv` is missing or is no file of a CsvLogger.
     """
     series = read_metrics(metrics_csv)
     panels = [panel for panel in _PANELS if not series.keys().isdisjoint(panel.names)]
@@ -460,7 +460,7 @@ def _draw_sweep_bars(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> N
 
 
 def _digits(value: float, among: np.ndarray) -> str:
-    """As many digits as tell the values of a picture apart; a dash for what is not a number."""
+    """As many digits as tell the values of a plot apart; a dash for what is not a number."""
     if not np.isfinite(value):
         return "-"
     greatest = np.nanmax(np.abs(among))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from retina_dist.reporting.console import tell
-from retina_dist.reporting.loggers import NullSink
+from retina_dist.reporting.loggers import NullLogger
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
@@ -22,7 +22,7 @@ BAR = "{bar:20}"  # in tqdm's format, 20 characters wide
 
 
 class Progress:
-    """A sink that shows the run: a bar on a terminal, elsewhere a plain line per `log` of training metrics.
+    """A logger that shows the run: a bar on a terminal, elsewhere a plain line per `log` of training metrics.
 
     Metrics of the groups train, time and memory are training metrics; all others are validation results,
     which get a line of their own. The time left comes from the clock since the start, evaluations and
@@ -119,7 +119,7 @@ class Progress:
         return "  ".join(parts)
 
 
-class NullProgress(NullSink):
+class NullProgress(NullLogger):
     """A Progress that shows nothing, for all ranks but the main one."""
 
     def update(self, step: int) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 AGAIN_AFTER_S = 30.0
 
 
-class Courier:
+class RetryQueue:
     """Does jobs one after another, in the order given, on a daemon thread.
 
     A job that raises is passed to `failed` with its error, on that thread. If the answer is true it is done again
@@ -25,7 +25,7 @@ class Courier:
         self._finished = 0
         self._closing = False
         self._given_up = False
-        threading.Thread(target=self._work, name="courier", daemon=True).start()
+        threading.Thread(target=self._work, name="retry_queue", daemon=True).start()
 
     def give(self, job: Callable[[], None]) -> None:
         """Add a job, without waiting for anything."""

@@ -1,4 +1,4 @@
-"""Pictures of how training scales: the length of an epoch over the number of workers, measured or calculated.
+"""Plots of how training scales: the length of an epoch over the number of workers, measured or calculated.
 
 Layer 1. As in `plots`, matplotlib is imported when something is drawn.
 """

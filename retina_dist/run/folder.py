@@ -1,6 +1,6 @@
 """Run folders: where a run writes, and which checkpoint it goes on from.
 
-Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and pictures.
+Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sweep: a training for each combination of values, one table and one picture of them all.
+"""A sweep: a training for each combination of values, one table and one plot of them all.
 
 Layer 4. Jobs run one after another, in this process or, with `launcher`, each in processes of its own. In one of several
 processes, which all go through the same jobs in the same order, rank 0 names the folders and writes.
@@ -38,7 +38,7 @@ from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.run.mlflow import as_child, tracked_sweep
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 
-RESULT, TABLE, PICTURE = "result.json", "sweep.csv", "sweep.png"
+RESULT, TABLE, PLOT = "result.json", "sweep.csv", "sweep.png"
 LOSS, SPEED = "train/loss", "time/images_per_s"
 MAX_NAME = 120  # characters of a job's folder
 INTERRUPTED_S = 30  # how long a job's processes have to end
@@ -238,13 +238,13 @@ class Sweep:
             row.error = result["error"]
 
     def report(self) -> None:
-        """The table and the best job in words, and the picture."""
+        """The table and the best job in words, and the plot."""
         if self.launch.rank or not self.rows:
             return
         print("\n" + aligned(self._columns(), [self._cells(row, rounded) for row in self.rows]))
         if self.writes:
             self._draw()
-            print(f"\n{self.folder / TABLE}, {self.folder / PICTURE}")
+            print(f"\n{self.folder / TABLE}, {self.folder / PLOT}")
         if best := self.best():
             row, name, value = best
             print(f"{name} {value:.3f}: {settings_of(row.swept)}, {row.folder}", flush=True)
@@ -293,7 +293,7 @@ class Sweep:
             },
             failed=[row.error is not None for row in self.rows],
             best=self.rows.index(best[0]) if best else None,
-            out=self.folder / PICTURE,
+            out=self.folder / PLOT,
         )
 
 

@@ -1,1 +1,1 @@
-"""A detector behind HTTP: what an answer is (`scoring`), pictures gathered into batches (`batcher`), the web server (`app`)."""
+"""A detector behind HTTP: what an answer is (`scoring`), images gathered into batches (`batcher`), the web server (`app`)."""

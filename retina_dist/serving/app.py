@@ -1,6 +1,6 @@
 """The REST endpoint: FastAPI over a scorer and a batcher.
 
-Layer 4. `POST /score` for pictures; `/healthz`, `/readyz` and `/metrics`, which need no key, for whoever runs the server.
+Layer 4. `POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for whoever runs the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retina_dist import __version__
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import Prepared, Refused, Scorer, answer
+from retina_dist.serving.scoring import Prepared, RequestError, Scorer, answer
 
 GRACE_S = 0.5  # at the end, for what has been cut off to be answered
 
@@ -36,14 +36,14 @@ class Limits:
     """What the server takes at most, and how it gathers."""
 
     max_body: int = 20_000_000  # bytes of a request
-    max_queue: int = 64  # pictures taken and not yet answered
-    max_batch: int = 1  # pictures of a pass
-    wait_s: float = 0.005  # for others to join a picture
+    max_queue: int = 64  # images taken and not yet answered
+    max_batch: int = 1  # images of a pass
+    wait_s: float = 0.005  # for others to join an image
     prepare_threads: int = 2  # that decode and resize
 
 
 class Detection(BaseModel):
-    """One object; `bbox` is x, y, width, height in pixels of the picture as it is displayed (EXIF orientation applied)."""
+    """One object; `bbox` is x, y, width, height in pixels of the image as it is displayed (EXIF orientation applied)."""
 
     category_id: int
     category_name: str
@@ -51,32 +51,32 @@ class Detection(BaseModel):
     score: float
 
 
-class Picture(BaseModel):
-    """What was found in one picture, best first."""
+class ImageResult(BaseModel):
+    """What was found in one image, best first."""
 
     width: int
     height: int
     detections: list[Detection]
 
 
-class Answer(BaseModel):
-    """One entry for each picture of the request, in its order."""
+class ScoreResponse(BaseModel):
+    """One entry for each image of the request, in its order."""
 
-    pictures: list[Picture]
+    images: list[ImageResult]
 
 
-class Problem(BaseModel):
+class ErrorResponse(BaseModel):
     """Why there is no answer."""
 
     detail: str
 
 
-_PICTURE = {"schema": {"type": "string", "format": "binary"}}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _BODY = {
     "required": True,
     "content": {
-        "image/*": _PICTURE,
-        "application/octet-stream": _PICTURE,
+        "image/*": _BINARY,
+        "application/octet-stream": _BINARY,
         "multipart/form-data": {
             "schema": {
                 "type": "object",
@@ -93,12 +93,12 @@ _BODY = {
     },
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "A picture or the body cannot be read"},
-    401: {"model": Problem, "description": "The API key is missing or wrong"},
-    413: {"model": Problem, "description": "The body is too large, or has too many images or pixels"},
-    415: {"model": Problem, "description": "The content type is none of those above"},
-    429: {"model": Problem, "description": "The queue is full; try again"},
-    503: {"model": Problem, "description": "The server is shutting down"},
+    400: {"model": ErrorResponse, "description": "An image or the body cannot be read"},
+    401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
+    413: {"model": ErrorResponse, "description": "The body is too large, or has too many images or pixels"},
+    415: {"model": ErrorResponse, "description": "The content type is none of those above"},
+    429: {"model": ErrorResponse, "description": "The queue is full; try again"},
+    503: {"model": ErrorResponse, "description": "The server is shutting down"},
 }
 
 
@@ -115,26 +115,28 @@ class Metrics:
         )
         self.latency = Histogram("retina_dist_request_seconds", "From a request to its answer", registry=registry)
         self.batch = Histogram(
-            "retina_dist_batch_pictures", "Pictures of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
+            "retina_dist_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
         self.detect = Histogram("retina_dist_detect_seconds", "A batch in the network", registry=registry)
-        self.queue = Gauge("retina_dist_queue_pictures", "Pictures taken and not yet answered", registry=registry)
+        self.queue = Gauge("retina_dist_queue_images", "Images taken and not yet answered", registry=registry)
 
 
 class Queue:
-    """Counts the pictures that were taken and not yet answered; of the event loop's thread."""
+    """Counts the images that were taken and not yet answered; of the event loop's thread."""
 
     def __init__(self, most: int, gauge: Gauge) -> None:
         self.most, self.gauge, self.taken = most, gauge, 0
 
     def take(self, count: int, held: int = 0) -> None:
-        """Room for `count` images of a request that holds `held` of them. Raises Refused: 429, or 413 if there never is any."""
+        """Makes room for `count` images of a request that holds `held`. Raises RequestError: 429, or 413 if it can never fit."""
         if count > self.most:
-            raise Refused(
-                413, f"the request has {count} pictures, more than max_queue={self.most}; send fewer at once."
+            raise RequestError(
+                413, f"the request has {count} images, more than max_queue={self.most}; send fewer at once."
             )
         if self.taken - held + count > self.most:
-            raise Refused(429, f"{self.taken} pictures are waiting and max_queue={self.most}; try again in a second.")
+            raise RequestError(
+                429, f"{self.taken} images are waiting and max_queue={self.most}; try again in a second."
+            )
         self._add(count - held)
 
     def give_back(self, count: int) -> None:
@@ -181,10 +183,10 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
     queue = Queue(limits.max_queue, metrics.queue)
     bearer = HTTPBearer(auto_error=False, description="The server's API key, if it was started with one")
 
-    def detect(pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
-        metrics.batch.observe(len(pictures))
+    def detect(images: Sequence[Prepared]) -> list[dict[str, Any]]:
+        metrics.batch.observe(len(images))
         with metrics.detect.time():
-            return scorer.detect(pictures)
+            return scorer.detect(images)
 
     def run(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
@@ -209,25 +211,25 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
     app.state.busy = False
     app.add_middleware(Measured, metrics=metrics)
 
-    @app.exception_handler(Refused)
-    async def refuse(request: Request, error: Refused) -> JSONResponse:
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
         return JSONResponse({"detail": str(error)}, error.status, headers)
 
     async def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
         given = credentials.credentials if credentials else ""
         if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
-            raise Refused(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
+            raise RequestError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
 
     @app.post(
         "/score",
-        response_model=Answer,
+        response_model=ScoreResponse,
         responses=_PROBLEMS,
         openapi_extra={"requestBody": _BODY},
         dependencies=[Depends(check_key)],
     )
     async def score(request: Request) -> JSONResponse:
-        """The objects in each picture of the body."""
+        """The objects in each image of the body."""
         body = await read_body(request, limits.max_body)
         readers, batcher, owner = request.app.state.readers, request.app.state.batcher, object()
 
@@ -257,7 +259,7 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz(request: Request) -> Response:
-        """Pictures are taken: 200, else 503."""
+        """Images are taken: 200, else 503."""
         ready = request.app.state.batcher.alive
         return PlainTextResponse("ready" if ready else "not ready", 200 if ready else 503)
 
@@ -270,8 +272,8 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """At most `most` bytes. Raises Refused (413) before reading where the length is announced, else as soon as it is passed."""
-    too_large = Refused(413, f"the body is larger than {most} bytes; send fewer or smaller pictures.")
+    """At most `most` bytes. Raises RequestError (413) before reading if Content-Length is given, else once it is passed."""
+    too_large = RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise too_large
@@ -282,5 +284,5 @@ async def read_body(request: Request, most: int) -> bytes:
             if len(body) > most:
                 raise too_large
     except ClientDisconnect as error:
-        raise Refused(400, "the connection was closed before the end of the body.") from error
+        raise RequestError(400, "the connection was closed before the end of the body.") from error
     return bytes(body)

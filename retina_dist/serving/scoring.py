@@ -20,12 +20,12 @@ from retina_dist.detection.batch import Batch
 from retina_dist.detection.detector import Detector
 from retina_dist.errors import ImageError, UserError
 
-USAGE = 'send a picture as image/*, pictures as multipart/form-data, or application/json {"images": [base64, ...]}'
+USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
 MAX_IMAGES = 16  # of a request
 SPARE_PARTS = 1000  # of a body beside its images: form fields, or values of the JSON
 
 
-class Refused(UserError):
+class RequestError(UserError):
     """A request that cannot be answered, with the HTTP status that says why."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -35,19 +35,19 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A picture on its canvas."""
+    """An image on its canvas."""
 
     batch: Batch
-    width: int  # of the picture as it is displayed, in px
+    width: int  # of the image as it is displayed, in px
     height: int
 
 
 class Scorer:
-    """Pictures as bytes in, what an answer says of them out.
+    """Images as bytes in, what an answer says of them out.
 
-    Detections below `score_threshold` are left out, beside those that the detector leaves out itself. Refused before anything is
-    decoded: an image whose header claims more than `max_pixels`, and a request of more than `max_images` or of more than
-    `max_request_pixels` together.
+    Leaves out detections below `score_threshold`, beside those that the detector itself leaves out. Raises RequestError before
+    anything is decoded: for an image whose header claims more than `max_pixels`, for a request of more than `max_images`, and for
+    images of more than `max_request_pixels` together.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Scorer:
         self.max_images, self.max_request_pixels = max_images, max_request_pixels
 
     def read(self, content_type: str, body: bytes) -> list[bytes]:
-        """The images of a request, in any thread. Raises Refused, as `read_images`, and 413 when their pixels are too many."""
+        """The images of a request, in any thread. Raises RequestError, as `read_images`, and 413 when their pixels are too many."""
         images = read_images(content_type, body, self.max_images)
         pixels = 0
         for i, data in enumerate(images):
             with _refusing(i):
                 pixels += count_pixels(data, self.max_pixels)
         if pixels > self.max_request_pixels:
-            raise Refused(
+            raise RequestError(
                 413,
                 f"the {len(images)} images of the request have {pixels} pixels together, more than max_request_pixels="
                 f"{self.max_request_pixels}; send fewer at once.",
@@ -79,16 +79,16 @@ class Scorer:
         return images
 
     def prepare(self, data: bytes, i: int) -> Prepared:
-        """Image `i` of a request decoded and resized, in any thread. Raises Refused (400) when it is none."""
+        """Image `i` of a request decoded and resized, in any thread. Raises RequestError (400) when it is none."""
         with _refusing(i):
             pixels = decode_image(data, max_pixels=self.max_pixels)
         return Prepared(self.detector.prepare(pixels), pixels.shape[2], pixels.shape[1])
 
-    def detect(self, pictures: Sequence[Prepared]) -> list[dict[str, Any]]:
-        """Of each picture its size and its detections, COCO's way, best first; in one thread at a time."""
+    def detect(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
+        """Of each image its size and its detections, COCO's way, best first; in one thread at a time."""
         categories = self.detector.categories
         answers = []
-        for picture, found in zip(pictures, self.detector.detect([p.batch for p in pictures]), strict=True):
+        for image, found in zip(images, self.detector.detect([p.batch for p in images]), strict=True):
             boxes = found["boxes"].to(torch.float64)
             boxes[:, 2:] -= boxes[:, :2]  # x, y, width, height
             rows = zip(boxes.tolist(), found["scores"].tolist(), found["labels"].tolist(), strict=True)
@@ -102,11 +102,11 @@ class Scorer:
                 for box, score, label in rows
                 if score >= self.score_threshold and categories.category_id_of(label) >= 0
             ]
-            answers.append({"width": picture.width, "height": picture.height, "detections": detections})
+            answers.append({"width": image.width, "height": image.height, "detections": detections})
         return answers
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
-        """The answer to a request, at once, one picture in memory at a time. Raises Refused."""
+        """The answer to a request, at once, one image in memory at a time. Raises RequestError."""
         images = self.read(content_type, body)
         return answer([found for i, data in enumerate(images) for found in self.detect([self.prepare(data, i)])])
 
@@ -117,18 +117,18 @@ def _refusing(i: int) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
-        raise Refused(400, f"picture {i}: {str(error).split(';')[0]}") from error
+        raise RequestError(400, f"image {i}: {str(error).split(';')[0]}") from error
 
 
-def answer(pictures: list[dict[str, Any]]) -> dict[str, Any]:
+def answer(images: list[dict[str, Any]]) -> dict[str, Any]:
     """What a server sends back."""
-    return {"pictures": pictures}
+    return {"images": images}
 
 
 def read_images(content_type: str, body: bytes, max_images: int = MAX_IMAGES) -> list[bytes]:
     """The images of a request's body, at least one.
 
-    Raises Refused: 415 for another type, 400 for a broken body, 413 for more than `max_images`.
+    Raises RequestError: 415 for another type, 400 for a broken body, 413 for more than `max_images`.
     """
     kind = content_type.split(";")[0].strip().lower()
     if kind.startswith("image/") or kind == "application/octet-stream":
@@ -138,40 +138,40 @@ def read_images(content_type: str, body: bytes, max_images: int = MAX_IMAGES) ->
     elif kind == "multipart/form-data":
         images = _of_multipart(content_type, body, max_images)
     else:
-        raise Refused(
+        raise RequestError(
             415, f"{f'the content type {kind} is not understood' if kind else 'no content type is given'}; {USAGE}."
         )
     if not images:
-        raise Refused(400, f"there is no picture in the request; {USAGE}.")
+        raise RequestError(400, f"there is no image in the request; {USAGE}.")
     _check_number(len(images), max_images)
     return images
 
 
 def _check_number(found: int, most: int) -> None:
     if found > most:
-        raise Refused(413, f"the request has {found} images, more than max_images={most}; send fewer at once.")
+        raise RequestError(413, f"the request has {found} images, more than max_images={most}; send fewer at once.")
 
 
 def _of_json(body: bytes, max_images: int) -> list[bytes]:
     # Python's parser holds all threads up; it takes seconds for 20 MB of brackets, and 0.1 s for any 20 MB with few values.
     if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
-        raise Refused(
+        raise RequestError(
             413, f"the JSON has more than max_images={max_images} images and {SPARE_PARTS} other values; {USAGE}."
         )
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON ({error}); {USAGE}.") from error
+        raise RequestError(400, f"the body is no JSON ({error}); {USAGE}.") from error
     texts = document.get("images") if isinstance(document, dict) else None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(400, "the JSON is not as it should be; " + USAGE + ".")
+        raise RequestError(400, "the JSON is not as it should be; " + USAGE + ".")
     _check_number(len(texts), max_images)
     images = []
     for i, text in enumerate(texts):
         try:
             images.append(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError) as error:
-            raise Refused(400, f"picture {i}: is not base64 ({error}).") from error
+            raise RequestError(400, f"image {i}: is not base64 ({error}).") from error
     return images
 
 
@@ -181,7 +181,7 @@ def _of_multipart(content_type: str, body: bytes, max_images: int) -> list[bytes
         from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import FormParser, parse_options_header
     except ImportError as error:
-        raise Refused(
+        raise RequestError(
             415, 'multipart/form-data needs python-multipart here: pip install "retina-dist[serve]".'
         ) from error
     images: list[bytes] = []
@@ -194,7 +194,7 @@ def _of_multipart(content_type: str, body: bytes, max_images: int) -> list[bytes
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     parts = body.count(b"\n--" + boundary)  # read one by one in Python, 100,000 in 3 s
     if parts > max_images + SPARE_PARTS:
-        raise Refused(
+        raise RequestError(
             413, f"the form has more than max_images={max_images} images and {SPARE_PARTS} other fields; {USAGE}."
         )
     try:
@@ -205,7 +205,7 @@ def _of_multipart(content_type: str, body: bytes, max_images: int) -> list[bytes
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise Refused(400, f"the body is no multipart/form-data ({error}).") from error
+        raise RequestError(400, f"the body is no multipart/form-data ({error}).") from error
     if not ended:
-        raise Refused(400, "the body is no multipart/form-data (its last boundary is missing).")
+        raise RequestError(400, "the body is no multipart/form-data (its last boundary is missing).")
     return images

@@ -25,7 +25,7 @@ if importlib.util.find_spec("retina_dist") is None:
 
 from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
-from retina_dist.serving.scoring import Refused, Scorer
+from retina_dist.serving.scoring import RequestError, Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 LIMITS = ServeConfig()  # the defaults of the other server
@@ -47,22 +47,22 @@ def init() -> None:
 
 @rawhttp
 def run(request: AMLRequest) -> AMLResponse:
-    """The answer to a POST with pictures."""
+    """The answer to a POST with images."""
     try:
         if request.method != "POST":
-            raise Refused(405, "send a POST.")
+            raise RequestError(405, "send a POST.")
         return answered(scorer.score(request.headers.get("Content-Type", ""), body_of(request)), 200)
-    except Refused as error:
+    except RequestError as error:
         return answered({"detail": str(error)}, error.status)
 
 
 def body_of(request: AMLRequest) -> bytes:
-    """At most as many bytes as the other server takes. Raises Refused (413)."""
+    """At most as many bytes as the other server takes. Raises RequestError (413)."""
     request.max_content_length = most = int(LIMITS.max_body_mb * 1e6)
     try:
         body: bytes = request.get_data(cache=False)
     except RequestEntityTooLarge as error:
-        raise Refused(413, f"the body is larger than {most} bytes; send fewer or smaller pictures.") from error
+        raise RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.") from error
     return body
 
 

@@ -93,7 +93,7 @@ def test_azcopy_takes_shards_there_and_back(storage: Storage, shards: Path, uplo
 
 
 def test_azcopy_sync_sends_what_changed(storage: Storage, coco: Path, tmp_path: Path) -> None:
-    """A folder of single pictures; read from there it gives the batches of the local one."""
+    """A folder of single images; read from there it gives the batches of the local one."""
     folder, container = tmp_path / "coco", storage.container()
     shutil.copytree(coco, folder)
     line = ("sync", str(folder), storage.url(f"{container}/coco"), "--from-to=LocalBlob", "--output-type=json")
@@ -150,7 +150,7 @@ def test_a_shard_cut_short_in_storage_is_named(storage: Storage, shards: Path) -
     (there / "train-00000.tar").write_bytes(whole[: train.records[last].path.offset + 10])  # type: ignore[union-attr]
     with pytest.raises(ImageError, match=r"train-00000\.tar \(member .*damaged: only 10 bytes are there"):
         dataset[BatchSpec(0, (0, last), canvas=(96, 96), min_size=64)]
-    (there / "train-00000.tar").write_bytes(whole[:512])  # the whole picture is beyond the end
+    (there / "train-00000.tar").write_bytes(whole[:512])  # the whole image is beyond the end
     with pytest.raises(ImageError, match=r"damaged: only 0 bytes are there"):
         dataset[BatchSpec(0, (last,), canvas=(96, 96), min_size=64)]
 
@@ -205,7 +205,7 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     storage: Storage, coco: Path, uploaded: str, tmp_path: Path
 ) -> None:
     """Shards and checkpoints on az://, two ranks of Horovod with two data workers each, all killed in the middle; the other run
-    reads pictures from the folder, in the main process, and keeps its checkpoints beside itself.
+    reads images from the folder, in the main process, and keeps its checkpoints beside itself.
     """
     launcher = "horovodrun" if why_missing("horovodrun") is None else "torchrun"
     container = storage.container()

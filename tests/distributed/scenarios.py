@@ -326,7 +326,7 @@ class RowsOfStep:
             yield [Rows(torch.randn(2, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64))]
 
 
-class NoSink:
+class NoLogger:
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 
 
@@ -341,7 +341,7 @@ def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, 
         plan=plan,
         data=RowsOfStep(),
         strategy=strategy,
-        sink=NoSink(),
+        logger=NoLogger(),
         report=lambda text: None,
         **arguments,
     )

@@ -31,8 +31,8 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
         "tensorboard",
     }
     assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}
-    for picture in ("curves.png", "first_batch.jpg", "per_class_ap.png", "pr_curve.png", "predictions.jpg"):
-        with Image.open(trained / RUN / picture) as image:
+    for name in ("curves.png", "first_batch.jpg", "per_class_ap.png", "pr_curve.png", "predictions.jpg"):
+        with Image.open(trained / RUN / name) as image:
             assert min(image.size) > 200
             assert len(image.convert("L").resize((64, 64)).getcolors()) > 10  # not blank
     rows = list(csv.DictReader((trained / RUN / "metrics.csv").open()))
@@ -99,7 +99,7 @@ def test_predict_draws_and_writes_results(trained: Path, inside: Callable) -> No
     assert {"id": 11, "name": "ring"} in listed["categories"]
     assert {entry["image_id"] for entry in found} <= {image["id"] for image in images}
     assert {entry["category_id"] for entry in found} <= {1, 2, 4, 7, 8, 11}
-    assert "10 pictures and results.json in out" in result.stdout
+    assert "10 images and results.json in out" in result.stdout
 
 
 def test_predict_names_what_it_cannot_read(trained: Path, inside: Callable, tmp_path: Path) -> None:

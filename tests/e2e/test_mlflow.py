@@ -26,7 +26,7 @@ from retina_dist.config.compose import SweepJob, _check_overrides, load_config, 
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
-from retina_dist.reporting.loggers import CsvSink, MultiSink, TensorBoardSink, read_metrics
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
 from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
 from retina_dist.run.sweep import run_sweep
 from retina_dist.train import train
@@ -321,13 +321,15 @@ def test_a_lost_answer_makes_no_second_run(
     assert (len(calls), [r.data.metrics for r in runs(client)]) == (1, [{"a": 1.0}])
 
 
-def test_all_sinks_have_the_same_names_and_steps(uri: str, client: Any, tmp_path: Path) -> None:
+def test_all_loggers_have_the_same_names_and_steps(uri: str, client: Any, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = make(uri, tmp_path / "a")
-    sink = MultiSink([CsvSink(tmp_path / "a" / "metrics.csv"), TensorBoardSink(tmp_path / "a" / "tensorboard"), run])
-    sink.log({"train/loss": 0.5, "coco/AP": 0.25}, 3)
-    sink.log({"train/loss": 0.25}, 4)
-    sink.close()
+    logger = LoggerCollection(
+        [CsvLogger(tmp_path / "a" / "metrics.csv"), TensorBoardLogger(tmp_path / "a" / "tensorboard"), run]
+    )
+    logger.log({"train/loss": 0.5, "coco/AP": 0.25}, 3)
+    logger.log({"train/loss": 0.25}, 4)
+    logger.close()
     run.end("FINISHED")
     events = accumulator.EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
     shown = {

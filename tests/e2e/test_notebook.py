@@ -47,8 +47,8 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "by two under horovodrun" in said or f"horovodrun left out: {why_missing('horovodrun')}" in said
     assert "needs an Azure subscription: not run here" in said
     data = [output["data"] for output in outputs if "data" in output]
-    encoded = [d.get("image/png") or d.get("image/jpeg") for d in data]  # a PIL picture comes in both
-    pictures = [Image.open(io.BytesIO(base64.b64decode(text))).convert("L") for text in encoded if text]
-    assert len(pictures) == 4
-    assert all(min(picture.size) > 200 for picture in pictures)
-    assert all(len(picture.resize((64, 64)).getcolors()) > 10 for picture in pictures)  # not blank
+    encoded = [d.get("image/png") or d.get("image/jpeg") for d in data]  # a PIL image comes in both
+    images = [Image.open(io.BytesIO(base64.b64decode(text))).convert("L") for text in encoded if text]
+    assert len(images) == 4
+    assert all(min(image.size) > 200 for image in images)
+    assert all(len(image.resize((64, 64)).getcolors()) > 10 for image in images)  # not blank

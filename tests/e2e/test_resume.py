@@ -82,7 +82,7 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
             run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
 
 
-def test_what_can_be_known_is_refused_before_pictures_are_drawn(tmp_path: Path) -> None:
+def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"schedule.warmup=20steps \(20 steps\) leaves nothing of trainer.max_duration=20steps"
     ):

@@ -34,7 +34,7 @@ def test_it_answers_and_ends_in_order(trained: Path) -> None:
         body = next((trained / "datasets/shapes/val").glob("*.jpg")).read_bytes()
         headers = {"Content-Type": "image/jpeg", "Authorization": "Bearer a key"}
         with urllib.request.urlopen(urllib.request.Request(address[0], body, headers), timeout=120) as answer:
-            assert len(json.load(answer)["pictures"]) == 1
+            assert len(json.load(answer)["images"]) == 1
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(
                 urllib.request.Request(address[0], body, {"Content-Type": "image/jpeg"}), timeout=120

@@ -202,33 +202,33 @@ def with_claimed_size(content: bytes, draw: random.Random) -> bytes:
     return bytes(found)
 
 
-def drawn_pictures() -> dict[str, bytes]:
-    """Small pictures of every common kind, by file name."""
+def drawn_images() -> dict[str, bytes]:
+    """Small images of every common kind, by file name."""
     colours = Image.linear_gradient("L").resize((24, 16))
-    picture = Image.merge("RGB", (colours, colours.rotate(90), colours.rotate(180)))
+    image = Image.merge("RGB", (colours, colours.rotate(90), colours.rotate(180)))
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "words " * 50, zip=True)
     wanted: dict[str, tuple[Image.Image, dict[str, Any]]] = {
-        "plain.jpg": (picture, {}),
-        "turned.jpg": (picture, {"exif": exif}),
-        "progressive.jpg": (picture, {"progressive": True}),
-        "cmyk.jpg": (picture.convert("CMYK"), {}),
-        "plain.png": (picture, {"pnginfo": text}),
-        "turned.png": (picture, {"exif": exif}),
-        "palette.png": (picture.quantize(16), {"transparency": 0}),
+        "plain.jpg": (image, {}),
+        "turned.jpg": (image, {"exif": exif}),
+        "progressive.jpg": (image, {"progressive": True}),
+        "cmyk.jpg": (image.convert("CMYK"), {}),
+        "plain.png": (image, {"pnginfo": text}),
+        "turned.png": (image, {"exif": exif}),
+        "palette.png": (image.quantize(16), {"transparency": 0}),
         "deep.png": (colours.convert("I;16"), {}),
-        "lossy.webp": (picture, {"exif": exif}),
-        "lossless.webp": (picture, {"lossless": True}),
-        "moving.gif": (picture, {"save_all": True, "append_images": [picture.rotate(9)]}),
-        "plain.bmp": (picture, {}),
-        "plain.tiff": (picture, {"exif": exif}),
-        "packed.tiff": (picture, {"compression": "tiff_lzw"}),
-        "plain.ppm": (picture, {}),
-        "plain.ico": (picture, {"sizes": [(16, 16)]}),
-        "plain.tga": (picture, {}),
-        "plain.eps": (picture, {}),
+        "lossy.webp": (image, {"exif": exif}),
+        "lossless.webp": (image, {"lossless": True}),
+        "moving.gif": (image, {"save_all": True, "append_images": [image.rotate(9)]}),
+        "plain.bmp": (image, {}),
+        "plain.tiff": (image, {"exif": exif}),
+        "packed.tiff": (image, {"compression": "tiff_lzw"}),
+        "plain.ppm": (image, {}),
+        "plain.ico": (image, {"sizes": [(16, 16)]}),
+        "plain.tga": (image, {}),
+        "plain.eps": (image, {}),
     }
     found = {}
     for name, (image, options) in wanted.items():

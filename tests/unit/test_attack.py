@@ -28,8 +28,8 @@ from retina_dist.serving.scoring import Scorer, read_images
 from retina_dist.shards import write_shards
 from tests.unit import serving, test_mutations
 from tests.unit.mutations import mutated_bytes, mutated_json
-from tests.unit.test_mutations import COCO, OVERRIDES, PICTURES, keys_of, load_and_train, tally
-from tests.unit.test_mutations import pictures as pictures  # the fixture
+from tests.unit.test_mutations import COCO, IMAGES, OVERRIDES, keys_of, load_and_train, tally
+from tests.unit.test_mutations import images as images  # the fixture
 
 COMMANDS = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
 RESULTS = [
@@ -118,19 +118,19 @@ def results_case(folder: Path, _: Path, draw: random.Random) -> None:
 
 
 @cache
-def written_shards(pictures: Path) -> Path:
+def written_shards(images: Path) -> Path:
     """Shards of the images of COCO, and their index as it was written."""
-    source, folder = pictures.parent / "coco", pictures.parent / "shards"
+    source, folder = images.parent / "coco", images.parent / "shards"
     (source / "annotations").mkdir(parents=True)
-    (source / "images").symlink_to(pictures)
+    (source / "images").symlink_to(images)
     (source / "annotations.json").write_text(json.dumps(COCO))
     line = ["data=coco", f"data.train_annotations={source}/annotations.json", f"data.train_images={source}/images"]
     write_shards(load_config("shards", [*line, f"output={folder}"]))
     return folder
 
 
-def shards_case(_: Path, pictures: Path, draw: random.Random) -> None:
-    folder = written_shards(pictures)
+def shards_case(_: Path, images: Path, draw: random.Random) -> None:
+    folder = written_shards(images)
     index = folder / index_of("train")
     whole = index.read_bytes()
     index.write_bytes(mutated_json(json.loads(whole), draw))
@@ -152,7 +152,7 @@ def scorer() -> Scorer:
 
 def request_case(_: Path, __: Path, draw: random.Random) -> None:
     """A request's body and content type; every fourth is scored to the end."""
-    image = PICTURES[draw.choice(("plain.jpg", "turned.png", "lossy.webp", "moving.gif"))]
+    image = IMAGES[draw.choice(("plain.jpg", "turned.png", "lossy.webp", "moving.gif"))]
     kind, body = draw.choice(
         (("image/jpeg", image), ("application/json", serving.as_json(image)), serving.as_multipart(image, image))
     )
@@ -211,13 +211,13 @@ def more_kinds() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_attacked_inputs_are_read_or_refused(kind: str, tmp_path: Path, pictures: Path) -> None:
-    found = tally(kind, CASES[kind], tmp_path, pictures)
+def test_attacked_inputs_are_read_or_refused(kind: str, tmp_path: Path, images: Path) -> None:
+    found = tally(kind, CASES[kind], tmp_path, images)
     assert found.refused or kind == "manifest"  # without which the files themselves are read
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [*RUNS, *test_mutations.CASES])
-def test_twenty_times_as_many(kind: str, tmp_path: Path, pictures: Path) -> None:
+def test_twenty_times_as_many(kind: str, tmp_path: Path, images: Path) -> None:
     cases = {**CASES, **test_mutations.CASES}[kind]
-    tally(kind, TIMES_LONG * cases, tmp_path, pictures)
+    tally(kind, TIMES_LONG * cases, tmp_path, images)

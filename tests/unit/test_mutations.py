@@ -39,7 +39,7 @@ CASES = {"coco": 300, "csv": 150, "voc": 150, "image": 400, "override": 50, "set
 MAX_PIXELS = 1_000_000
 MAX_GROWTH = 500  # MiB
 
-PICTURES = mutations.drawn_pictures()
+IMAGES = mutations.drawn_images()
 COCO: dict[str, Any] = {
     "images": [
         {"id": 7, "file_name": "plain.png", "width": 24, "height": 16},
@@ -62,16 +62,16 @@ XML = """<?xml version="1.0" encoding="utf-8"?>
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    for name, content in PICTURES.items():
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for name, content in IMAGES.items():
         (folder / name).write_bytes(content)
-    (folder / "cut.jpg").write_bytes(PICTURES["plain.jpg"][:200])
+    (folder / "cut.jpg").write_bytes(IMAGES["plain.jpg"][:200])
     return folder
 
 
 def train_on(found: Annotations) -> None:
-    """What a training and the doctor do with annotations: every box, name and picture is used."""
+    """What a training and the doctor do with annotations: every box, name and image is used."""
     for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
         record.file_name.encode()
         assert len(boxes) == len(labels)
@@ -112,13 +112,13 @@ def load_and_train(draw: random.Random, annotations: Path, images: Path, **optio
     train_on(found)
 
 
-def coco_case(folder: Path, pictures: Path, draw: random.Random, content: dict[str, Any] = COCO) -> None:
+def coco_case(folder: Path, images: Path, draw: random.Random, content: dict[str, Any] = COCO) -> None:
     (folder / "a.json").write_bytes(mutated_json(content, draw))
-    load_and_train(draw, folder / "a.json", pictures)
+    load_and_train(draw, folder / "a.json", images)
 
 
 def csv_case(
-    folder: Path, pictures: Path, draw: random.Random, rows: str = ROWS, classes: str = "cow,1\ncat,0\n"
+    folder: Path, images: Path, draw: random.Random, rows: str = ROWS, classes: str = "cow,1\ncat,0\n"
 ) -> None:
     if draw.random() < 0.8:
         (folder / "a.csv").write_bytes(mutated_lines(rows, ",", draw))
@@ -126,14 +126,14 @@ def csv_case(
     else:
         (folder / "a.csv").write_text(rows)
         (folder / "classes.csv").write_bytes(mutated_lines(classes, ",", draw))
-    load_and_train(draw, folder / "a.csv", pictures, format="csv")
+    load_and_train(draw, folder / "a.csv", images, format="csv")
 
 
-def voc_case(folder: Path, pictures: Path, draw: random.Random, xml: str = XML) -> None:
+def voc_case(folder: Path, images: Path, draw: random.Random, xml: str = XML) -> None:
     for part in ("Annotations", "ImageSets/Main"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     if not (folder / "JPEGImages").exists():
-        (folder / "JPEGImages").symlink_to(pictures)
+        (folder / "JPEGImages").symlink_to(images)
     (folder / "Annotations" / "b.xml").write_text(XML)
     names, content = b"a\nb  1\n", xml.encode()
     if draw.random() < 0.8:
@@ -147,7 +147,7 @@ def voc_case(folder: Path, pictures: Path, draw: random.Random, xml: str = XML) 
     load_and_train(draw, folder, folder, format="voc")
 
 
-def image_case(folder: Path, _: Path, draw: random.Random, seeds: dict[str, bytes] = PICTURES) -> None:
+def image_case(folder: Path, _: Path, draw: random.Random, seeds: dict[str, bytes] = IMAGES) -> None:
     name = draw.choice(sorted(seeds))
     content = seeds[name]
     if draw.random() < 0.4:
@@ -258,11 +258,11 @@ RUNS: dict[str, Callable[..., None]] = {
 }
 
 
-def tally(kind: str, cases: int, folder: Path, pictures: Path, **seeds: Any) -> Tally:
+def tally(kind: str, cases: int, folder: Path, images: Path, **seeds: Any) -> Tally:
     found = Tally(one_line=kind in ("coco", "csv", "voc", "image"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in range(cases):
-        found.run(f"{kind} {seed}", partial(RUNS[kind], folder, pictures, random.Random(f"{kind} {seed}"), **seeds))
+        found.run(f"{kind} {seed}", partial(RUNS[kind], folder, images, random.Random(f"{kind} {seed}"), **seeds))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH * 1024
     assert str(found) == f"{cases} mutated inputs: 0 unexplained tracebacks, 0 hangs", "\n".join(
         [*found.hangs, *found.tracebacks][:5]
@@ -277,15 +277,15 @@ def test_they_are_a_thousand() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", CASES)
-def test_mutated_inputs_are_read_or_refused(kind: str, tmp_path: Path, pictures: Path) -> None:
-    found = tally(kind, CASES[kind], tmp_path, pictures)
+def test_mutated_inputs_are_read_or_refused(kind: str, tmp_path: Path, images: Path) -> None:
+    found = tally(kind, CASES[kind], tmp_path, images)
     assert found.read  # neither all sound ...
     assert found.refused  # ... nor all hopeless
 
 
 @pytest.mark.parametrize("kind", ["coco", "csv", "voc", "image"])
 def test_mutations_of_files_made_by_others(kind: str, tmp_path: Path, real_data: Path) -> None:
-    pictures, seeds = real_data / "coco-mini" / "val2017", {}
+    images, seeds = real_data / "coco-mini" / "val2017", {}
     if kind == "coco":
         coco = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
         ids = [image["id"] for image in coco["images"][:4]]
@@ -293,16 +293,16 @@ def test_mutations_of_files_made_by_others(kind: str, tmp_path: Path, real_data:
         entries = [entry for entry in entries if entry["image_id"] in ids]
         seeds = {"content": {**coco, "images": coco["images"][:4], "annotations": entries}}
     elif kind == "csv":
-        pictures = real_data / "keras-retinanet-testdata" / "csv"
-        seeds = {"rows": (pictures / "annotations.csv").read_text(), "classes": (pictures / "classes.csv").read_text()}
+        images = real_data / "keras-retinanet-testdata" / "csv"
+        seeds = {"rows": (images / "annotations.csv").read_text(), "classes": (images / "classes.csv").read_text()}
     elif kind == "voc":
         pascal = real_data / "keras-retinanet-testdata" / "pascal"
-        pictures, seeds = pascal / "JPEGImages", {"xml": (pascal / "Annotations" / "000001.xml").read_text()}
+        images, seeds = pascal / "JPEGImages", {"xml": (pascal / "Annotations" / "000001.xml").read_text()}
     else:
         odd = [p for p in sorted((real_data / "odd-images").iterdir()) if p.suffix in (".jpg", ".png", ".gif")]
-        files = [p for p in [*odd, *sorted(pictures.iterdir())[:3]] if p.stat().st_size < 60_000]
+        files = [p for p in [*odd, *sorted(images.iterdir())[:3]] if p.stat().st_size < 60_000]
         seeds = {"seeds": {p.name: p.read_bytes() for p in files}}
-    tally(kind, 100, tmp_path, pictures, **seeds)
+    tally(kind, 100, tmp_path, images, **seeds)
 
 
 def test_the_guard_tells_what_is_no_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,8 +372,8 @@ def test_any_csv_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, ro
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(content=st.binary(max_size=200), start=st.sampled_from([b"", *(p[:20] for p in PICTURES.values())]))
-def test_any_bytes_are_a_picture_or_refused(
+@given(content=st.binary(max_size=200), start=st.sampled_from([b"", *(p[:20] for p in IMAGES.values())]))
+def test_any_bytes_are_an_image_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, start: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.jpg"
@@ -384,24 +384,24 @@ def test_any_bytes_are_a_picture_or_refused(
         assert "any.jpg" in str(error)  # noqa: PT017
 
 
-def test_names_that_no_file_can_have_are_not_looked_for(tmp_path: Path, pictures: Path) -> None:
+def test_names_that_no_file_can_have_are_not_looked_for(tmp_path: Path, images: Path) -> None:
     for name in ("a\0b", "\udc80.png", "\ud800"):
-        images = [{**COCO["images"][0], "file_name": name}]
-        (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+        entries = [{**COCO["images"][0], "file_name": name}]
+        (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": entries, "annotations": []}))
         with pytest.raises(DataError, match="image 7 has no file_name that is text"):
-            load_annotations(tmp_path / "a.json", pictures)
+            load_annotations(tmp_path / "a.json", images)
 
 
-def test_a_linked_image_folder_is_allowed(tmp_path: Path, pictures: Path) -> None:
-    (tmp_path / "link").symlink_to(pictures)
+def test_a_linked_image_folder_is_allowed(tmp_path: Path, images: Path) -> None:
+    (tmp_path / "link").symlink_to(images)
     names = ["plain.png", f"{tmp_path}/link/plain.bmp", "sub\\..\\plain.ppm", "../link/plain.tga"]
-    images = [{"id": i, "file_name": name} for i, name in enumerate(names, start=1)]
-    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+    entries = [{"id": i, "file_name": name} for i, name in enumerate(names, start=1)]
+    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": entries, "annotations": []}))
     found = load_annotations(tmp_path / "a.json", tmp_path / "link")
     assert [r.path.name for r in found.records] == ["plain.png", "plain.bmp", "plain.ppm", "plain.tga"]
     assert {r.path.parent for r in found.records} == {tmp_path / "link"}
-    images[0]["file_name"] = f"{pictures}/plain.png"  # the same file, but not by the letters
-    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
+    entries[0]["file_name"] = f"{images}/plain.png"  # the same file, but not by the letters
+    (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": entries, "annotations": []}))
     with pytest.raises(
         DataError, match="a.json: image 1 has file_name .* outside the images folder .*link; name a folder"
     ):
@@ -421,13 +421,13 @@ BOMBS = {"plain.png": (30_000, 30_000), "plain.jpg": (60_000, 60_000), "plain.bm
 
 @pytest.fixture
 def bombs(tmp_path: Path) -> Annotations:
-    """Pictures that claim far more than they hold, with the size they claim as annotated, and a sound one."""
+    """Images that claim far more than they hold, with the size they claim as annotated, and a sound one."""
     images = []
     for name, (width, height) in BOMBS.items():
         draw = SimpleNamespace(choice=Mock(side_effect=(width, height)))
-        (tmp_path / name).write_bytes(with_claimed_size(PICTURES[name], draw))  # type: ignore[arg-type]
+        (tmp_path / name).write_bytes(with_claimed_size(IMAGES[name], draw))  # type: ignore[arg-type]
         images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
-    (tmp_path / "turned.jpg").write_bytes(PICTURES["turned.jpg"])
+    (tmp_path / "turned.jpg").write_bytes(IMAGES["turned.jpg"])
     images.append({"id": 9, "file_name": "turned.jpg"})
     (tmp_path / "a.json").write_text(json.dumps({**COCO, "images": images, "annotations": []}))
     return load_annotations(tmp_path / "a.json", tmp_path)

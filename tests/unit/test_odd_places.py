@@ -16,7 +16,7 @@ from retina_dist.benchmark.report import _compare
 from retina_dist.config.schema import DataConfig, TrainConfig, TrainerConfig, validate
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.shards import index_of
-from retina_dist.data.sources import Slice, read
+from retina_dist.data.sources import ArchiveMember, read
 from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.coco import load_annotations
@@ -25,7 +25,7 @@ from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import UserError
 from retina_dist.files import place
-from retina_dist.predict import find_pictures
+from retina_dist.predict import find_images
 from retina_dist.replay import _read as read_event
 from retina_dist.run.folder import open_run
 
@@ -90,8 +90,8 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "image": lambda pipe, folder: read_image(pipe),
     "header": lambda pipe, folder: image_size(pipe),
     "bytes": lambda pipe, folder: read(pipe),
-    "part": lambda pipe, folder: read(Slice(str(folder), pipe.name, 0, 9, 0, "a")),
-    "pictures": lambda pipe, folder: find_pictures(str(pipe)),
+    "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
+    "images": lambda pipe, folder: find_images(str(pipe)),
     "results": lambda pipe, folder: read_results(pipe),
     "event": lambda pipe, folder: read_event(pipe),
     "baseline": lambda pipe, folder: _compare(str(pipe), "step", {"a": 1.0}, 0.9),
@@ -159,7 +159,7 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: read_split(DataConfig(name="a", root=text), "train"),
         lambda: read_split(DataConfig(name="a", format="csv", root=text), "train"),
         lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out"), lambda words: None),
-        lambda: find_pictures(text),
+        lambda: find_images(text),
         lambda: read_results(Path(text)),
         lambda: read_event(Path(text)),
     ]

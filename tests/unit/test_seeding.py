@@ -20,7 +20,7 @@ def draw() -> list[float]:
 
 
 def test_a_derived_seed_is_the_same_everywhere() -> None:
-    """The numbers are part of what a seed means: with others a resumed run sees other pictures."""
+    """The numbers are part of what a seed means: with others a resumed run sees other images."""
     assert derived_seed(0, 1, 42) == 3552432081976069100  # printf 0/1/42 | b2sum -l 64, halved
     assert derived_seed("order", 0) == 4005301241807109418
     code = "from retina_dist.seeding import derived_seed; print(derived_seed(0, 1, 42))"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from retina_dist.words import counted, is_text, number, showable
+from retina_dist.words import is_text, number, pluralize, showable
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from retina_dist.words import counted, is_text, number, showable
     ],
 )
 def test_one_is_singular(number: int | str, noun: str, text: str) -> None:
-    assert counted(number, noun) == text
+    assert pluralize(number, noun) == text
 
 
 def test_a_zero_may_be_a_word() -> None:
-    assert (counted(0, "error", none="no"), counted(1, "error", none="no")) == ("no errors", "1 error")
+    assert (pluralize(0, "error", none="no"), pluralize(1, "error", none="no")) == ("no errors", "1 error")
 
 
 def test_numbers_of_text_files_are_decimal() -> None:

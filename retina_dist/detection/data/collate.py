@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.deferred_resize import RawBatch
+from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
 
 FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
 NO_IMAGE = -1  # the image id of a filler
@@ -67,11 +67,11 @@ def collate_raw(
     weight: float = 1.0,
     warnings: Sequence[str] = (),
     images: Tensor | None = None,
-) -> RawBatch:
+) -> DeferredResizeBatch:
     """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
     raw_sizes = _sizes(samples)
     height, width = raw_sizes.amax(dim=0).tolist()
-    return RawBatch(
+    return DeferredResizeBatch(
         images=_side_by_side(samples, raw_canvas(height, width)) if images is None else images,
         image_sizes=torch.tensor([sample.size or tuple(sample.image.shape[-2:]) for sample in samples]),
         raw_sizes=raw_sizes,
@@ -111,7 +111,7 @@ def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
     return images.permute(0, 3, 1, 2)
 
 
-def lay(sample: Sample, place: Tensor) -> Sample:
+def copy_to_canvas(sample: Sample, place: Tensor) -> Sample:
     """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
     height, width = sample.image.shape[-2:]
     place[:, :height, :width] = sample.image
@@ -121,7 +121,7 @@ def lay(sample: Sample, place: Tensor) -> Sample:
 def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
     images = blank_images(len(samples), canvas)
     for image, sample in zip(images, samples, strict=True):
-        lay(sample, image)
+        copy_to_canvas(sample, image)
     return images
 
 

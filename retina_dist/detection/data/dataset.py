@@ -19,8 +19,16 @@ from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import as_source, is_remote, read_all
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import Sample, blank_images, collate, collate_raw, filler, lay, raw_canvas
-from retina_dist.detection.data.transforms import Unresized
+from retina_dist.detection.data.collate import (
+    Sample,
+    blank_images,
+    collate,
+    collate_raw,
+    copy_to_canvas,
+    filler,
+    raw_canvas,
+)
+from retina_dist.detection.data.transforms import AugmentedSample
 from retina_dist.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -42,7 +50,7 @@ class Transform(Protocol):
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...],
-    ) -> Unresized: ...
+    ) -> AugmentedSample: ...
 
 
 class DetectionDataset(Dataset[Batch]):
@@ -51,10 +59,10 @@ class DetectionDataset(Dataset[Batch]):
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. An image that
     cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
     the weight of the batch shrinks with it, so that the other images count as before. Fillers make up for what is missing
-    up to the spec's `size`, see `Batch`. Pictures behind a URL are fetched a batch at a time.
+    up to the spec's `size`, see `Batch`. Images behind a URL are fetched a batch at a time.
 
-    With `resize="device"` the batches are `RawBatch`es: their `to` flips and resizes. `cache` is a folder to keep decoded
-    pictures in, see `data.cache`; it changes nothing but the time.
+    With `resize="device"` the batches are `DeferredResizeBatch`es: their `to` flips and resizes. `cache` is a folder for
+    decoded images, see `data.cache`; it changes nothing but the time.
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class DetectionDataset(Dataset[Batch]):
                 warnings.append(str(error))
             else:
                 # at once: the next image is then made in the same memory, which is at hand
-                samples.append(lay(sample, images[len(samples)]))
+                samples.append(copy_to_canvas(sample, images[len(samples)]))
         weight = spec.weight * len(samples) / max(1, len(spec.indices))
         samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
         make = collate_raw if self.resize == "device" else collate
@@ -158,7 +166,7 @@ class DetectionDataset(Dataset[Batch]):
             wanted = [i for i in wanted if not self.cache.holds(self._sources[i], shown[i])]
         return dict(zip(wanted, read_all([self._sources[i] for i in wanted]), strict=True))
 
-    def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> Unresized:
+    def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> AugmentedSample:
         """`image`, the pixels of image `index`, augmented for `spec`."""
         rows = slice(*self._ends[index : index + 2].tolist())
         return self.transform.unresized(

@@ -16,7 +16,7 @@ from retina_dist.detection.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawBatch(Batch):
+class DeferredResizeBatch(Batch):
     """A batch whose `images` are [B, 3, h, w] as stored; all else is as on the canvas. `to` makes an ordinary batch of it."""
 
     raw_sizes: Tensor  # [B, 2] int64 (height, width) of each image within `images`

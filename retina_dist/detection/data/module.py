@@ -42,7 +42,7 @@ class CocoDataModule:
     `min_sizes` are the short sides, in pixels, that training steps choose from; `max_size` bounds the long
     side. `val_batch_size` is that of one rank, by default the size of a training micro-batch. `train` or
     `val` may be None where only the other is used. `num_workers` processes read ahead; 0 reads in the main
-    process. `resize` says who flips and resizes, `cache` where decoded pictures are kept; see `DetectionDataset`.
+    process. `resize` says who flips and resizes, `cache` where decoded images are kept; see `DetectionDataset`.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def _write_split(folder: Path, split: str, count: int, image_size: int, seed: in
 
 
 def draw_scene(rng: np.random.Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """One picture and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
+    """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
     width, height = _size(rng, image_size)
     canvas = _background(rng, width, height)
     owner = np.full((height, width), -1)  # which object each pixel belongs to

@@ -22,10 +22,10 @@ from retina_dist.data.sizes import resize_scale, scaled_size
 from retina_dist.errors import ConfigError
 from retina_dist.seeding import torch_seed
 
-MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no picture left to learn from
+MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
 
 
-class Unresized(NamedTuple):
+class AugmentedSample(NamedTuple):
     """An image to which only flips and the resize are left to do."""
 
     image: Tensor  # [3, h, w] uint8
@@ -42,7 +42,7 @@ class Unresized(NamedTuple):
         image = image[None].contiguous(memory_format=torch.channels_last)[0]
         return F.resize_image(image, list(self.size), antialias=True), self.boxes, self.labels
 
-    def for_device(self) -> Unresized:
+    def for_device(self) -> AugmentedSample:
         """The same, but resized where that makes the image smaller: it is smoothed then, and there is less to send."""
         shrinks = self.size[0] < self.image.shape[1] or self.size[1] < self.image.shape[2]
         return self._replace(image=self.resized()[0], flips=(False, False)) if shrinks else self
@@ -71,7 +71,7 @@ class EvalTransform:
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...] = (),
-    ) -> Unresized:
+    ) -> AugmentedSample:
         scale = _fitting_scale(image, min_size, self.max_size, canvas)
         return _placed(image, boxes, labels, scale, canvas)
 
@@ -121,7 +121,7 @@ class TrainTransform:
         min_size: int,
         canvas: tuple[int, int],
         key: tuple[int | str, ...],
-    ) -> Unresized:
+    ) -> AugmentedSample:
         with torch_seed(*key):
             if self._crop:
                 image, boxes = _apply(self._crop, image, boxes)
@@ -205,7 +205,7 @@ def _random_window(
     return image[:, top : top + height, left : left + width], boxes
 
 
-def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> Unresized:
+def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> AugmentedSample:
     height, width = image.shape[-2:]
     scaled = scaled_size(height, width, scale)
     size = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
@@ -213,4 +213,4 @@ def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: 
     ratio = boxes.new_tensor([size[1] / width, size[0] / height])
     boxes = boxes * ratio.repeat(2)
     keep = ((boxes[:, 2:] - boxes[:, :2]) >= MIN_BOX_SIDE).all(dim=1)
-    return Unresized(image, boxes[keep], labels[keep], size)
+    return AugmentedSample(image, boxes[keep], labels[keep], size)

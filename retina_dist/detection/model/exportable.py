@@ -25,9 +25,9 @@ LEAST = (
 
 
 class ExportableRetinaNet(nn.Module):
-    """One picture [1, 3, h, w] uint8 RGB -> boxes [N, 4] float32 xyxy in its pixels, scores [N] float32, labels [N] int64.
+    """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4] float32 xyxy in its pixels, scores [N] float32, labels [N] int64.
 
-    The same as `RetinaNet` on the picture in the corner of the smallest canvas of multiples of 32, best score first, with two
+    The same as `RetinaNet` on the image in the corner of the smallest canvas of multiples of 32, best score first, with two
     exceptions: candidates of equal score may come in another order, and with more than 1000 candidates
     (`postprocess.MOST_MOVED_CPU`) overlaps within float32's rounding of the NMS threshold may be decided otherwise.
     """
@@ -82,7 +82,7 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def export_graph(model: RetinaNet, size: Sequence[int] | None = None) -> ExportedProgram:
-    """The graph for pictures of one size (height, width), or of any; run by torch, that takes sides from `LEAST` px on only."""
+    """The graph for images of one size (height, width), or of any; run by torch, that takes sides from `LEAST` px on only."""
     height, width = size or (300, 400)  # any that give more than one cell on the coarsest level
     example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
     dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}

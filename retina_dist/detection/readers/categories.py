@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from retina_dist.errors import CheckpointError, DataError
-from retina_dist.words import counted, is_text
+from retina_dist.words import is_text, pluralize
 
 LabelMapping = Literal["contiguous", "category_id"]
 # More come from a mistake, such as an id that was never meant as a label, and make a head of gigabytes. V3Det, the published
@@ -148,7 +148,7 @@ def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], sourc
     for wanted, given in list(wrong.items())[:MAX_LISTED]:
         near = alike.get(_plain(wanted))
         if len(given) > 1 or wanted in ours:
-            listed.append(f"{wanted!r} ({len(given)} categories here, {counted(len(ours.get(wanted, [])), 'label')})")
+            listed.append(f"{wanted!r} ({len(given)} categories here, {pluralize(len(ours.get(wanted, [])), 'label')})")
         elif near:
             listed.append(f"{wanted!r} (a label is {near!r})")
             example = f"[[{_quoted(given[0])},{_quoted(near)}]]"
@@ -156,7 +156,7 @@ def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], sourc
             listed.append(repr(wanted))
     listed += [f"{len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
     return (
-        f"{source}: {counted(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
+        f"{source}: {pluralize(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
         f"{', '.join(listed)}; rename them in the file, or map them with data.category_map={example} (evaluate: category_map; null "
         "leaves a category out)."
     )

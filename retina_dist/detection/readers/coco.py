@@ -18,11 +18,11 @@ from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories, LabelMapping
 from retina_dist.detection.readers.keras_csv import read_csv
-from retina_dist.detection.readers.records import ImageRecord, existing, make_record, shortened, shown, sized
+from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record, shortened, shown
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import Place, Url, read_bytes
-from retina_dist.words import counted, is_text
+from retina_dist.words import is_text, pluralize
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
@@ -100,8 +100,8 @@ def load_annotations(
 
     records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
     if missing_images != "ignore":
-        records = existing(records, images, missing_images, warnings)
-        records = sized(records, bad_images, max_pixels, warnings)
+        records = drop_missing(records, images, missing_images, warnings)
+        records = fill_sizes(records, bad_images, max_pixels, warnings)
     result = _clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
@@ -181,7 +181,7 @@ def _check_entries(coco: dict[str, Any], source: Place) -> list[str]:
         entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
     if not invented:
         return []
-    what = f"{counted(len(invented), 'area')} that no metric can use ({shortened(invented)})"
+    what = f"{pluralize(len(invented), 'area')} that no metric can use ({shortened(invented)})"
     return [f"{source}: {what}; width x height is taken instead"]
 
 
@@ -265,7 +265,7 @@ def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Cat
 def _without_empty(full: Annotations) -> Annotations:
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
-    full.warnings.append(f"{counted(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
+    full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
     full.records = tuple(full.records[i] for i in rows)
     full.boxes = [full.boxes[i] for i in rows]
     full.labels = [full.labels[i] for i in rows]

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from retina_dist.data.images import image_size
-from retina_dist.data.sources import Object, Slice, objects_in, read_in_turn
+from retina_dist.data.sources import ArchiveMember, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url
 from retina_dist.words import showable
@@ -29,7 +29,7 @@ class ImageRecord:
     """One image of a data set; width and height are those its boxes are in, in pixels."""
 
     image_id: int
-    path: Path | Object | Slice
+    path: Path | RemoteFile | ArchiveMember
     file_name: str
     width: int
     height: int
@@ -46,7 +46,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def make_record(
-    entry: dict[str, Any], images: Place, source: Place, slices: dict[int, Slice] | None = None
+    entry: dict[str, Any], images: Place, source: Place, slices: dict[int, ArchiveMember] | None = None
 ) -> ImageRecord:
     """An entry of `images` in COCO's form, read from `source`, whose file lies in the folder `images` or is one of `slices`.
 
@@ -68,7 +68,7 @@ def make_record(
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
             raise DataError(f"{source}: image {entry['id']} has {side} {shown(value)}, not a number of pixels.")
         size.append(value or 0)
-    where = Object(str(images), inside) if isinstance(images, Url) else images / inside
+    where = RemoteFile(str(images), inside) if isinstance(images, Url) else images / inside
     return ImageRecord(entry["id"], (slices or {}).get(entry["id"], where), name, size[0], size[1])
 
 
@@ -90,14 +90,14 @@ def _within_url(name: str, images: Url) -> str | None:
     return None if ".." in unquote(inside).split("/") else inside  # a web server takes %2e%2e for ..
 
 
-def existing(records: list[ImageRecord], images: Place, policy: str, warnings: list[str]) -> list[ImageRecord]:
+def drop_missing(records: list[ImageRecord], images: Place, policy: str, warnings: list[str]) -> list[ImageRecord]:
     """The records whose files are there. Others are an error, or are left out with a warning ("skip").
 
     Behind a URL they are found, with their versions, in one listing of the folder.
     """
-    if any(isinstance(record.path, Object) for record in records) and isinstance(images, Url):
+    if any(isinstance(record.path, RemoteFile) for record in records) and isinstance(images, Url):
         there = objects_in(images)
-        found = [there.get(r.path.name) if isinstance(r.path, Object) else r.path for r in records]
+        found = [there.get(r.path.name) if isinstance(r.path, RemoteFile) else r.path for r in records]
         missing = [record for record, path in zip(records, found, strict=True) if path is None]
         records = [replace(r, path=path or r.path) for r, path in zip(records, found, strict=True)]
     else:
@@ -116,14 +116,14 @@ def existing(records: list[ImageRecord], images: Place, policy: str, warnings: l
     return [record for record in records if record.image_id not in gone]
 
 
-def _is_there(path: Path | Object | Slice) -> bool:
+def _is_there(path: Path | RemoteFile | ArchiveMember) -> bool:
     try:
-        return isinstance(path, Slice) or (isinstance(path, Path) and path.is_file())
+        return isinstance(path, ArchiveMember) or (isinstance(path, Path) and path.is_file())
     except OSError:  # a name that is too long for any file, for one
         return False
 
 
-def sized(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
+def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
     """The records with width and height, from the files' headers where the annotations have none."""
     found: list[ImageRecord] = []
     unreadable: list[str] = []

@@ -39,7 +39,7 @@ def read_voc(root: Path, split: str) -> dict[str, Any]:
         image: dict[str, Any] = {"id": image_id, "file_name": tree.findtext("filename") or f"{name}.jpg"}
         for side in ("width", "height"):
             text = tree.findtext(f"size/{side}") or ""
-            if text.isdecimal() and len(text) < 10 and int(text) > 0:  # else the picture says it
+            if text.isdecimal() and len(text) < 10 and int(text) > 0:  # else the image says it
                 image[side] = int(text)
         images.append(image)
         for number, thing in enumerate(tree.iter("object"), start=1):

@@ -34,7 +34,7 @@ def test_made_up_boxes_are_as_cocos() -> None:
     truth = make_truth(config, rng)
     entries = truth["annotations"]
     areas = np.array([entry["area"] for entry in entries])
-    # https://cocodataset.org/#detection-eval: 41 % small, 34 % medium, 24 % large; clipping at the picture takes some.
+    # https://cocodataset.org/#detection-eval: 41 % small, 34 % medium, 24 % large; clipping at the image takes some.
     shares = [(areas < 32**2).mean(), ((areas >= 32**2) & (areas < 96**2)).mean(), (areas >= 96**2).mean()]
     assert shares == pytest.approx([0.41, 0.34, 0.24], abs=0.03)
     assert np.mean([entry["iscrowd"] for entry in entries]) == pytest.approx(0.012, abs=0.003)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retina_dist.benchmark import scaling
 from retina_dist.benchmark.communication import MACHINES
-from retina_dist.benchmark.model import Seed, StepOfOne, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.model import Reference2018, StepOfOne, benchmark, forecast, seed_speedup, timeline
 from retina_dist.benchmark.recipe import recipe_of
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
 from retina_dist.config.compose import load_config
@@ -67,7 +67,7 @@ def test_the_point_of_2018_is_met_without_overlap() -> None:
     without, with_overlap = seed_speedup(overlap=False), seed_speedup(overlap=True)
     assert without == pytest.approx(7.2, abs=0.15)
     assert 7.7 < with_overlap < 8
-    assert Seed.step_ms == pytest.approx(1206)
+    assert Reference2018.step_ms == pytest.approx(1206)
     # by hand: a ring of 8 over 1.7 GB/s for the 38 M parameters of keras-retinanet
     by_hand = 8 * 1206 / (1206 + 2 * 7 / 8 * 37.9e6 * 4 / 1.7e9 * 1e3)
     assert without == pytest.approx(by_hand, abs=0.02)
@@ -312,8 +312,8 @@ def test_the_length_of_an_epoch_is_written_beside_the_figures(tmp_path: Path, mo
         drawn.update(lines=lines, alone=alone, notes=notes)
 
     monkeypatch.setattr("retina_dist.benchmark.scaling.plot_epochs", keep)
-    table, picture = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
-    assert (table, picture) == (tmp_path / "found.csv", tmp_path / "found.png")
+    table, plot = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
+    assert (table, plot) == (tmp_path / "found.csv", tmp_path / "found.png")
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
     minutes = ("epoch_minutes", "epoch_minutes_shortest", "epoch_minutes_longest")
@@ -329,5 +329,5 @@ def test_the_length_of_an_epoch_is_written_beside_the_figures(tmp_path: Path, mo
 
 
 def test_the_length_of_an_epoch_is_drawn(tmp_path: Path) -> None:
-    _, picture = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
-    assert Image.open(picture).width > 600
+    _, plot = write_epochs(tmp_path / "found.json", made_up_rows(), 13_200, "how")
+    assert Image.open(plot).width > 600

@@ -1,4 +1,4 @@
-"""Decoded pictures on the disk: the same pixels, whatever happens to the files."""
+"""Decoded images on the disk: the same pixels, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_writing_into_pixels_does_not_reach_the_file(photo, tmp_path):
     assert torch.equal(cache.read(photo, (37, 21)), first)
 
 
-def test_a_changed_picture_is_decoded_anew(photo, tmp_path):
+def test_a_changed_image_is_decoded_anew(photo, tmp_path):
     cache = DecodedCache(tmp_path / "cache")
     cache.read(photo, (37, 21))
     Image.new("RGB", (37, 21), (9, 9, 9)).save(photo, quality=95)
@@ -78,7 +78,7 @@ def test_orientations_are_kept_apart(tmp_path):
     exif[0x0112] = 6
     Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40).save(tmp_path / "a.png", exif=exif)
     cache = DecodedCache(tmp_path / "cache")
-    for size in ((2, 3), (3, 2), (2, 3), (3, 2)):  # boxes drawn on the upright picture, and on it as stored
+    for size in ((2, 3), (3, 2), (2, 3), (3, 2)):  # boxes drawn on the upright image, and on it as stored
         assert torch.equal(cache.read(str(tmp_path / "a.png"), size), read_image(tmp_path / "a.png", size))
     assert len(files(cache.folder)) == 2
 
@@ -138,7 +138,7 @@ def test_the_last_gigabyte_of_a_disk_is_left_alone(photo, tmp_path, monkeypatch)
     assert len(files(cache.folder)) == 1
 
 
-def test_bad_pictures_are_as_bad_as_without_a_cache(photo, tmp_path):
+def test_bad_images_are_as_bad_as_without_a_cache(photo, tmp_path):
     cache = DecodedCache(tmp_path / "cache")
     cache.read(photo, (37, 21))
     with pytest.raises(ImageError, match="does not exist"):
@@ -148,7 +148,7 @@ def test_bad_pictures_are_as_bad_as_without_a_cache(photo, tmp_path):
     with pytest.raises(ImageError, match="its annotation says 5 x 5"):
         cache.read(photo, (5, 5))
     Path(photo).write_bytes(Path(photo).read_bytes()[:200])
-    with pytest.raises(ImageError, match="a.jpg is no readable picture"):
+    with pytest.raises(ImageError, match="a.jpg is no readable image"):
         cache.read(photo, (37, 21))
     assert len(files(cache.folder)) == 1
 
@@ -158,18 +158,18 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_setting(photo):
         DecodedCache(Path(photo) / "cache")
 
 
-def read_all(folder: str, pictures: list[tuple[str, tuple[int, int]]]) -> int:
+def read_all(folder: str, images: list[tuple[str, tuple[int, int]]]) -> int:
     cache, said = DecodedCache(folder), []
-    return sum(int(cache.read(path, size, warn=said.append).sum()) for path, size in pictures * 5) + 10**9 * len(said)
+    return sum(int(cache.read(path, size, warn=said.append).sum()) for path, size in images * 5) + 10**9 * len(said)
 
 
 def test_several_processes_fill_one_folder(tmp_path):
-    pictures = [(str(r.path), (r.width, r.height)) for r in make_annotations(tmp_path).records]
-    total = 5 * sum(int(read_image(path).sum()) for path, _ in pictures)
+    images = [(str(r.path), (r.width, r.height)) for r in make_annotations(tmp_path).records]
+    total = 5 * sum(int(read_image(path).sum()) for path, _ in images)
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        found = [pool.submit(read_all, str(tmp_path / "cache"), pictures) for _ in range(3)]
+        found = [pool.submit(read_all, str(tmp_path / "cache"), images) for _ in range(3)]
         assert [future.result() for future in found] == [total] * 3
-    assert len(files(tmp_path / "cache")) == len(pictures)
+    assert len(files(tmp_path / "cache")) == len(images)
 
 
 @pytest.mark.parametrize("resize", ["workers", "device"])

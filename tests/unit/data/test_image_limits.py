@@ -104,5 +104,5 @@ def test_ordinary_files_are_read(tmp_path: Path):
 
 def test_what_is_cut_off_is_left_to_the_decoder():
     for content in (png()[:20], png()[:36], tiff({273: 0}, PIXELS)[:9], tiff({273: 0}, PIXELS)[:30], b"II", b"MM\0+"):
-        with pytest.raises(ImageError, match="it (is no readable picture|cannot be decoded)"):
+        with pytest.raises(ImageError, match="it (is no readable image|cannot be decoded)"):
             decode_image(content)

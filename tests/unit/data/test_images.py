@@ -24,7 +24,7 @@ CORNERS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # 2 high, 3 wide, all
 
 
 def save(path: Path, orientation: int | None = None) -> Path:
-    """CORNERS as a lossless grey picture."""
+    """CORNERS as a lossless grey image."""
     image = Image.fromarray(CORNERS)
     exif = image.getexif()
     if orientation is not None:
@@ -65,7 +65,7 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, upright: 
 
 def test_annotated_size_says_which_pixels_the_boxes_are_on(tmp_path: Path):
     path = save(tmp_path / "a.png", 6)
-    assert read_image(path, (2, 3)).shape == (3, 3, 2)  # boxes drawn on the upright picture
+    assert read_image(path, (2, 3)).shape == (3, 3, 2)  # boxes drawn on the upright image
     assert read_image(path, (3, 2))[0].tolist() == CORNERS.tolist()  # boxes drawn on the pixels as stored
     with pytest.raises(ImageError, match=r"a.png is 2 x 3 pixels, but its annotation says 4 x 4"):
         read_image(path, (4, 4))
@@ -74,7 +74,7 @@ def test_annotated_size_says_which_pixels_the_boxes_are_on(tmp_path: Path):
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tiff"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: str):
-    """Boxes drawn on the upright picture, and boxes drawn on it as stored."""
+    """Boxes drawn on the upright image, and boxes drawn on it as stored."""
     noise = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     exif = Image.Exif()
@@ -137,14 +137,14 @@ def test_floating_point_pixels_are_refused_not_turned_black(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_damaged_exif_does_not_cost_the_picture(tmp_path: Path):
+def test_damaged_exif_does_not_cost_the_image(tmp_path: Path):
     Image.fromarray(CORNERS).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
     assert read_image(tmp_path / "a.jpg").shape == (3, 2, 3)
     assert image_size(tmp_path / "a.jpg") == (3, 2)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "gif", "webp", "bmp", "tiff"])
-def test_a_truncated_picture_raises_image_error(tmp_path: Path, kind: str):
+def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     path = tmp_path / f"a.{kind}"
     Image.fromarray(noise).save(path)
@@ -163,7 +163,7 @@ def test_whatever_a_decoder_raises_is_an_image_error(tmp_path: Path, monkeypatch
     with pytest.raises(ImageError, match="a.png cannot be decoded"):
         read_image(path)
     monkeypatch.setattr(Image, "open", lambda path: {}["tile"])
-    with pytest.raises(ImageError, match="a.png is no readable picture"):
+    with pytest.raises(ImageError, match="a.png is no readable image"):
         read_image(path)
 
 
@@ -188,12 +188,12 @@ def test_missing_and_foreign_files(tmp_path: Path):
         read_image(tmp_path / "absent.jpg")
     (tmp_path / "page.jpg").write_text("<html>404</html>")
     for function in (read_image, image_size):
-        with pytest.raises(ImageError, match="page.jpg is no readable picture"):
+        with pytest.raises(ImageError, match="page.jpg is no readable image"):
             function(tmp_path / "page.jpg")
     (tmp_path / "empty.jpg").touch()
     for path in (tmp_path, tmp_path / "empty.jpg", tmp_path / ("a" * 5000), tmp_path / "\0"):
         for function in (read_image, image_size):
-            with pytest.raises(ImageError, match="is no readable picture"):
+            with pytest.raises(ImageError, match="is no readable image"):
                 function(path)
 
 
@@ -260,16 +260,16 @@ def test_a_damaged_png_is_not_read_in_part(tmp_path: Path):
         read_image(tmp_path / "a.png")
 
 
-def test_a_program_is_no_picture(tmp_path: Path):
+def test_a_program_is_no_image(tmp_path: Path):
     """Pillow would have Ghostscript run it."""
     Image.new("RGB", (3, 2)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.jpg")
-    with pytest.raises(ImageError, match=r"a.jpg is no readable picture \(it is an EPS, a program to be run\)"):
+    with pytest.raises(ImageError, match=r"a.jpg is no readable image \(it is an EPS, a program to be run\)"):
         read_image(tmp_path / "a.jpg")
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # from the reference, exif_transpose
-def test_odd_pictures_agree_with_pillow(real_data: Path):
+def test_odd_images_agree_with_pillow(real_data: Path):
     paths = [p for p in sorted((real_data / "odd-images").iterdir()) if p.suffix in (".jpg", ".png", ".gif")]
     sound = [path for path in paths if "truncated" not in path.name]
     assert len(sound) == 23
@@ -282,7 +282,7 @@ def test_odd_pictures_agree_with_pillow(real_data: Path):
         assert np.array_equal(found, expected), path.name
 
 
-def test_real_orientations_show_the_same_picture(real_data: Path):
+def test_real_orientations_show_the_same_image(real_data: Path):
     folder = real_data / "odd-images"
     upright = read_image(folder / "pillow_hopper.jpg").float()
     for orientation in range(2, 9):
@@ -291,7 +291,7 @@ def test_real_orientations_show_the_same_picture(real_data: Path):
         assert (found - upright).abs().mean() < 10, orientation
 
 
-def test_real_truncated_picture(real_data: Path):
+def test_real_truncated_image(real_data: Path):
     with pytest.raises(ImageError, match="pillow_truncated_jpeg.jpg cannot be decoded .*truncated"):
         read_image(real_data / "odd-images" / "pillow_truncated_jpeg.jpg")
 

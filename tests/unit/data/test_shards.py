@@ -22,7 +22,7 @@ from retina_dist.config.schema import DataConfig
 from retina_dist.data import shards as module
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.shards import Member, ShardWriter, plan_shards
-from retina_dist.data.sources import Slice
+from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
@@ -34,7 +34,7 @@ from retina_dist.files import Url
 from retina_dist.shards import write_shards
 from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
 
-LIMIT = 20 * 1024  # bytes: a few pictures a shard
+LIMIT = 20 * 1024  # bytes: a few images a shard
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +122,17 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
     ).read_bytes()
 
 
-def test_the_index_tells_where_each_picture_is(coco: Path, written: Path) -> None:
+def test_the_index_tells_where_each_image_is(coco: Path, written: Path) -> None:
     index = json.loads((written / "train.index.json").read_text())
     for shard in index["shards"]:
         content = (written / shard["file"]).read_bytes()
         assert shard["bytes"] == len(content)
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         for image_id, _, offset, length, crc32 in shard["images"]:
-            picture = content[offset : offset + length]
-            assert zlib.crc32(picture) == crc32
+            image = content[offset : offset + length]
+            assert zlib.crc32(image) == crc32
             record = next(r for r in split(coco).records if r.image_id == image_id)
-            assert picture == Path(str(record.path)).read_bytes()
+            assert image == Path(str(record.path)).read_bytes()
 
 
 def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_shards_of_something_else_are_not_touched(coco: Path, written: Path, tmp
     before = tree(written)
     shutil.copytree(coco, tmp_path / "copy")
     (tmp_path / "copy" / "train" / "0.jpg").write_bytes(b"another length")
-    with pytest.raises(DataError, match="holds train shards of other pictures"):
+    with pytest.raises(DataError, match="holds train shards of other images"):
         write(tmp_path / "copy", written)
     with pytest.raises(DataError, match="or of another shard_mb"):
         write(coco, written, "shard_mb=2")
@@ -195,7 +195,7 @@ def test_a_small_disk_is_seen_before_anything_is_written(
     assert not (tmp_path / "not").exists()
 
 
-def test_missing_pictures_and_other_formats(tmp_path: Path) -> None:
+def test_missing_images_and_other_formats(tmp_path: Path) -> None:
     """CSV, with absolute names and without sizes, becomes COCO json with sizes; what is not there may be left out."""
     for name in "ab":
         Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
@@ -250,7 +250,7 @@ def test_the_plan_fills_shards_in_order() -> None:
 def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, workers: int) -> None:
     plain = epochs(split(coco))
     annotations = split(written, format="shards")
-    assert all(isinstance(record.path, Slice) for record in annotations.records)
+    assert all(isinstance(record.path, ArchiveMember) for record in annotations.records)
     assert same_steps(epochs(annotations, num_workers=workers), plain)
     assert same_steps(epochs(annotations, 4, num_workers=workers), plain[4:])  # and after a resume
 
@@ -276,7 +276,7 @@ def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
     annotations = split(written, format="shards")
     row = 4
     where = annotations.records[row].path
-    assert isinstance(where, Slice)
+    assert isinstance(where, ArchiveMember)
     path = written / where.file
     content = bytearray(path.read_bytes())
     if kind == "gone":
@@ -294,7 +294,7 @@ def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
 def test_damage_is_named_or_skipped(written: Path, kind: str) -> None:
     annotations, row, what = damaged(written, kind)
     where = annotations.records[row].path
-    assert isinstance(where, Slice)
+    assert isinstance(where, ArchiveMember)
     spec = BatchSpec(0, (row,), canvas=(96, 96), min_size=32, weight=1.0)
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
     with pytest.raises(ImageError) as caught:
@@ -325,7 +325,7 @@ def test_verifying_names_what_is_damaged(coco: Path, written: Path) -> None:
     content[offset + length - 1] ^= 1
     content[3] ^= 1
     (written / shard["file"]).write_bytes(content)
-    assert "its pictures are sound" in str(module.damage_of(written, shard))
+    assert "its images are sound" in str(module.damage_of(written, shard))
     writer = ShardWriter(
         written,
         "train",
@@ -336,7 +336,7 @@ def test_verifying_names_what_is_damaged(coco: Path, written: Path) -> None:
         writer.verify()
 
 
-def test_verifying_names_a_picture_that_has_changed(coco: Path, written: Path) -> None:
+def test_verifying_names_an_image_that_has_changed(coco: Path, written: Path) -> None:
     paths = [Path(str(record.path)) for record in split(coco).records]
     members = [Member(r.image_id, p, p.stat().st_size) for r, p in zip(split(coco).records, paths, strict=True)]
     writer = ShardWriter(written, "train", members, 2**20)

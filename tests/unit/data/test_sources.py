@@ -1,4 +1,4 @@
-"""Data sets behind URLs: the same pictures as from a folder, read together, asked for again, never from elsewhere."""
+"""Data sets behind URLs: the same images as from a folder, read together, asked for again, never from elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retina_dist.config.schema import DataConfig, ShapesConfig
 from retina_dist.data import cache as cache_module
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import Object, objects_in, read, read_all, version_of
+from retina_dist.data.sources import RemoteFile, objects_in, read, read_all, version_of
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
@@ -82,7 +82,7 @@ fsspec.register_implementation("remote", Remote, clobber=True)
 
 
 @pytest.fixture(autouse=True)
-def counted() -> Iterator[None]:
+def pluralize() -> Iterator[None]:
     Remote.asked, Remote.together, Remote.most_together = Counter(), 0, 0
     yield
     MemoryFileSystem.store.clear()
@@ -146,7 +146,7 @@ def train_of(**named: str) -> Annotations:
 
 def test_data_workers_read_behind_a_url(coco: Path) -> None:
     annotations = train(f"simplecache::file://{coco}")
-    assert isinstance(annotations.records[0].path, Object)
+    assert isinstance(annotations.records[0].path, RemoteFile)
     assert same_steps(steps(annotations, num_workers=2), steps(train(coco)))
 
 
@@ -175,7 +175,7 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
     assert Remote.most_together == 4
 
 
-def test_missing_pictures_are_found_before_the_training(coco: Path) -> None:
+def test_missing_images_are_found_before_the_training(coco: Path) -> None:
     (coco / "train2017" / "3.jpg").unlink()
     (coco / "train2017" / "more" / "9.jpg").unlink()
     with pytest.raises(DataError, match=r"2 of 10 images are not in remote://.*train2017: 3\.jpg, more/9\.jpg"):
@@ -252,13 +252,13 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
 )
 def test_names_within_the_folder(name: str, inside: str) -> None:
     record = make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))
-    assert record.path == Object("az://c/images", inside)
+    assert record.path == RemoteFile("az://c/images", inside)
 
 
 def test_a_name_is_never_read_as_part_of_a_url(tmp_path: Path) -> None:
     """As text, fsspec would take what follows :: for another file system."""
     (tmp_path / "secret").write_bytes(b"secret")
-    (found,) = read_all([Object("memory://c/images", f"x::file://{tmp_path}/secret")])
+    (found,) = read_all([RemoteFile("memory://c/images", f"x::file://{tmp_path}/secret")])
     assert isinstance(found, ImageError)
 
 
@@ -281,19 +281,21 @@ class Failing:
         patch.setattr(files.time, "sleep", self.slept.append)
 
 
-class Refused(Exception):
+class RequestError(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
         self.status = status
 
 
-@pytest.mark.parametrize("error", [TimeoutError("slow"), ConnectionResetError("gone"), Refused(503), Refused(429)])
+@pytest.mark.parametrize(
+    "error", [TimeoutError("slow"), ConnectionResetError("gone"), RequestError(503), RequestError(429)]
+)
 def test_a_network_that_fails_for_a_moment_is_asked_again(
     coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     folder = f"{in_memory(coco)}/train2017"
     failing = Failing(monkeypatch, error, 3, "/1.jpg")
-    found = read_all([Object(folder, f"{i}.jpg") for i in range(4)])
+    found = read_all([RemoteFile(folder, f"{i}.jpg") for i in range(4)])
     assert found == [(coco / "train2017" / f"{i}.jpg").read_bytes() for i in range(4)]
     assert failing.calls == 4
     assert failing.slept == [0.5, 1.0, 2.0]
@@ -325,21 +327,21 @@ def test_a_file_system_that_repeats_requests_itself_is_asked_once(coco: Path, mo
     monkeypatch.setattr("retina_dist.files.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_ranges", give_up_late)
     with pytest.raises(DataError, match=r"no answer, 1 attempt in 84\.0 s"):
-        read(Object(folder, "1.jpg"))
+        read(RemoteFile(folder, "1.jpg"))
     assert clock == [84.0]
 
 
-@pytest.mark.parametrize("error", [Refused(403), PermissionError("no"), ValueError("no such account")])
+@pytest.mark.parametrize("error", [RequestError(403), PermissionError("no"), ValueError("no such account")])
 def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     folder = f"{in_memory(coco)}/train2017"
     failing = Failing(monkeypatch, error, 100)
     with pytest.raises(DataError, match="could not be read"):
-        read(Object(folder, "1.jpg"))
+        read(RemoteFile(folder, "1.jpg"))
     assert failing.calls == 1
     assert failing.slept == []
 
 
-def test_bad_and_missing_pictures_are_errors_of_the_picture(coco: Path) -> None:
+def test_bad_and_missing_images_are_errors_of_the_image(coco: Path) -> None:
     annotations = train(f"remote://{coco}")
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").unlink()
@@ -347,7 +349,7 @@ def test_bad_and_missing_pictures_are_errors_of_the_picture(coco: Path) -> None:
     batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 103]
     assert batch.weight == 0.5
-    assert "train2017/1.jpg is no readable picture" in batch.warnings[0]
+    assert "train2017/1.jpg is no readable image" in batch.warnings[0]
     assert "train2017/2.jpg does not exist" in batch.warnings[1]
     small = DetectionDataset(annotations, EvalTransform(max_size=96), max_pixels=10)
     with pytest.raises(ImageError, match=r"3\.jpg has 48 x 24 pixels, more than max_pixels=10"):
@@ -360,13 +362,13 @@ def test_bad_and_missing_pictures_are_errors_of_the_picture(coco: Path) -> None:
     ]
 
 
-def test_every_kind_of_picture_reads_the_same_from_bytes(tmp_path: Path) -> None:
+def test_every_kind_of_image_reads_the_same_from_bytes(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6
     for name in ("a.jpg", "a.png", "a.tif", "a.gif"):
         Image.fromarray(pixels).save(tmp_path / name, **({} if name == "a.gif" else {"exif": exif}))
-        there = Object(f"remote://{tmp_path}", name)
+        there = RemoteFile(f"remote://{tmp_path}", name)
         size = image_size(tmp_path / name)
         assert image_size(there) == size
         assert torch.equal(read_image(there, size), read_image(tmp_path / name, size))
@@ -408,7 +410,7 @@ def test_versions_are_those_of_the_listing(coco: Path) -> None:
     assert len(there) == 10
     assert there["more/9.jpg"].version
     assert version_of(there["0.jpg"]) != version_of(there["1.jpg"])
-    assert version_of(Object("az://c", "a.jpg")) is None  # never looked at, so never kept
+    assert version_of(RemoteFile("az://c", "a.jpg")) is None  # never looked at, so never kept
     assert version_of(coco / "none") is None
 
 
@@ -421,7 +423,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "adlfs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "az", raising=False)
     with pytest.raises(DataError, match=r"retina-dist\[azure\]"):
-        read(Object("az://c/images", "a.jpg"))
+        read(RemoteFile("az://c/images", "a.jpg"))
 
 
 def test_records_of_plain_paths_still_do(coco: Path) -> None:

@@ -35,7 +35,7 @@ COCO: dict[str, Any] = {
 
 
 def load(folder: Path, coco: Any, **options: Any) -> Annotations:
-    """`coco` through a file; the pictures are not looked for unless the test says so."""
+    """`coco` through a file; the images are not looked for unless the test says so."""
     (folder / "a.json").write_text(json.dumps(coco))
     return load_annotations(folder / "a.json", folder, **{"missing_images": "ignore", **options})
 
@@ -167,20 +167,20 @@ def test_no_image_and_no_annotation(tmp_path: Path):
     assert load(tmp_path, {**COCO, "images": [], "annotations": []}).records == ()
 
 
-def test_missing_pictures(tmp_path: Path):
+def test_missing_images(tmp_path: Path):
     Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
     with pytest.raises(DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"):
         load(tmp_path, COCO, missing_images="error")
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
-    assert len(found.coco["images"]) == 2  # a picture that was not looked at counts as missed
+    assert len(found.coco["images"]) == 2  # an image that was not looked at counts as missed
     assert "1 of 2 images" in found.warnings[0]
     assert load(tmp_path, COCO, missing_images="ignore").warnings == []
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "dir", "b.png/a.png"])
-def test_names_that_no_picture_has(tmp_path: Path, name: str):
+def test_names_that_no_image_has(tmp_path: Path, name: str):
     Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
     (tmp_path / "dir").mkdir()
     with pytest.raises(DataError, match="1 of 2 images are not in"):
@@ -188,13 +188,13 @@ def test_names_that_no_picture_has(tmp_path: Path, name: str):
     assert len(load(tmp_path, changed("images", file_name=name), missing_images="skip").records) == 1
 
 
-def test_many_missing_pictures_are_not_all_named(tmp_path: Path):
+def test_many_missing_images_are_not_all_named(tmp_path: Path):
     images = [{"id": i, "file_name": f"{i}.png", "width": 9, "height": 9} for i in range(9)]
     with pytest.raises(DataError, match=r"9 of 9 images are not in .*: 0.png, 1.png, 2.png, 3.png, 4.png, …; "):
         load(tmp_path, {**COCO, "images": images, "annotations": []}, missing_images="error")
 
 
-def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
+def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     Image.new("RGB", (100, 80)).save(tmp_path / "a.png")
     turned = Image.new("RGB", (60, 50))
     turned.getexif()[0x0112] = 6
@@ -205,11 +205,11 @@ def test_sizes_come_from_the_pictures_where_the_file_has_none(tmp_path: Path):
     found = load(tmp_path, coco, missing_images="error")
     assert [(r.width, r.height) for r in found.records] == [(100, 80), (50, 60)]
     assert len(found.warnings) == 1
-    (tmp_path / "b.png").write_text("no picture")
+    (tmp_path / "b.png").write_text("no image")
     ignored = load(tmp_path, coco)
     assert [(r.width, r.height) for r in ignored.records] == [(0, 0), (0, 0)]  # nobody looked
     assert [boxes.tolist() for boxes in ignored.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
-    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is no readable picture"):
+    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is no readable image"):
         load(tmp_path, coco, missing_images="error")
 
 

@@ -14,7 +14,7 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import Sample, collate, collate_raw
 from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.deferred_resize import RawBatch, resize_batch
+from retina_dist.detection.data.deferred_resize import DeferredResizeBatch, resize_batch
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.errors import ConfigError
@@ -124,7 +124,7 @@ def test_only_rounding_tells_it_from_the_workers_way(tmp_path, settings):
     for epoch in range(6):
         spec = BatchSpec(epoch, tuple(range(10)), canvas=(96, 128), min_size=60, weight=0.5)
         expected, raw = by_workers[spec], by_device[spec]
-        assert isinstance(raw, RawBatch)
+        assert isinstance(raw, DeferredResizeBatch)
         assert raw.images.dtype == torch.uint8
         found = raw.to("cpu")
         assert type(found) is Batch
@@ -196,11 +196,11 @@ def test_it_crosses_from_data_workers_unchanged(tmp_path):
     annotations = make_annotations(tmp_path)
     steps = [list(make_module(annotations, num_workers=n, resize="device").train_steps(0, 3)) for n in (0, 1)]
     for (alone,), (sent,) in zip(*steps, strict=True):
-        assert isinstance(sent, RawBatch)
+        assert isinstance(sent, DeferredResizeBatch)
         assert sent.canvas == alone.canvas
         assert torch.equal(sent.to("cpu").images, alone.to("cpu").images)
     (batch, *_) = make_module(None, val=annotations, resize="device").val_batches()
-    assert isinstance(batch, RawBatch)
+    assert isinstance(batch, DeferredResizeBatch)
 
 
 def test_the_raw_canvas_holds_all_images_and_is_rounded_up():

@@ -40,7 +40,7 @@ def test_boxes_are_in_pixels_of_the_file(tmp_path: Path) -> None:
     (found,) = detector.predict([tmp_path / "a.png"])
     assert len(found["scores"]) > 0
     assert found["boxes"][:, 2].max() <= 256
-    assert found["boxes"][:, 2].max() > 128  # the picture was reduced to 96 px for the network
+    assert found["boxes"][:, 2].max() > 128  # the image was reduced to 96 px for the network
     assert found["boxes"][:, 3].max() <= 128
     assert (found["scores"].diff() <= 0).all()
     assert {name: value.dtype for name, value in found.items()} == {
@@ -53,7 +53,7 @@ def test_boxes_are_in_pixels_of_the_file(tmp_path: Path) -> None:
     assert torch.equal(found["boxes"], again["boxes"])
 
 
-def test_no_picture_changes_the_result_of_another() -> None:
+def test_no_image_changes_the_result_of_another() -> None:
     generator = torch.Generator().manual_seed(0)
     wide, tall = (
         torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=generator) for h, w in ((9, 70), (80, 40))
@@ -66,7 +66,7 @@ def test_no_picture_changes_the_result_of_another() -> None:
     assert detector.predict([]) == []
 
 
-def test_a_picture_is_turned_as_it_is_shown(tmp_path: Path) -> None:
+def test_an_image_is_turned_as_it_is_shown(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     image.getexif()[0x0112] = 6
@@ -78,8 +78,8 @@ def test_a_picture_is_turned_as_it_is_shown(tmp_path: Path) -> None:
     assert found["boxes"][:, 2].max() <= 40
 
 
-def test_it_is_what_the_model_finds_on_the_resized_picture() -> None:
-    """96 x 48 pixels with the shorter side to 64 and the longer to 96 at most: the picture stays as it is."""
+def test_it_is_what_the_model_finds_on_the_resized_image() -> None:
+    """96 x 48 pixels with the shorter side to 64 and the longer to 96 at most: the image stays as it is."""
     pixels = torch.randint(0, 256, (3, 48, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     detector = Detector.from_content(content(), "a checkpoint")
     canvas = torch.zeros(3, 64, 96, dtype=torch.uint8)
@@ -135,6 +135,6 @@ def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_text("no picture")
+    (tmp_path / "a.jpg").write_text("no image")
     with pytest.raises(ImageError, match="a.jpg"):
         Detector.from_content(content(), "a checkpoint").predict([tmp_path / "a.jpg"])

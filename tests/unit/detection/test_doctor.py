@@ -65,7 +65,7 @@ def defective(root: Path) -> None:
     (root / "train").mkdir(parents=True)
     (root / "val").mkdir()
 
-    def picture(name: str, size: tuple[int, int] = (60, 40), orientation: int = 1) -> Path:
+    def make_image(name: str, size: tuple[int, int] = (60, 40), orientation: int = 1) -> Path:
         path = root / name
         exif = Image.Exif()
         exif[ORIENTATION_TAG] = orientation
@@ -73,16 +73,16 @@ def defective(root: Path) -> None:
         Image.fromarray(pixels).save(path, **({"exif": exif} if orientation != 1 else {}))
         return path
 
-    a, b = picture("train/a.png"), picture("train/b.png")
+    a, b = make_image("train/a.png"), make_image("train/b.png")
     (root / "train/twin.png").write_bytes(a.read_bytes())
     (root / "val/leak.png").write_bytes(b.read_bytes())
-    cut = picture("train/cut.png")
+    cut = make_image("train/cut.png")
     cut.write_bytes(cut.read_bytes()[:-2000])
-    picture("train/wrong.png", size=(50, 40))
-    picture("train/empty.png")
-    picture("train/upright.jpg", size=(40, 60), orientation=6)  # shown as 60 x 40
-    picture("train/stored.jpg", orientation=6)  # shown as 40 x 60, annotated as stored
-    picture("val/v.png")
+    make_image("train/wrong.png", size=(50, 40))
+    make_image("train/empty.png")
+    make_image("train/upright.jpg", size=(40, 60), orientation=6)  # shown as 60 x 40
+    make_image("train/stored.jpg", orientation=6)  # shown as 40 x 60, annotated as stored
+    make_image("val/v.png")
 
     names = ["a.png", "b.png", "twin.png", "cut.png", "wrong.png", "gone.png", "empty.png", "upright.jpg", "stored.jpg"]
     train = [{"id": i, "file_name": n, "width": 60, "height": 40} for i, n in enumerate(names, start=1)]

@@ -23,13 +23,13 @@ def labels(*values):
     return torch.tensor(values, dtype=torch.int64)
 
 
-def pixels(picture):
-    return np.asarray(picture).astype(int)
+def pixels(drawing):
+    return np.asarray(drawing).astype(int)
 
 
-def mask(picture, color):
-    """[h, w]: where the picture has exactly that colour."""
-    return (pixels(picture) == color).all(axis=-1)
+def mask(drawing, color):
+    """[h, w]: where the drawing has exactly that colour."""
+    return (pixels(drawing) == color).all(axis=-1)
 
 
 @pytest.fixture
@@ -55,28 +55,28 @@ def test_class_colors_differ_and_stay():
     assert distances.min() > 50  # of 441 from black to white
 
 
-def test_picture_without_boxes_is_the_image():
+def test_image_without_boxes_is_the_image():
     image = torch.randint(0, 256, (3, 480, 640), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    picture = draw.draw_boxes(image, boxes(), labels(), NAMES)
-    assert picture.mode == "RGB"
-    assert (pixels(picture) == image.permute(1, 2, 0).numpy()).all()
+    drawing = draw.draw_boxes(image, boxes(), labels(), NAMES)
+    assert drawing.mode == "RGB"
+    assert (pixels(drawing) == image.permute(1, 2, 0).numpy()).all()
 
 
 def test_box_edges_are_the_first_and_the_last_pixel_inside():
-    picture = draw.draw_boxes(gray(300, 700), boxes([100, 120, 200, 220]), labels(1), NAMES)
-    column = mask(picture, draw.class_color(1))[170]  # a row of pixels below the label
+    drawing = draw.draw_boxes(gray(300, 700), boxes([100, 120, 200, 220]), labels(1), NAMES)
+    column = mask(drawing, draw.class_color(1))[170]  # a row of pixels below the label
     assert column.nonzero()[0].tolist() == [100, 199]
-    row = mask(picture, draw.class_color(1))[130:, 150]
+    row = mask(drawing, draw.class_color(1))[130:, 150]
     assert (row.nonzero()[0] + 130).tolist() == [219]
 
 
 def test_label_stands_on_its_color_above_the_box(places):
-    picture = draw.draw_boxes(gray(480, 640), boxes([100, 200, 300, 400]), labels(0), NAMES, torch.tensor([0.876]))
+    drawing = draw.draw_boxes(gray(480, 640), boxes([100, 200, 300, 400]), labels(0), NAMES, torch.tensor([0.876]))
     [(text, place)] = places
     assert text == "cat 0.88"
     assert (place.x1, place.y2) == (100, 200)
     x1, y1, x2, y2 = map(int, place)
-    label = pixels(picture)[y1:y2, x1:x2]
+    label = pixels(drawing)[y1:y2, x1:x2]
     background = (label == draw.class_color(0)).all(axis=-1)
     assert background[0].all()
     assert background[-1].all()
@@ -91,7 +91,7 @@ def test_label_of_a_box_at_the_top_is_within(places):
     assert place.x2 <= 640
 
 
-def test_labels_keep_clear_of_each_other_and_within_the_picture(places):
+def test_labels_keep_clear_of_each_other_and_within_the_image(places):
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(60, 2, generator=generator) * torch.tensor([600, 440])
     sides = torch.rand(60, 2, generator=generator) * 150 + 5
@@ -121,25 +121,25 @@ def test_label_does_not_hide_a_small_box(places):
     assert place.overlap(draw._Rectangle(*small)) == 0
 
 
-def test_small_pictures_are_enlarged_in_proportion_with_their_boxes():
-    picture = draw.draw_boxes(gray(48, 64), boxes([10, 20, 30, 40]), labels(0), NAMES)
-    assert picture.size == (640, 480)
-    row = mask(picture, draw.class_color(0))[300]
+def test_small_images_are_enlarged_in_proportion_with_their_boxes():
+    drawing = draw.draw_boxes(gray(48, 64), boxes([10, 20, 30, 40]), labels(0), NAMES)
+    assert drawing.size == (640, 480)
+    row = mask(drawing, draw.class_color(0))[300]
     assert row.nonzero()[0].tolist() in ([100, 299], [100, 101, 298, 299])
     assert draw.draw_boxes(gray(48, 64), boxes(), labels(), NAMES, min_long_side=0).size == (64, 48)
     assert draw.draw_boxes(gray(1, 1), boxes([0, 0, 1, 1]), labels(0), NAMES).size == (640, 640)
 
 
-def test_lines_grow_with_the_picture():
-    picture = draw.draw_boxes(gray(1200, 1600), boxes([100, 100, 500, 500]), labels(0), NAMES)
-    assert mask(picture, draw.class_color(0))[300].sum() == 8  # 1200 / 300 = 4 px on either side
+def test_lines_grow_with_the_image():
+    drawing = draw.draw_boxes(gray(1200, 1600), boxes([100, 100, 500, 500]), labels(0), NAMES)
+    assert mask(drawing, draw.class_color(0))[300].sum() == 8  # 1200 / 300 = 4 px on either side
 
 
 def test_odd_boxes_do_no_harm(places):
     odd = boxes([-50, -50, 2000, 2000], [10, 10, 10, 10], [float("nan"), 0, 5, 5], [0, 0, float("inf"), 5])
-    picture = draw.draw_boxes(gray(480, 640), odd, labels(0, 1, 2, 2), NAMES)
-    assert mask(picture, draw.class_color(0))[479].all()  # cut at the picture's edge
-    assert mask(picture, draw.class_color(1))[10, 10]  # without an area, still a dot
+    drawing = draw.draw_boxes(gray(480, 640), odd, labels(0, 1, 2, 2), NAMES)
+    assert mask(drawing, draw.class_color(0))[479].all()  # cut at the drawing's edge
+    assert mask(drawing, draw.class_color(1))[10, 10]  # without an area, still a dot
     assert [text for text, _ in places] == ["cat", "dog"]
 
 
@@ -173,7 +173,7 @@ def test_mosaic_is_about_square(number, columns):
 
 
 def test_mosaic_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="at least one picture"):
+    with pytest.raises(ValueError, match="at least one drawing"):
         draw.mosaic([])
 
 
@@ -194,18 +194,18 @@ def test_side_by_side_leaves_out_low_scores(places, monkeypatch):
 
 
 def test_header_counts_classes_most_frequent_first_in_their_colors():
-    picture = draw._with_header(Image.new("RGB", (640, 100)), "title", labels(0, 1, 1), NAMES)
-    assert picture.height > 100
-    header = picture.crop((0, 0, 640, picture.height - 100))
+    drawing = draw._with_header(Image.new("RGB", (640, 100)), "title", labels(0, 1, 1), NAMES)
+    assert drawing.height > 100
+    header = drawing.crop((0, 0, 640, drawing.height - 100))
     dog, cat = (mask(header, draw.class_color(label)).any(axis=0).nonzero()[0] for label in (1, 0))
     assert dog.max() < cat.min()
 
 
-def test_header_of_very_many_classes_stays_within_the_picture():
-    picture = draw._with_header(
+def test_header_of_very_many_classes_stays_within_the_image():
+    drawing = draw._with_header(
         Image.new("RGB", (640, 10)), "title", torch.arange(200), [f"class {k}" for k in range(200)]
     )
-    assert picture.width == 640
+    assert drawing.width == 640
 
 
 def test_batch_mosaic_shows_images_without_padding_and_only_true_boxes(places):
@@ -231,7 +231,7 @@ def test_batch_mosaic_shows_images_without_padding_and_only_true_boxes(places):
     assert mask(sheet, (10, 200, 30)).sum() == 640 * 480
 
 
-def test_real_picture(real_data, places):
+def test_real_image(real_data, places):
     folder = real_data / "bccd"
     content = json.loads((folder / "annotations" / "instances_val.json").read_text())
     entry = content["images"][3]
@@ -240,11 +240,11 @@ def test_real_picture(real_data, places):
     xyxy = torch.cat([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], dim=1)
     with Image.open(folder / "val" / entry["file_name"]) as file:
         image = torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1)
-    picture = draw.draw_boxes(image, xyxy, labels(*[0] * len(rows)), ["cell"])
-    assert picture.size == (entry["width"], entry["height"])
+    drawing = draw.draw_boxes(image, xyxy, labels(*[0] * len(rows)), ["cell"])
+    assert drawing.size == (entry["width"], entry["height"])
     assert len(places) == len(rows)
 
 
 def test_pixels_resized_on_a_device_are_rounded():
     image = torch.tensor([-0.2, 99.5, 100.4, 255.3]).expand(3, 2, 4)
-    assert np.asarray(draw.to_picture(image))[0, :, 0].tolist() == [0, 100, 100, 255]
+    assert np.asarray(draw.to_pil(image))[0, :, 0].tolist() == [0, 100, 100, 255]

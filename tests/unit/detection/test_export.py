@@ -90,7 +90,7 @@ def test_what_differs_is_not_written(
 
     def wrong(detector: Detector, path: Path) -> module.Runner:
         run = load(detector, path)
-        return lambda picture: change(run(picture))  # type: ignore
+        return lambda image: change(run(image))  # type: ignore
 
     monkeypatch.setitem(module.WRITERS, ".pt", (write, wrong))
     (tmp_path / "state_dict.pt").write_text("the old one")
@@ -102,7 +102,7 @@ def test_what_differs_is_not_written(
 
 def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector.model, "score_thresh", 1.0)
-    with pytest.raises(UserError, match="nothing was compared; give pictures=FOLDER"):
+    with pytest.raises(UserError, match="nothing was compared; give images=FOLDER"):
         export(settings(tmp_path / "state_dict.pt"))
 
 
@@ -112,7 +112,7 @@ def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, m
         ({"output": "model.trt"}, "output=model.trt has no known ending; use one of .onnx, .pt2, .pt"),
         ({"size": [64]}, r"size=\[64\] is not a height and a width"),
         ({"size": [64, 0]}, "is not a height and a width"),
-        ({"pictures": "nowhere"}, "nowhere is no picture"),
+        ({"images": "nowhere"}, "nowhere is no image"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, changes: dict[str, object], words: str) -> None:

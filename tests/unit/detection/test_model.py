@@ -26,7 +26,7 @@ CANVAS = (128, 160)
 
 
 def make_batch(num_boxes: list[int], num_classes: int = 91, seed: int = 0) -> Batch:
-    """Random full-canvas pictures with `num_boxes[i]` boxes each."""
+    """Random full-canvas images with `num_boxes[i]` boxes each."""
     generator = torch.Generator().manual_seed(seed)
     height, width = CANVAS
     count, most = len(num_boxes), max(8, *num_boxes)

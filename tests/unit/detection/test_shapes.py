@@ -54,7 +54,7 @@ def test_boxes_are_tight_around_the_pixels_drawn(kind: str) -> None:
     assert min(width, height) >= 16
 
 
-def test_boxes_lie_within_the_picture_and_hide_little_of_each_other() -> None:
+def test_boxes_lie_within_the_image_and_hide_little_of_each_other() -> None:
     for seed in range(30):
         pixels, objects = draw_scene(np.random.default_rng(seed), 64)
         for found in objects:

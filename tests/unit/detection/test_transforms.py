@@ -14,7 +14,7 @@ from retina_dist.errors import ConfigError
 CANVAS = (128, 160)
 
 
-def picture(height: int, width: int) -> torch.Tensor:
+def make_image(height: int, width: int) -> torch.Tensor:
     """A smooth gradient with a bright block from 25 to 50 % of each side, so that geometry can be seen."""
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     image[1] = torch.linspace(0, 100, width).to(torch.uint8)
@@ -51,7 +51,7 @@ def test_resized_size_by_hand():
 
 
 def test_eval_resizes_image_and_boxes():
-    image = picture(60, 80)
+    image = make_image(60, 80)
     boxes = torch.tensor([[0.0, 0.0, 80.0, 60.0], [8.0, 6.0, 16.0, 30.0]])
     out, out_boxes, labels = EvalTransform(max_size=200)(
         image, boxes, torch.tensor([4, 7]), min_size=90, canvas=(96, 128)
@@ -63,7 +63,7 @@ def test_eval_resizes_image_and_boxes():
 
 
 def test_boxes_are_scaled_by_whole_pixels_as_torchvision_does():
-    image, boxes = picture(37, 53), torch.tensor([[3.0, 5.0, 47.0, 31.0]])
+    image, boxes = make_image(37, 53), torch.tensor([[3.0, 5.0, 47.0, 31.0]])
     theirs = GeneralizedRCNNTransform(100, 200, [0.0] * 3, [1.0] * 3)
     _, targets = theirs([image / 255], [{"boxes": boxes, "labels": torch.tensor([1])}])
     _, ours, _ = EvalTransform(max_size=200)(image, boxes, torch.tensor([1]), min_size=100, canvas=(128, 160))
@@ -73,14 +73,14 @@ def test_boxes_are_scaled_by_whole_pixels_as_torchvision_does():
 def test_boxes_under_a_pixel_go_with_their_labels():
     boxes = torch.tensor([[0.0, 0.0, 1.9, 40.0], [10.0, 10.0, 12.0, 12.0], [0.0, 0.0, 9.0, 1.0]])
     _, kept, labels = EvalTransform(max_size=200)(
-        picture(100, 100), boxes, torch.tensor([1, 2, 3]), min_size=50, canvas=(64, 64)
+        make_image(100, 100), boxes, torch.tensor([1, 2, 3]), min_size=50, canvas=(64, 64)
     )
     assert kept.tolist() == [[5, 5, 6, 6]]  # half of 2 is a pixel, half of 1.9 and of 1 are less
     assert labels.tolist() == [2]
 
 
 def test_input_is_left_alone():
-    image, boxes = picture(60, 80), block(60, 80)
+    image, boxes = make_image(60, 80), block(60, 80)
     before = image.clone(), boxes.clone()
     transform = TrainTransform(max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(1.5, 2.0))
     for seed in range(5):
@@ -90,7 +90,7 @@ def test_input_is_left_alone():
 
 
 def test_everything_off_is_the_eval_transform():
-    arguments = picture(60, 80), block(60, 80), torch.tensor([1])
+    arguments = make_image(60, 80), block(60, 80), torch.tensor([1])
     train = TrainTransform(max_size=200, hflip=0.0)(*arguments, min_size=90, canvas=CANVAS, key=(0,))
     evaluate = EvalTransform(max_size=200)(*arguments, min_size=90, canvas=CANVAS)
     assert all(torch.equal(a, b) for a, b in zip(train, evaluate, strict=True))
@@ -98,14 +98,14 @@ def test_everything_off_is_the_eval_transform():
 
 def test_a_canvas_too_small_shrinks_the_image_and_keeps_its_shape():
     image, boxes, _ = EvalTransform(max_size=200)(
-        picture(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=(96, 160)
+        make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=(96, 160)
     )
     assert tuple(image.shape) == (3, 96, 128)  # not 120 x 160
     assert boxes.tolist() == [[32, 24, 64, 48]]
 
 
 def test_flip_mirrors_image_and_boxes():
-    image = picture(60, 80)
+    image = make_image(60, 80)
     out, boxes, _ = TrainTransform(max_size=80, hflip=1.0)(
         image,
         torch.tensor([[10.0, 20.0, 30.0, 50.0]]),
@@ -144,7 +144,7 @@ def test_boxes_follow_the_pixels(settings):
     seen = 0
     for seed in range(40):
         image, boxes, labels = transform(
-            picture(60, 80), block(60, 80), torch.tensor([9]), min_size=100, canvas=CANVAS, key=(seed,)
+            make_image(60, 80), block(60, 80), torch.tensor([9]), min_size=100, canvas=CANVAS, key=(seed,)
         )
         height, width = image.shape[-2:]
         assert height <= CANVAS[0]
@@ -162,7 +162,9 @@ def test_boxes_follow_the_pixels(settings):
 def test_scale_jitter_changes_the_size_within_its_range():
     transform = TrainTransform(max_size=200, hflip=0.0, scale_jitter=(0.5, 0.8))
     heights = [
-        transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(i,))[0].shape[1]
+        transform(make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(i,))[0].shape[
+            1
+        ]
         for i in range(50)
     ]
     assert min(heights) >= 50
@@ -175,7 +177,7 @@ def test_enlarged_image_fills_the_canvas_from_different_places():
     corners = set()
     for seed in range(10):
         image, _, _ = transform(
-            picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(seed,)
+            make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(seed,)
         )
         # scale 5: 25 by 32 of the stored pixels
         assert tuple(image.shape[1:]) == (125, 160)
@@ -187,7 +189,7 @@ def test_crop_of_another_shape_still_fits_the_canvas():
     transform = TrainTransform(max_size=1333, hflip=0.0, iou_crop=1.0)
     for seed in range(30):
         image, _, _ = transform(
-            picture(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=CANVAS, key=(seed,)
+            make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=CANVAS, key=(seed,)
         )
         assert image.shape[1] <= CANVAS[0]
         assert image.shape[2] <= CANVAS[1]
@@ -218,9 +220,9 @@ def test_photometric_changes_pixels_only():
     changed = 0
     for seed in range(10):
         image, boxes, _ = transform(
-            picture(60, 80), block(60, 80), torch.tensor([1]), min_size=60, canvas=CANVAS, key=(seed,)
+            make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=60, canvas=CANVAS, key=(seed,)
         )
-        changed += not torch.equal(image, picture(60, 80))
+        changed += not torch.equal(image, make_image(60, 80))
         assert torch.equal(boxes, block(60, 80))
         assert image.dtype == torch.uint8
     assert changed >= 8
@@ -230,7 +232,9 @@ def test_result_depends_on_the_key_alone():
     transform = TrainTransform(max_size=200, hflip=0.5, photometric=0.5, iou_crop=0.5, scale_jitter=(0.5, 2.0))
 
     def call(*key: int) -> list[torch.Tensor]:
-        return list(transform(picture(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=key))
+        return list(
+            transform(make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=key)
+        )
 
     torch.manual_seed(1)
     first = call(0, 3, 17)
@@ -244,7 +248,7 @@ def test_result_depends_on_the_key_alone():
 
 
 def test_works_on_channels_last_memory():
-    image = picture(60, 80)
+    image = make_image(60, 80)
     transform = TrainTransform(max_size=200, hflip=1.0)
     arguments = {"min_size": 90, "canvas": CANVAS, "key": (0,)}
     plain = transform(image, block(60, 80), torch.tensor([1]), **arguments)[0]

@@ -67,10 +67,10 @@ def test_parts_of_an_object_are_no_objects(tmp_path: Path):
     content = thing("person", (3, 3, 9, 9)).replace("</object>", f"{head}</object>")
     coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
     assert [a["bbox"] for a in coco["annotations"]] == [[2, 2, 7, 7]]
-    assert coco["images"] == [{"id": 1, "file_name": "a.jpg"}]  # without a size: it comes from the picture
+    assert coco["images"] == [{"id": 1, "file_name": "a.jpg"}]  # without a size: it comes from the image
 
 
-def test_sizes_that_are_none_are_left_to_the_picture(tmp_path: Path):
+def test_sizes_that_are_none_are_left_to_the_image(tmp_path: Path):
     for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
         content = f"<size><width>{width}</width><height>7</height></size>"
         coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
@@ -86,7 +86,7 @@ def test_an_unknown_encoding_and_a_byte_order_mark(tmp_path: Path):
         read_voc(root, "train")
 
 
-def test_a_picture_outside_the_folder_is_refused(tmp_path: Path):
+def test_an_image_outside_the_folder_is_refused(tmp_path: Path):
     root = make(tmp_path, {"train": {"a": SIZE}})
     (root / "Annotations" / "a.xml").write_text("<annotation><filename>../../a.jpg</filename></annotation>")
     with pytest.raises(

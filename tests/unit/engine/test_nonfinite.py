@@ -43,7 +43,7 @@ class Net(nn.Module):
         return {"class": loss}
 
 
-class Sink:
+class MetricLogger:
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
 
@@ -53,20 +53,20 @@ class Sink:
 
 def make(
     factor: dict[int, float], folder: Path | None = None, steps: int = 6, **options: Any
-) -> tuple[Trainer, Sink, list[str]]:
+) -> tuple[Trainer, MetricLogger, list[str]]:
     torch.manual_seed(0)
     model = Net()
     model.factor = factor
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
     plan = resolve_plan(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
-    sink, words = Sink(), []
+    logger, words = MetricLogger(), []
     trainer = Trainer(
         state=state,
         plan=plan,
         data=Data(),
         strategy=SingleDeviceStrategy("cpu"),
-        sink=sink,
+        logger=logger,
         events=folder,
         inspect=lambda model, batch: [
             {"image_id": i, "losses": {k: float(v) for k, v in model(batch).items()}} for i in range(len(batch.x))
@@ -74,7 +74,7 @@ def make(
         report=words.append,
         **options,
     )
-    return trainer, sink, words
+    return trainer, logger, words
 
 
 def test_spread_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another() -> None:
@@ -91,7 +91,7 @@ def test_spread_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float) -> None:
-    trainer, sink, words = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
+    trainer, logger, words = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
     state = trainer.state
     held: list[Any] = []
     before = trainer.train_step
@@ -109,8 +109,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
     momentum = [h[1]["state"][0]["momentum_buffer"] for h in held[2:]]
     assert all(torch.equal(momentum[0], m) for m in momentum)
     assert (state.skipped, state.skipped_in_row) == (2, 2)
-    assert [step for step, _ in sink.rows] == [1, 2]  # no row for a step without values
-    assert all(math.isfinite(v) for _, row in sink.rows for v in row.values())
+    assert [step for step, _ in logger.rows] == [1, 2]  # no row for a step without values
+    assert all(math.isfinite(v) for _, row in logger.rows for v in row.values())
     assert "step 3: loss or gradient is not finite" in words[0]  # the first is 1, as in metrics.csv
 
 

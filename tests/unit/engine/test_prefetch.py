@@ -63,7 +63,7 @@ def source(notes: Notes, count: int, fails_at: int | None = None) -> Iterator[li
     try:
         for step in range(count):
             if step == fails_at:
-                raise ValueError("a bad picture")
+                raise ValueError("a bad image")
             yield [FakeBatch(notes, f"{step}.{part}") for part in range(2)]
     finally:
         notes.log.append("closed")
@@ -96,7 +96,7 @@ def test_one_step_ahead_on_a_stream_of_its_own(monkeypatch):
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
 def test_an_error_comes_after_the_steps_before_it(monkeypatch, device):
     notes, seen = Notes(monkeypatch), []
-    with pytest.raises(ValueError, match="a bad picture"):
+    with pytest.raises(ValueError, match="a bad image"):
         seen.extend(batches for batches in prefetched(source(notes, 5, fails_at=2), device))
     assert len(seen) == 2
     assert notes.log.count("closed") == 1

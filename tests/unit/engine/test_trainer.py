@@ -104,7 +104,7 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         "plan": plan,
         "data": data,
         "strategy": SingleDeviceStrategy("cpu"),
-        "sink": Recorder(),
+        "logger": Recorder(),
         "checkpoints": CheckpointStore(folder, keep_last=100, best=best) if folder else None,
         "report": lambda text: None,
     }
@@ -121,9 +121,9 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     assert one.state.step == 12
     for epoch in range(4):
         assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
-    steps = [step for step, _ in one.sink.rows]
+    steps = [step for step, _ in one.logger.rows]
     assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
-    _, row = one.sink.rows[-1]
+    _, row = one.logger.rows[-1]
     assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
     assert row["train/lr"] == one.plan.lr_at(11)
     assert row["train/epoch"] == 4.0
@@ -292,8 +292,8 @@ def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is
     second = trainer(log_every=3)
     second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
     second.fit()
-    rows = first.sink.rows + second.sink.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+    rows = first.logger.rows + second.logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.logger.rows]
 
 
 def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
@@ -356,8 +356,8 @@ def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
     second = trainer(log_every=5, validate_every="100epochs")
     second.state.load_state_dict(newest)
     second.fit()
-    rows = first.sink.rows + second.sink.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.sink.rows]
+    rows = first.logger.rows + second.logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.logger.rows]
     assert torch.equal(weights(second), weights(whole))
 
 

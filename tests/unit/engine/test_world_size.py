@@ -84,7 +84,7 @@ def trained(strategy: ThreadRank, start: dict[str, Any], annotations: Any, accum
     )  # fmt: skip
     data = make_module(annotations, batch_size=BATCH_SIZE, rank=strategy.rank, **sharing, **PLAIN)
     losses = Losses()
-    Trainer(state=state, plan=plan, data=data, strategy=strategy, sink=losses, report=lambda text: None).fit()
+    Trainer(state=state, plan=plan, data=data, strategy=strategy, logger=losses, report=lambda text: None).fit()
     return state.state_dict(), losses.values
 
 

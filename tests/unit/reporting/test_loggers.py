@@ -3,7 +3,7 @@ import math
 import pytest
 
 from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvSink, MultiSink, NullSink, TensorBoardSink, read_metrics
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, NullLogger, TensorBoardLogger, read_metrics
 
 
 class Recorder:
@@ -32,38 +32,38 @@ def lines(path):
     return path.read_text().splitlines()
 
 
-def test_multi_sink_passes_on_in_order_and_closes_all_even_if_one_fails():
+def test_logger_collection_passes_on_in_order_and_closes_all_even_if_one_fails():
     events = []
-    sink = MultiSink([Failing(events, "a"), Recorder(events, "b"), NullSink()])
-    sink.log({"x": 1.0}, 3)
+    logger = LoggerCollection([Failing(events, "a"), Recorder(events, "b"), NullLogger()])
+    logger.log({"x": 1.0}, 3)
     with pytest.raises(OSError, match="disk full"):
-        sink.close()
+        logger.close()
     assert events == [("a", {"x": 1.0}, 3), ("b", {"x": 1.0}, 3), ("a", "closed"), ("b", "closed")]
 
 
 def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(path):
-    sink = CsvSink(path)
-    sink.log({"train/loss": 1.5, "train/lr": 0.01}, 10)
-    sink.log({"train/lr": 0.02}, 20)
+    logger = CsvLogger(path)
+    logger.log({"train/loss": 1.5, "train/lr": 0.01}, 10)
+    logger.log({"train/lr": 0.02}, 20)
     assert lines(path) == ["step,train/loss,train/lr", "10,1.5,0.01", "20,,0.02"]  # before close
 
 
 def test_csv_adds_columns_and_keeps_the_rows(path):
-    sink = CsvSink(path)
-    sink.log({"train/loss": 1.5}, 10)
-    sink.log({"coco/AP": 0.25}, 10)
-    sink.log({"train/loss": 1.0, "coco/AP": 0.5}, 20)
+    logger = CsvLogger(path)
+    logger.log({"train/loss": 1.5}, 10)
+    logger.log({"coco/AP": 0.25}, 10)
+    logger.log({"train/loss": 1.0, "coco/AP": 0.5}, 20)
     assert lines(path) == ["step,train/loss,coco/AP", "10,1.5,", "10,,0.25", "20,1.0,0.5"]
     assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]  # nothing temporary left
 
 
 def test_csv_resume_drops_later_rows_and_keeps_columns(path):
-    first = CsvSink(path)
+    first = CsvLogger(path)
     first.log({"train/loss": 3.0}, 10)
     first.log({"train/loss": 2.0}, 20)
     first.log({"coco/AP": 0.1}, 20)
     first.log({"train/loss": 1.0, "val/loss": 7.0}, 30)
-    resumed = CsvSink(path, resume_step=20)
+    resumed = CsvLogger(path, resume_step=20)
     resumed.log({"coco/AP": 0.2, "train/loss": 1.1}, 30)
     assert lines(path) == [
         "step,train/loss,coco/AP,val/loss",
@@ -76,10 +76,10 @@ def test_csv_resume_drops_later_rows_and_keeps_columns(path):
 
 @pytest.mark.parametrize("tail", ["2", "20", "20,1.5", "20,1.5,0.0", "20,1.5,0.01"])
 def test_csv_resume_survives_a_row_that_was_cut_short(path, tail):
-    CsvSink(path).log({"train/loss": 3.0, "train/lr": 0.01}, 10)
+    CsvLogger(path).log({"train/loss": 3.0, "train/lr": 0.01}, 10)
     with path.open("a") as file:
         file.write(tail)  # no end of line: nobody knows whether the last number is complete
-    CsvSink(path, resume_step=20).log({"train/loss": 2.0}, 30)
+    CsvLogger(path, resume_step=20).log({"train/loss": 2.0}, 30)
     assert lines(path) == ["step,train/loss,train/lr", "10,3.0,0.01", "30,2.0,"]
 
 
@@ -88,13 +88,13 @@ def test_csv_resume_without_a_usable_file_starts_one(path, content):
     path.parent.mkdir()
     if content is not None:
         path.write_text(content)
-    CsvSink(path, resume_step=20).log({"a": 2.0}, 30)
+    CsvLogger(path, resume_step=20).log({"a": 2.0}, 30)
     assert lines(path) == ["step,a", "30,2.0"]
 
 
 def test_csv_without_resume_starts_anew(path):
-    CsvSink(path).log({"old": 1.0}, 10)
-    CsvSink(path).log({"new": 2.0}, 10)
+    CsvLogger(path).log({"old": 1.0}, 10)
+    CsvLogger(path).log({"new": 2.0}, 10)
     assert lines(path) == ["step,new", "10,2.0"]
 
 
@@ -102,16 +102,16 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
     path.parent.mkdir()
     path.write_text("name,age\nAda,36\n")
     with pytest.raises(DataError, match="first column is not 'step'"):
-        CsvSink(path, resume_step=20)
+        CsvLogger(path, resume_step=20)
     assert path.read_text() == "name,age\nAda,36\n"
 
 
 def test_read_metrics_gives_back_every_digit_and_non_finite_values(path):
-    sink = CsvSink(path)
+    logger = CsvLogger(path)
     values = [1 / 3, 1e-30, math.inf, math.nan]
     for step, value in enumerate(values):
-        sink.log({"a": value}, step)
-    sink.log({"b": 5}, 4)
+        logger.log({"a": value}, step)
+    logger.log({"b": 5}, 4)
     series = read_metrics(path)
     assert series["a"][0] == [0, 1, 2, 3]
     assert series["a"][1][:3] == values[:3]
@@ -122,26 +122,26 @@ def test_read_metrics_gives_back_every_digit_and_non_finite_values(path):
 def test_read_metrics_names_what_it_cannot_read(tmp_path):
     with pytest.raises(DataError, match=r"nothing\.csv.*No such file"):
         read_metrics(tmp_path / "nothing.csv")
-    (tmp_path / "picture.csv").write_bytes(b"\xff\xd8\xff\xe0")
-    with pytest.raises(DataError, match=r"picture\.csv.*no text file"):
-        read_metrics(tmp_path / "picture.csv")
+    (tmp_path / "image.csv").write_bytes(b"\xff\xd8\xff\xe0")
+    with pytest.raises(DataError, match=r"image\.csv.*no text file"):
+        read_metrics(tmp_path / "image.csv")
 
 
-def test_tensorboard_sink_writes_scalars(tmp_path):
+def test_tensorboard_logger_writes_scalars(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    sink = TensorBoardSink(tmp_path)
-    sink.log({"train/loss": 0.5}, 7)
-    sink.close()
+    logger = TensorBoardLogger(tmp_path)
+    logger.log({"train/loss": 0.5}, 7)
+    logger.close()
     events = accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
     assert [(event.step, event.value) for event in events] == [(7, 0.5)]
 
 
-def test_tensorboard_sink_hides_what_was_logged_after_the_resume_step(tmp_path):
+def test_tensorboard_logger_hides_what_was_logged_after_the_resume_step(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resume_step, steps in ((None, (10, 20, 30)), (20, (25,))):
-        sink = TensorBoardSink(tmp_path, resume_step)
+        logger = TensorBoardLogger(tmp_path, resume_step)
         for step in steps:
-            sink.log({"loss": 1.0}, step)
-        sink.close()
+            logger.log({"loss": 1.0}, step)
+        logger.close()
     events = accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
     assert [event.step for event in events] == [10, 20, 25]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from retina_dist.errors import DataError
 from retina_dist.reporting import plots
-from retina_dist.reporting.loggers import CsvSink
+from retina_dist.reporting.loggers import CsvLogger
 
 pytest.importorskip("matplotlib")
 
@@ -29,12 +29,12 @@ def texts(axes):
 
 
 def write_metrics(path, *, train=500, validations=10):
-    sink = CsvSink(path)
-    sink.log({"train/loss": 2.0, "coco/AP": -1.0}, 0)
+    logger = CsvLogger(path)
+    logger.log({"train/loss": 2.0, "coco/AP": -1.0}, 0)
     rng = np.random.default_rng(0)
     for i in range(1, train + 1):
         value = 2 * math.exp(-i / 100) + 0.05 * rng.standard_normal() + 0.5
-        sink.log(
+        logger.log(
             {
                 "train/loss": value,
                 "train/loss_classification": value * 0.6,
@@ -46,7 +46,7 @@ def write_metrics(path, *, train=500, validations=10):
             i * 20,
         )
         if validations and i % (train // validations) == 0:
-            sink.log({"val/loss": value, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4}, i * 20)
+            logger.log({"val/loss": value, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4}, i * 20)
 
 
 def test_curves_of_a_run(tmp_path, figures):
@@ -73,17 +73,17 @@ def test_curves_of_a_run(tmp_path, figures):
 
 
 def test_curves_show_only_what_was_logged(tmp_path, figures):
-    sink = CsvSink(tmp_path / "metrics.csv")
-    sink.log({"val/loss": 1.0, "custom/thing": 2.0}, 5)
+    logger = CsvLogger(tmp_path / "metrics.csv")
+    logger.log({"val/loss": 1.0, "custom/thing": 2.0}, 5)
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert [axes.get_title(loc="left") for axes in figures[0].axes] == ["Loss"]
 
 
 def test_curves_of_an_empty_file_and_of_a_run_that_diverged(tmp_path):
-    sink = CsvSink(tmp_path / "metrics.csv")
+    logger = CsvLogger(tmp_path / "metrics.csv")
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "empty.png")
     for step, loss in enumerate((1.0, math.inf, math.nan)):
-        sink.log({"train/loss": loss, "coco/AP": math.nan, "time/images_per_s": math.nan}, step)
+        logger.log({"train/loss": loss, "coco/AP": math.nan, "time/images_per_s": math.nan}, step)
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "diverged.png")
     assert (tmp_path / "empty.png").exists()
     assert (tmp_path / "diverged.png").exists()
@@ -95,9 +95,9 @@ def test_curves_without_a_file(tmp_path):
 
 
 def test_one_wild_value_does_not_flatten_the_loss(tmp_path, figures):
-    sink = CsvSink(tmp_path / "metrics.csv")
+    logger = CsvLogger(tmp_path / "metrics.csv")
     for step in range(300):
-        sink.log({"train/loss": 1000.0 if step == 3 else 1.0}, step)
+        logger.log({"train/loss": 1000.0 if step == 3 else 1.0}, step)
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert figures[0].axes[0].get_ylim() == pytest.approx((0, 1.08))
 
@@ -178,7 +178,7 @@ def test_matplotlib_is_loaded_late_and_its_settings_are_left_alone(tmp_path):
 import sys
 from pathlib import Path
 from retina_dist.detection import draw_boxes as draw
-from retina_dist.reporting import loggers as sinks
+from retina_dist.reporting import loggers
 from retina_dist.reporting import plots, progress
 assert "matplotlib" not in sys.modules and "tensorboard" not in sys.modules
 import matplotlib

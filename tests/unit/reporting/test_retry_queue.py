@@ -6,19 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from retina_dist.reporting.retry_queue import Courier
+from retina_dist.reporting.retry_queue import RetryQueue
 
 
 class Away(Exception):
     """Worth another try."""
 
 
-def courier(errors: list[Exception], again_after_s: float = 0.0) -> Courier:
+def retry_queue(errors: list[Exception], again_after_s: float = 0.0) -> RetryQueue:
     def failed(error: Exception) -> bool:
         errors.append(error)
         return isinstance(error, Away)
 
-    return Courier(failed, again_after_s)
+    return RetryQueue(failed, again_after_s)
 
 
 def failing(times: int, error: Exception, done: list[str]) -> Callable[[], None]:
@@ -35,7 +35,7 @@ def failing(times: int, error: Exception, done: list[str]) -> Callable[[], None]
 def test_jobs_are_done_in_order_and_one_that_cannot_be_is_left_out() -> None:
     done: list[str] = []
     errors: list[Exception] = []
-    c = courier(errors)
+    c = retry_queue(errors)
     c.give(lambda: done.append("a"))
     c.give(failing(1, ValueError("no"), done))
     c.give(lambda: done.append("b"))
@@ -46,7 +46,7 @@ def test_jobs_are_done_in_order_and_one_that_cannot_be_is_left_out() -> None:
 def test_a_job_is_done_again_before_those_behind_it() -> None:
     done: list[str] = []
     errors: list[Exception] = []
-    c = courier(errors)
+    c = retry_queue(errors)
     c.give(failing(3, Away(), done))
     reached = threading.Event()
     c.give(lambda: (done.append("next"), reached.set()))
@@ -59,7 +59,7 @@ def test_closing_tries_once_more_at_once() -> None:
     for times, complete in ((1, True), (2, False)):
         done: list[str] = []
         errors: list[Exception] = []
-        c = courier(errors, again_after_s=600)
+        c = retry_queue(errors, again_after_s=600)
         c.give(failing(times, Away(), done))
         while not errors:
             time.sleep(0.01)
@@ -71,7 +71,7 @@ def test_closing_tries_once_more_at_once() -> None:
 
 def test_a_job_that_hangs_is_left_to_itself() -> None:
     held, done = threading.Event(), []
-    c = courier([])
+    c = retry_queue([])
     c.give(lambda: held.wait(60))
     c.give(lambda: done.append("behind it"))
     started = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_job_that_hangs_is_left_to_itself() -> None:
 
 
 def test_all_jobs_together_have_a_limit() -> None:
-    c = courier([])
+    c = retry_queue([])
     for _ in range(200):
         c.give(lambda: time.sleep(0.1))
     started = time.monotonic()

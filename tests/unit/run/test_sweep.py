@@ -1,4 +1,4 @@
-"""Sweeps: Hydra's product as jobs, what becomes of one that fails, the table and the picture."""
+"""Sweeps: Hydra's product as jobs, what becomes of one that fails, the table and the plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retina_dist.config.compose import SweepJob, _check_overrides, register_sche
 from retina_dist.config.schema import TrainConfig
 from retina_dist.engine.trainer import Divergence
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.reporting.loggers import CsvSink
+from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.plots import plot_sweep
 from retina_dist.run.sweep import (
     LOSS,
@@ -44,10 +44,10 @@ def trained(config: TrainConfig) -> None:
     """A training that is over at once: AP is ten times the learning rate."""
     assert config.output_dir
     folder = Path(config.output_dir)
-    sink = CsvSink(folder / "metrics.csv")
-    sink.log({LOSS: 2.0, SPEED: 1.0}, 1)
-    sink.log({LOSS: 1.5, SPEED: 30.0}, 2)
-    sink.log({LOSS: 1.0, SPEED: 50.0}, 3)
+    logger = CsvLogger(folder / "metrics.csv")
+    logger.log({LOSS: 2.0, SPEED: 1.0}, 1)
+    logger.log({LOSS: 1.5, SPEED: 30.0}, 2)
+    logger.log({LOSS: 1.0, SPEED: 50.0}, 3)
     write_result(folder, best=config.optimizer.lr * 10, metrics={"coco/AP": 0.0})
 
 
@@ -227,7 +227,7 @@ def test_the_best_is_by_the_monitors_mode(mode: str, number: int, capsys: pytest
 def test_without_validation_the_lowest_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: TrainConfig) -> None:
         folder = Path(str(config.output_dir))
-        CsvSink(folder / "metrics.csv").log({LOSS: 3.0 - config.seed, SPEED: 1.0}, 1)
+        CsvLogger(folder / "metrics.csv").log({LOSS: 3.0 - config.seed, SPEED: 1.0}, 1)
         write_result(folder, best=None)
 
     run_sweep(jobs_of("seed=0,1", "output_dir=s"), train)
@@ -253,9 +253,9 @@ def test_the_table_is_aligned() -> None:
 
 def test_result_of_a_run(tmp_path: Path) -> None:
     assert read_result(tmp_path) == {}
-    sink = CsvSink(tmp_path / "metrics.csv")
+    logger = CsvLogger(tmp_path / "metrics.csv")
     for step, speed in ((1, 1.0), (2, 5.0), (3, 2.0), (4, 30.0), (5, 50.0)):
-        sink.log({LOSS: 1.0 / step, SPEED: speed}, step)
+        logger.log({LOSS: 1.0 / step, SPEED: speed}, step)
     write_result(tmp_path, resume_step=2, metrics={"coco/AP": float("nan"), "coco/AP50": 0.5}, best=0.25, world_size=2)
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     assert result == read_result(tmp_path)
@@ -267,7 +267,7 @@ def test_result_of_a_run(tmp_path: Path) -> None:
 
 
 def test_result_before_the_first_log(tmp_path: Path) -> None:
-    CsvSink(tmp_path / "metrics.csv")
+    CsvLogger(tmp_path / "metrics.csv")
     write_result(tmp_path, error=RuntimeError("broken\nhere"))
     result = read_result(tmp_path)
     assert (result["step"], result[LOSS], result["images_per_s"]) == (0, None, None)
@@ -325,7 +325,7 @@ def test_errors_in_the_words_of_others(line: str, found: list[str]) -> None:
     assert error_in(line) == found
 
 
-# the picture
+# the plot
 
 
 def drawn(out: Path, settings: list[dict[str, str]], failed: list[bool], best: int | None) -> tuple[int, int]:
@@ -336,7 +336,7 @@ def drawn(out: Path, settings: list[dict[str, str]], failed: list[bool], best: i
         return image.size
 
 
-def test_pictures_of_all_kinds(tmp_path: Path) -> None:
+def test_images_of_all_kinds(tmp_path: Path) -> None:
     grid = [{"lr": lr, "batch": batch} for lr in ("0.1", "1", "10") for batch in ("4", "8")]
     wide = drawn(tmp_path / "grid.png", grid, [False] * 5 + [True], 2)
     assert wide[0] > 2 * wide[1]

@@ -20,7 +20,7 @@ import pytest
 from scripts import prepare_coco
 from scripts.prepare_coco import PrepareError, download, main, unpack
 
-PICTURES = {
+IMAGES = {
     split: {f"{i:012d}.jpg": bytes([i]) * 3000 for i in range(start, start + 4)}
     for split, start in (("train", 1), ("val", 7))
 }
@@ -39,13 +39,13 @@ def coco_zips() -> dict[str, bytes]:
         f"annotations/instances_{split}2017.json": json.dumps(
             {"images": [{"file_name": name} for name in names]}
         ).encode()
-        for split, names in PICTURES.items()
+        for split, names in IMAGES.items()
     }
-    pictures = {
+    images = {
         f"/zips/{split}2017.zip": packed({f"{split}2017/": b"", **{f"{split}2017/{n}": c for n, c in names.items()}})
-        for split, names in PICTURES.items()
+        for split, names in IMAGES.items()
     }
-    return {"/annotations/annotations_trainval2017.zip": packed(listed), **pictures}
+    return {"/annotations/annotations_trainval2017.zip": packed(listed), **images}
 
 
 class Site(ThreadingHTTPServer):
@@ -108,7 +108,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 def whole(root: Path) -> bool:
-    files = {f"{split}2017/{name}": content for split, names in PICTURES.items() for name, content in names.items()}
+    files = {f"{split}2017/{name}": content for split, names in IMAGES.items() for name, content in names.items()}
     return all((root / name).read_bytes() == content for name, content in files.items())
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_zip_is_said_and_brought_anew(site, tmp_path, monkeypatch, cap
 
 
 def test_a_zip_without_all_images_is_said(site, tmp_path, monkeypatch, capsys):
-    site.files[VAL] = packed({f"val2017/{name}": b"x" for name in list(PICTURES["val"])[:3]})
+    site.files[VAL] = packed({f"val2017/{name}": b"x" for name in list(IMAGES["val"])[:3]})
     with pytest.raises(SystemExit, match="2"):
         call(monkeypatch, tmp_path, "--site", site.url, "--splits", "val")
     assert "lacks 1 of the 4 images that the annotations name, such as 000000000010.jpg" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def small_detector() -> Detector:
     return Detector.from_content(content(), "a checkpoint")
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1) -> bytes:
+def make_image(seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1) -> bytes:
     """Noise of (width, height) pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file, image = io.BytesIO(), Image.fromarray(pixels)
@@ -61,7 +61,7 @@ def as_multipart(*images: bytes) -> tuple[str, bytes]:
         + b"\r\n"
         for image in images
     )
-    note = b'--XX\r\nContent-Disposition: form-data; name="note"\r\n\r\nnot a picture\r\n'
+    note = b'--XX\r\nContent-Disposition: form-data; name="note"\r\n\r\nnot an image\r\n'
     return "multipart/form-data; boundary=XX", note + parts + b"--XX--\r\n"
 
 
@@ -73,7 +73,7 @@ def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], fl
 
 
 def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
-    """The same of an answer's picture; corners are exact, since differences of float32 are exact in Python's floats."""
+    """The same of an answer's image; corners are exact, since differences of float32 are exact in Python's floats."""
     rows = []
     for found in entry["detections"]:
         x, y, w, h = found["bbox"]
@@ -83,31 +83,31 @@ def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
 
 # What every server must refuse: content type, body, status, words of the answer.
 REFUSALS = [
-    ("image/png", b"", 400, "no picture in the request"),
-    ("image/png", b"GIF", 400, "picture 0: it is no readable picture (none of JPEG"),
-    ("image/jpeg", picture(form="JPEG")[:-300], 400, "picture 0: it cannot be decoded"),
-    ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "no readable picture"),
-    ("image/png", picture(size=(200, 101)), 400, "picture 0: it has 200 x 101 pixels, more than max_pixels=20000"),
+    ("image/png", b"", 400, "no image in the request"),
+    ("image/png", b"GIF", 400, "image 0: it is no readable image (none of JPEG"),
+    ("image/jpeg", make_image(form="JPEG")[:-300], 400, "image 0: it cannot be decoded"),
+    ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "no readable image"),
+    ("image/png", make_image(size=(200, 101)), 400, "image 0: it has 200 x 101 pixels, more than max_pixels=20000"),
     ("application/json", b"{", 400, "the body is no JSON"),
     ("application/json", b"[" * 1000, 400, "the body is no JSON"),
     ("application/json", b"[" + b"[]," * 40_000 + b"[]]", 413, "the JSON has more than max_images=16 images and 1000"),
     ("application/json", as_json(*[b"no"] * 17), 413, "the request has 17 images, more than max_images=16"),
     (
         "application/json",
-        as_json(*[picture(size=(120, 100))] * 3),
+        as_json(*[make_image(size=(120, 100))] * 3),
         413,
         "36000 pixels together, more than max_request_",
     ),
     (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than max_images=16 images and 1000"),
     (*as_multipart(*[b"no"] * 17), 413, "the request has 17 images"),
     ("application/json", b'{"images": "abc"}', 400, "the JSON is not as it should be"),
-    ("application/json", b'{"images": []}', 400, "no picture in the request"),
-    ("application/json", b'{"images": ["?"]}', 400, "picture 0: is not base64"),
-    ("application/json", as_json(picture(), b"no"), 400, "picture 1: it is no readable picture"),
+    ("application/json", b'{"images": []}', 400, "no image in the request"),
+    ("application/json", b'{"images": ["?"]}', 400, "image 0: is not base64"),
+    ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is no readable image"),
     ("multipart/form-data", b"--XX", 400, "no multipart/form-data"),
     ("multipart/form-data; boundary=XX", b"broken", 400, "no multipart/form-data"),
-    (as_multipart()[0], as_multipart(picture(), picture())[1][:-500], 400, "its last boundary is missing"),
-    ("text/plain", picture(), 415, "the content type text/plain is not understood; send a picture as image/*"),
-    ("application/x-www-form-urlencoded", picture(), 415, "is not understood"),
+    (as_multipart()[0], as_multipart(make_image(), make_image())[1][:-500], 400, "its last boundary is missing"),
+    ("text/plain", make_image(), 415, "the content type text/plain is not understood; send an image as image/*"),
+    ("application/x-www-form-urlencoded", make_image(), 415, "is not understood"),
 ]
 MAX_PIXELS, MAX_REQUEST_PIXELS = 20_000, 35_000

@@ -14,15 +14,15 @@ import torch
 from retina_dist.data.images import decode_image
 from retina_dist.detection.detector import Detector
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import Refused, Scorer, read_images
-from tests.unit.serving.server import MAX_PIXELS, as_json, as_multipart, expected, found_in, picture, small_detector
+from retina_dist.serving.scoring import RequestError, Scorer, read_images
+from tests.unit.serving.server import MAX_PIXELS, as_json, as_multipart, expected, found_in, make_image, small_detector
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
 
 from fastapi.testclient import TestClient
 
-from retina_dist.serving.app import Answer, Limits, create_app
+from retina_dist.serving.app import Limits, ScoreResponse, create_app
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def client(scorer: Scorer) -> Iterator[TestClient]:
 
 
 def test_the_content_types() -> None:
-    one, two = picture(), picture(1)
+    one, two = make_image(), make_image(1)
     assert read_images("image/png", one) == [one]
     assert read_images("Image/JPEG; q=1", one) == [one]
     assert read_images("application/octet-stream", one) == [one]
@@ -57,23 +57,23 @@ def test_a_bomb_is_not_decoded(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) 
     from PIL import PngImagePlugin
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
-    with pytest.raises(Refused, match="more than max_pixels"):
-        scorer.read("image/png", picture(size=(150, 134)))
-    with pytest.raises(Refused, match="more than max_pixels"):
-        scorer.prepare(picture(size=(150, 134)), 0)
+    with pytest.raises(RequestError, match="more than max_pixels"):
+        scorer.read("image/png", make_image(size=(150, 134)))
+    with pytest.raises(RequestError, match="more than max_pixels"):
+        scorer.prepare(make_image(size=(150, 134)), 0)
 
 
 def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
-    everything = Scorer(detector).score("image/png", picture())["pictures"][0]["detections"]
+    everything = Scorer(detector).score("image/png", make_image())["images"][0]["detections"]
     middle = everything[len(everything) // 2]["score"]
-    (entry,) = Scorer(detector, score_threshold=middle).score("image/png", picture())["pictures"]
+    (entry,) = Scorer(detector, score_threshold=middle).score("image/png", make_image())["images"]
     assert entry["detections"] == [found for found in everything if found["score"] >= middle]
     assert 0 < len(entry["detections"]) < len(everything)
 
 
-def test_pictures_of_one_canvas_share_a_pass(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_one_canvas_share_a_pass(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ((90, 60), (60, 90), (96, 64), (60, 90), (90, 60))
-    images = [decode_image(picture(i, size)) for i, size in enumerate(sizes)]
+    images = [decode_image(make_image(i, size)) for i, size in enumerate(sizes)]
     alone = detector.predict(images)
     passes = []
     detect = detector._detect
@@ -139,12 +139,12 @@ def test_an_error_is_that_of_its_batch_only() -> None:
 
 
 def test_without_a_content_type(client: TestClient) -> None:
-    response = client.post("/score", content=picture())
+    response = client.post("/score", content=make_image())
     assert (response.status_code, "no content type" in response.json()["detail"]) == (415, True)
 
 
 def test_the_body_has_a_limit(scorer: Scorer) -> None:
-    image = picture()
+    image = make_image()
     headers = {"Content-Type": "image/png"}
 
     def chunks() -> Iterator[bytes]:
@@ -163,7 +163,7 @@ def test_the_body_has_a_limit(scorer: Scorer) -> None:
 
 
 def test_the_key(scorer: Scorer) -> None:
-    image = {"content": picture(), "headers": {"Content-Type": "image/png"}}
+    image = {"content": make_image(), "headers": {"Content-Type": "image/png"}}
     with TestClient(create_app(scorer, Limits(max_body=1), api_key="schlüssel")) as client:
         for given in (None, "Bearer", "Bearer wrong", "Basic schlüssel", "Bearer schlüsse", "Bearer \xff"):
             headers = {"Authorization": given.encode()} if given else {}
@@ -186,10 +186,10 @@ class Slow:
         self.scorer, self.begun, self.go = scorer, threading.Event(), threading.Event()
         self.read, self.prepare = scorer.read, scorer.prepare
 
-    def detect(self, pictures: Sequence[Any]) -> list[dict[str, Any]]:
+    def detect(self, images: Sequence[Any]) -> list[dict[str, Any]]:
         self.begun.set()
         assert self.go.wait(30)
-        return self.scorer.detect(pictures)
+        return self.scorer.detect(images)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -209,29 +209,29 @@ def test_a_full_queue_refuses_and_what_waits_becomes_one_batch(scorer: Scorer, d
     limits = Limits(max_queue=4, max_batch=8)
     headers = {"Content-Type": "image/png"}
     with TestClient(create_app(slow, limits)) as client, ThreadPoolExecutor(4) as pool:  # type: ignore[arg-type]
-        many = client.post("/score", content=as_json(*[picture()] * 5), headers={"Content-Type": "application/json"})
+        many = client.post("/score", content=as_json(*[make_image()] * 5), headers={"Content-Type": "application/json"})
         assert many.status_code == 413
-        first = pool.submit(client.post, "/score", content=picture(0), headers=headers)
+        first = pool.submit(client.post, "/score", content=make_image(0), headers=headers)
         assert slow.begun.wait(30)
-        others = [pool.submit(client.post, "/score", content=picture(i), headers=headers) for i in (1, 2, 3)]
-        wait_for(lambda: gauge(client, "retina_dist_queue_pictures") == 4)
-        refused = client.post("/score", content=picture(), headers=headers)
+        others = [pool.submit(client.post, "/score", content=make_image(i), headers=headers) for i in (1, 2, 3)]
+        wait_for(lambda: gauge(client, "retina_dist_queue_images") == 4)
+        refused = client.post("/score", content=make_image(), headers=headers)
         assert refused.status_code == 429
         assert refused.headers["Retry-After"] == "1"
         assert client.get("/readyz").status_code == 200
         slow.go.set()
         for i, answer in enumerate([first, *others]):
-            (entry,) = answer.result(30).json()["pictures"]
-            wanted = expected(detector, picture(i))
+            (entry,) = answer.result(30).json()["images"]
+            wanted = expected(detector, make_image(i))
             assert [c for c, _, _ in found_in(entry)] == [c for c, _, _ in wanted]
             boxes, exact = ([box for _, box, _ in rows] for rows in (found_in(entry), wanted))
             torch.testing.assert_close(torch.tensor(boxes), torch.tensor(exact), rtol=1e-4, atol=1e-3)
-        assert gauge(client, "retina_dist_queue_pictures") == 0
+        assert gauge(client, "retina_dist_queue_images") == 0
         assert gauge(client, 'retina_dist_requests_total{code="200"}') == 4
         assert gauge(client, 'retina_dist_requests_total{code="429"}') == 1
         assert gauge(client, 'retina_dist_requests_total{code="413"}') == 1
-        assert gauge(client, "retina_dist_batch_pictures_sum") == 4
-        assert gauge(client, "retina_dist_batch_pictures_count") <= 3  # the first alone, the others together
+        assert gauge(client, "retina_dist_batch_images_sum") == 4
+        assert gauge(client, "retina_dist_batch_images_count") <= 3  # the first alone, the others together
         assert gauge(client, "retina_dist_request_seconds_count") == 6
 
 
@@ -241,9 +241,9 @@ def test_the_end_answers_what_was_taken(scorer: Scorer) -> None:
     with TestClient(app) as client, ThreadPoolExecutor(4) as pool:
         assert client.get("/readyz").text == "ready"
         headers = {"Content-Type": "image/png"}
-        answers = [pool.submit(client.post, "/score", content=picture(i), headers=headers) for i in (0, 1)]
+        answers = [pool.submit(client.post, "/score", content=make_image(i), headers=headers) for i in (0, 1)]
         assert slow.begun.wait(30)
-        wait_for(lambda: gauge(client, "retina_dist_queue_pictures") == 2)
+        wait_for(lambda: gauge(client, "retina_dist_queue_images") == 2)
         end = pool.submit(app.state.batcher.close)
         wait_for(lambda: client.get("/readyz").status_code == 503)
         assert client.get("/healthz").status_code == 200
@@ -256,18 +256,18 @@ def test_an_error_of_ours_is_500_and_the_server_goes_on(scorer: Scorer, monkeypa
     headers = {"Content-Type": "image/png"}
     with TestClient(create_app(scorer), raise_server_exceptions=False) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(scorer, "detect", lambda pictures: 1 / 0)
-            response = client.post("/score", content=picture(), headers=headers)
+            patch.setattr(scorer, "detect", lambda images: 1 / 0)
+            response = client.post("/score", content=make_image(), headers=headers)
         assert response.status_code == 500
         assert "division" not in response.text
-        assert client.post("/score", content=picture(), headers=headers).status_code == 200
+        assert client.post("/score", content=make_image(), headers=headers).status_code == 200
         assert gauge(client, 'retina_dist_requests_total{code="500"}') == 1
-        assert gauge(client, "retina_dist_queue_pictures") == 0
+        assert gauge(client, "retina_dist_queue_images") == 0
 
 
 def test_openapi_describes_it(client: TestClient) -> None:
-    answer = client.post("/score", content=picture(), headers={"Content-Type": "image/png"}).json()
-    assert Answer.model_validate(answer).model_dump(mode="json") == answer
+    answer = client.post("/score", content=make_image(), headers={"Content-Type": "image/png"}).json()
+    assert ScoreResponse.model_validate(answer).model_dump(mode="json") == answer
     score = client.get("/openapi.json").json()["paths"]["/score"]["post"]
     assert set(score["requestBody"]["content"]) >= {"image/*", "multipart/form-data", "application/json"}
     assert set(score["responses"]) >= {"200", "400", "401", "413", "415", "429"}

@@ -26,7 +26,7 @@ from tests.unit.serving.server import (
     content,
     expected,
     found_in,
-    picture,
+    make_image,
 )
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "azure" / "score.py"
@@ -94,16 +94,16 @@ def post(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Post]:
 
 def test_answers_are_those_of_predict(post: Post, checkpoint: Path) -> None:
     detector = Detector.from_checkpoint(checkpoint)
-    wide, turned = picture(1, (120, 50)), picture(2, (80, 60), "JPEG", orientation=6)
+    wide, turned = make_image(1, (120, 50)), make_image(2, (80, 60), "JPEG", orientation=6)
     status, answer = post("application/json", as_json(wide, turned))
     assert status == 200
-    first, second = answer["pictures"]
+    first, second = answer["images"]
     assert [(p["width"], p["height"]) for p in (first, second)] == [(120, 50), (60, 80)]  # as it is displayed
     assert len(found_in(first)) > 5
     assert found_in(first) == expected(detector, wide)
     assert found_in(second) == expected(detector, turned)
     assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {(3, "cat"), (8, "dog")}
-    assert post("image/png", wide) == (200, {"pictures": [first]})
+    assert post("image/png", wide) == (200, {"images": [first]})
     assert post(*as_multipart(wide, turned)) == (200, answer)
 
 

@@ -105,11 +105,11 @@ def test_a_request_of_many_images_delays_another_by_one() -> None:
         many = pool.submit(client.post, "/score", content=as_json(*[b"many"] * 8), headers=headers)
         assert fake.begun.wait(30)
         one = pool.submit(client.post, "/score", content=as_json(b"one"), headers=headers)
-        while "queue_pictures 9.0" not in client.get("/metrics").text:
+        while "queue_images 9.0" not in client.get("/metrics").text:
             time.sleep(0.01)
         fake.go.set()
-        assert one.result(30).json()["pictures"][0]["width"] == 3
-        assert len(many.result(30).json()["pictures"]) == 8
+        assert one.result(30).json()["images"][0]["width"] == 3
+        assert len(many.result(30).json()["images"]) == 8
     assert fake.prepared.index(b"one") <= 4  # its body is read in between too
 
 
