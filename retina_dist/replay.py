@@ -25,8 +25,8 @@ from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.optim.clipping import clip_gradients
+from retina_dist.run.build import build_state
 from retina_dist.strategies.select import make_strategy
-from retina_dist.train import build_state
 
 NUMBER = (int, float)
 FIELDS: dict[str, Any] = {

@@ -42,7 +42,7 @@ from retina_dist.detection.data.transforms import AugmentedSample
 from retina_dist.detection.readers.coco import ImageRecord
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
-from retina_dist.train import build_strategy
+from retina_dist.run.build import build_strategy
 
 HEIGHT, WIDTH, QUALITY = 480, 640, 90
 CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB

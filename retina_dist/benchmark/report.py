@@ -17,7 +17,7 @@ import torch
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.redaction import redacted_tree
-from retina_dist.train import versions
+from retina_dist.run.environment import versions
 
 
 class Settings(Protocol):

@@ -32,9 +32,10 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.scaling import Epoch, plot_epochs
+from retina_dist.run.build import build_plan, build_state, build_strategy, uses_graphs
+from retina_dist.run.environment import describe_job
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.launchers import command, environment, why_missing
-from retina_dist.train import build_plan, build_state, build_strategy, describe_job, uses_graphs
 
 
 class _Ready:
@@ -81,7 +82,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
             logger=_NoLogger(),
             precision=config.trainer.precision,  # type: ignore[arg-type]
             gradient_clip=config.trainer.gradient_clip,
-            cuda_graphs=uses_graphs(config, strategy, lambda text: None),
+            cuda_graphs=uses_graphs(config, strategy),
         )
         trainer.fit()
         trainer.plan = plan

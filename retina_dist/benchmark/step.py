@@ -41,9 +41,9 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.scaling import plot_steps
+from retina_dist.run.build import build_plan, build_state
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.train import build_plan, build_state
 
 BASE = "torchvision"
 COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted

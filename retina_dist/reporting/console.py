@@ -44,6 +44,10 @@ class Console(logging.Handler):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
+        self.reset(rank)
+
+    def reset(self, rank: int) -> None:
+        """Begin anew, as another rank: without a log file, and printing to stdout."""
         self.rank = rank
         self.write: Callable[[str], None] = tell
         self.log_file: LogFile | None = None

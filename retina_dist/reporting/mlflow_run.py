@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import os
 import threading
@@ -28,6 +29,8 @@ from retina_dist.files import Place, read_bytes, write_bytes
 from retina_dist.redaction import redacted
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.retry_queue import RetryQueue
+
+logger = logging.getLogger(__name__)
 
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
@@ -83,7 +86,7 @@ class MlflowRun(TrackedRun):
     """A run that takes metrics by `log`, and files and its status when it ends: FINISHED, KILLED or FAILED on leaving it.
 
     No method raises for what the server does, and none waits for it but `wait` and `end`, which have their limits. What could
-    not be sent is sent again, as long as no more than 200,000 values wait. The first failure is told by `say`, as is what is
+    not be sent is sent again, as long as no more than 200,000 values wait. The first failure is logged, as is what is
     missing in the end. The status of a run that was joined is left to whoever made it.
 
     At the end the images, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
@@ -99,7 +102,6 @@ class MlflowRun(TrackedRun):
         tags: Mapping[str, str],
         documents: Callable[[], Mapping[str, Any]] = dict,
         files: Sequence[Path] = (),
-        say: Callable[[str], None] = print,
     ) -> None:
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
@@ -108,8 +110,9 @@ class MlflowRun(TrackedRun):
         self.where = redacted(identity.uri)
         self._params, self._tags = dict(params), dict(tags)
         self._documents, self._files = documents, tuple(files)
-        self._say = say
-        self._words: deque[str] = deque()  # said by the thread that calls, which may have a progress bar to mind
+        self._words: deque[str] = (
+            deque()
+        )  # logged by the calling thread, as an error of the console must not end the sender
         self._token = uuid.uuid4().hex
         self._client: Any = None
         self._id: str | None = None
@@ -334,7 +337,7 @@ class MlflowRun(TrackedRun):
 
     def _speak(self) -> None:
         while self._words:
-            self._say(self._words.popleft())
+            logger.info(self._words.popleft())
 
 
 def status_of(error: BaseException | None) -> str:

@@ -6,8 +6,9 @@ Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/
 from __future__ import annotations
 
 import itertools
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, Url, names_in, place, write_atomically
 from retina_dist.redaction import redacted_tree
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 
@@ -72,7 +75,6 @@ class Run:
 
 def open_run(
     config: TrainConfig,
-    report: Callable[[str], None],
     locks: FolderLocks | None = None,
 ) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
@@ -116,15 +118,15 @@ def open_run(
     if config.resume == "auto":
         folder = lock(given or _newest_folder(name))
         where = elsewhere or (folder / CHECKPOINTS if folder else None)
-        newest = load_latest(where, report) if where else None
+        newest = load_latest(where, logger.info) if where else None
         if newest is None:
-            report(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
+            logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
             return fresh(given if elsewhere else folder)
         return _continued(config, folder or fresh(None).folder, *newest)
     named = place(config.resume)
     own = _run_folder_of(named)
     folder = lock(given or own)
-    source, content = _named(named, report)
+    source, content = _named(named)
     if folder is None:
         raise ConfigError(f"resume={source} lies in no run folder; say where to write with output_dir=….")
     if own is None or folder.resolve() != own.resolve():
@@ -161,13 +163,13 @@ def _run_folder_of(source: Place) -> Path | None:
     return checkpoints.parent if inside else None
 
 
-def _named(source: Place, report: Callable[[str], None]) -> tuple[Place, dict[str, Any]]:
+def _named(source: Place) -> tuple[Place, dict[str, Any]]:
     """The checkpoint `source`, a .pt file, or the newest of the folder `source`; and its content."""
     if isinstance(source, Path) and not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
-    found = load_latest(source / CHECKPOINTS, report) or load_latest(source, report)
+    found = load_latest(source / CHECKPOINTS, logger.info) or load_latest(source, logger.info)
     if found is None:
         raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
     return found

@@ -7,9 +7,10 @@ https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.mlflow_run import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
 from retina_dist.run.folder import Run, checkpoint_folder
 
+logger = logging.getLogger(__name__)
+
 INSTALL = 'pip install "retina-dist[mlflow]"'
 PARENT_WITHIN_S = 30.0  # a sweep waits so long for its own run's id
 
 
-def tracking_server(settings: LoggingConfig, say: Callable[[str], None]) -> str | None:
+def tracking_server(settings: LoggingConfig) -> str | None:
     """The URI of the MLflow server to use, if any; with mlflow=auto one that is named and cannot be used is told.
 
     Raises ConfigError where mlflow=true cannot be.
@@ -42,7 +45,7 @@ def tracking_server(settings: LoggingConfig, say: Callable[[str], None]) -> str 
         return uri
     if required:
         raise ConfigError(f"logging.mlflow=true, but {reason}.")
-    say(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
+    logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
     return None
 
 
@@ -63,7 +66,6 @@ def tracked_run(
     config: TrainConfig,
     run: Run,
     tags: Mapping[str, Any],
-    say: Callable[[str], None],
     go_on: bool = False,
 ) -> TrackedRun:
     """The training's MLflow run, at most one; none without a `uri`.
@@ -96,21 +98,18 @@ def tracked_run(
             "checkpoints.json": {"folder": redacted(str(_absolute(checkpoints))), "kept": _manifest(checkpoints)}
         },
         files=best,
-        say=say,
     )
 
 
-def tracked_sweep(
-    config: TrainConfig | None, folder: Path, keys: Iterable[str], say: Callable[[str], None]
-) -> tuple[TrackedRun, str | None]:
+def tracked_sweep(config: TrainConfig | None, folder: Path, keys: Iterable[str]) -> tuple[TrackedRun, str | None]:
     """The run that those of the sweep's jobs are children of, and its id; MLFLOW_RUN_ID, where it is set. None for None."""
-    uri = tracking_server(config.logging, say) if config else None
+    uri = tracking_server(config.logging) if config else None
     if uri is None or config is None:
         return TrackedRun(), None
     joined = os.environ.get("MLFLOW_RUN_ID")
     identity = Identity(uri, config.logging.run_name or folder.name, config.logging.experiment, joined=joined)
     tags = _texts({"run_folder": folder.resolve(), "host": platform.node(), "swept": " ".join(keys)})
-    run = MlflowRun(identity, folder, params={}, tags=tags, say=say)
+    run = MlflowRun(identity, folder, params={}, tags=tags)
     return run, joined or run.wait(PARENT_WITHIN_S)
 
 

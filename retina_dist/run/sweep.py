@@ -10,8 +10,6 @@ import contextlib
 import csv
 import gc
 import io
-import json
-import math
 import re
 import shlex
 import subprocess
@@ -32,79 +30,15 @@ from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
-from retina_dist.reporting.console import tell
-from retina_dist.reporting.loggers import read_metrics
+from retina_dist.reporting.console import configure_logging, tell
 from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.run.mlflow import as_child, tracked_sweep
+from retina_dist.run.result import LOSS, RESULT, read_result, sentence
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 
-RESULT, TABLE, PLOT = "result.json", "sweep.csv", "sweep.png"
-LOSS, SPEED = "train/loss", "time/images_per_s"
+TABLE, PLOT = "sweep.csv", "sweep.png"
 MAX_NAME = 120  # characters of a job's folder
 INTERRUPTED_S = 30  # how long a job's processes have to end
-
-
-# what a training leaves for whoever compares it with others
-
-
-def write_result(
-    folder: Path,
-    *,
-    error: BaseException | None = None,
-    metrics: Mapping[str, float] | None = None,
-    resume_step: int | None = None,
-    **facts: Any,
-) -> None:
-    """result.json of a run: status, the last validation's `metrics`, the last loss, the mean speed, and `facts` as they are.
-
-    The speed is the mean over the log lines of this process but the first, which has the start in it. What is not finite is
-    null.
-    """
-    status = {"status": "ok", "error": None}
-    if error:
-        status = {"status": "preempted" if isinstance(error, Preempted) else "failed", "error": sentence(error)}
-    steps, losses, speeds = _logged(folder / "metrics.csv", resume_step or 0)
-    content = status | {
-        **facts,
-        "metrics": {name: _finite(value) for name, value in (metrics or {}).items()},
-        "step": steps[-1] if steps else resume_step or 0,
-        LOSS: _finite(losses[-1]) if losses else None,
-        "images_per_s": mean(speeds[1:] or speeds),
-    }
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """What `write_result` wrote, empty where there is none."""
-    path = folder / RESULT
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _logged(metrics_csv: Path, after: int) -> tuple[list[int], list[float], list[float]]:
-    """Steps, losses and speeds of the log lines after that step."""
-    series = read_metrics(metrics_csv)
-    steps, losses = series.get(LOSS, ([], []))
-    _, speeds = series.get(SPEED, ([], []))
-    kept = [i for i, step in enumerate(steps) if step > after]
-    return [steps[i] for i in kept], [losses[i] for i in kept], [speeds[i] for i in kept]
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """None for nothing."""
-    return math.fsum(values) / len(values) if values else None
-
-
-def sentence(error: BaseException) -> str:
-    """A UserError's own words; of another exception its name and first line."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    return str(error) if isinstance(error, UserError) else redacted(f"{type(error).__name__}: {first}".rstrip(": "))
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # the sweep
@@ -131,7 +65,11 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[TrainConfig], Any]) -> int:
     others may be waiting for it. sweep.csv is written anew after each job, so an interrupted sweep leaves those it did.
     """
     launch = detect_launch()
-    with FolderLocks() as locks, (sweep := Sweep(jobs, launch, locks)).tracked as tracked:
+    with (
+        configure_logging(launch.rank),
+        FolderLocks() as locks,
+        (sweep := Sweep(jobs, launch, locks)).tracked as tracked,
+    ):
         try:
             for number, job in enumerate(jobs):
                 sweep.say(f"\njob {number + 1} of {len(jobs)}: {settings_of(job.swept)}")
@@ -167,7 +105,7 @@ class Sweep:
         self.keys = list(jobs[0].swept)
         self.rows: list[Row] = []
         self._write()
-        self.tracked, self.parent = tracked_sweep(config if self.writes else None, self.folder, self.keys, self.say)
+        self.tracked, self.parent = tracked_sweep(config if self.writes else None, self.folder, self.keys)
 
     def say(self, text: str) -> None:
         """Words for the user, from one process."""

@@ -89,7 +89,7 @@ def work(job: dict) -> None:
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
 
-    from retina_dist.train import train
+    from retina_dist.run.assemble import train
 
     context = ray.train.get_context()
     rank = context.get_world_rank()

@@ -28,8 +28,8 @@ from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
 from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
+from retina_dist.run.assemble import train
 from retina_dist.run.sweep import run_sweep
-from retina_dist.train import train
 from tests.e2e.conftest import ROOT, SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -237,10 +237,10 @@ def test_jobs_in_processes_of_their_own_are_children_too(
 # a run by itself
 
 
-def make(uri: str, folder: Path, said: list[str] | None = None, **options: Any) -> MlflowRun:
+def make(uri: str, folder: Path, **options: Any) -> MlflowRun:
     identity = {key: options.pop(key) for key in ("joined", "parent", "experiment", "go_on") if key in options}
     folder.mkdir(exist_ok=True)
-    options = {"params": {}, "tags": {}, "say": [].append if said is None else said.append, **options}
+    options = {"params": {}, "tags": {}, **options}
     return MlflowRun(Identity(uri, folder.name, id_file=folder / "mlflow.json", **identity), folder, **options)
 
 
@@ -258,7 +258,7 @@ def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, 
 
 def test_the_id_lies_where_no_checkpoint_is_yet(uri: str, client: Any, tmp_path: Path) -> None:
     file = tmp_path / "none" / "yet" / "mlflow.json"
-    with MlflowRun(Identity(uri, "a", id_file=file), tmp_path, params={}, tags={}, say=[].append) as run:
+    with MlflowRun(Identity(uri, "a", id_file=file), tmp_path, params={}, tags={}) as run:
         found = run.wait(60)
     assert json.loads(file.read_text())["run_id"] == found
 
@@ -291,14 +291,16 @@ def test_a_run_that_cannot_be_gone_on_with(uri: str, client: Any, tmp_path: Path
     assert len(runs(client)) == 2
 
 
-def test_a_run_to_join_that_is_not_there(uri: str, client: Any, tmp_path: Path) -> None:
+def test_a_run_to_join_that_is_not_there(
+    uri: str, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """No other one is made."""
-    said: list[str] = []
-    with make(uri, tmp_path / "a", said, joined="0" * 32) as run:
+    caplog.set_level("INFO", "retina_dist")
+    with make(uri, tmp_path / "a", joined="0" * 32) as run:
         run.log({"a": 1.0}, 1)
     assert runs(client) == []
-    assert "Run with id=00000000000000000000000000000000 not found" in said[0]
-    assert said[1].startswith(f"warning: 1 values did not reach MLflow at {uri}")
+    assert "Run with id=00000000000000000000000000000000 not found" in caplog.messages[0]
+    assert caplog.messages[1].startswith(f"warning: 1 values did not reach MLflow at {uri}")
 
 
 def test_a_lost_answer_makes_no_second_run(
@@ -400,9 +402,11 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_server_that_dies_and_comes_back_gets_all(client: Any, door: Door, tmp_path: Path) -> None:
-    said: list[str] = []
-    run = make(door.uri, tmp_path / "a", said)
+def test_a_server_that_dies_and_comes_back_gets_all(
+    client: Any, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "retina_dist")
+    run = make(door.uri, tmp_path / "a")
     run.log({"a": 1.0}, 1)
     until(lambda: runs(client) and runs(client)[0].data.metrics)
     door.shut()
@@ -410,7 +414,7 @@ def test_a_server_that_dies_and_comes_back_gets_all(client: Any, door: Door, tmp
         run.log({"a": float(step)}, step)
     until(lambda: run._failure)
     run.log({"a": 50.0}, 50)  # the thread that logs is the one that speaks
-    (line,) = [line for line in said if "warning" in line]
+    (line,) = [line for line in caplog.messages if "warning" in line]
     assert line.startswith(f"warning: MLflow at {door.uri}: Connection")
     assert line.endswith("the run goes on, and metrics.csv has everything.")
     door.open()
@@ -418,12 +422,12 @@ def test_a_server_that_dies_and_comes_back_gets_all(client: Any, door: Door, tmp
     (found,) = runs(client)
     assert found.info.status == "FINISHED"
     assert history(client, found)["a"] == [(step, f"{step}.0") for step in range(1, 51)]
-    assert sum("warning" in line for line in said) == 1
+    assert sum("warning" in line for line in caplog.messages) == 1
 
 
-def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path) -> None:
-    said: list[str] = []
-    run = make(door.uri, tmp_path / "a", said)
+def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "retina_dist")
+    run = make(door.uri, tmp_path / "a")
     assert run.wait(60)
     door.shut()
     run.log({"a": 1.0, "b": 2.0}, 1)
@@ -431,21 +435,23 @@ def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path) ->
     run.end("FAILED")
     assert time.monotonic() - started < 20
     assert [runs(client)[0].info.status, runs(client)[0].data.metrics] == ["RUNNING", {}]
-    assert said[-1].startswith(
+    assert caplog.messages[-1].startswith(
         f"warning: 2 values did not reach MLflow at {door.uri}; {tmp_path}/a/metrics.csv and the"
     )
 
 
-def test_no_more_waits_for_a_server_than_fits(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_waits_for_a_server_than_fits(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(mlflow_run, "MAX_WAITING", 10)
     door.shut()
-    said: list[str] = []
-    run = make(door.uri, tmp_path / "a", said)
+    caplog.set_level("INFO", "retina_dist")
+    run = make(door.uri, tmp_path / "a")
     for step in range(100):
         run.log({"a": 1.0}, step)
     assert len(run._waiting) == 10
     run.end("FINISHED")
-    assert said[-1].startswith("warning: 100 values did not reach MLflow")
+    assert caplog.messages[-1].startswith("warning: 100 values did not reach MLflow")
 
 
 @pytest.mark.parametrize("how", ["hangs", pytest.param("refuses", marks=pytest.mark.long)])

@@ -15,7 +15,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError
 from retina_dist.replay import replay
-from retina_dist.train import train
+from retina_dist.run.assemble import train
 from tests.e2e.conftest import SMALL
 
 

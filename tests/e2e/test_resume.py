@@ -16,7 +16,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.task import build_model
 from retina_dist.engine.checkpoints import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.train import train
+from retina_dist.run.assemble import train
 from tests.e2e.conftest import ROOT, SMALL
 
 

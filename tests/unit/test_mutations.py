@@ -31,7 +31,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
 from retina_dist.errors import DataError, ImageError
 from retina_dist.predict import predict
-from retina_dist.train import build_plan
+from retina_dist.run.build import build_plan
 from tests.unit import mutations
 from tests.unit.mutations import JUNK, Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
 

@@ -64,7 +64,7 @@ def voc(folder: Path, *, pipe: str) -> Path:
 
 
 def run(**named: Any) -> Callable[[Path, Path], Any]:
-    return lambda pipe, folder: open_run(TrainConfig(data=DataConfig(name="a"), **named), lambda text: None)
+    return lambda pipe, folder: open_run(TrainConfig(data=DataConfig(name="a"), **named))
 
 
 def pipe_at(name: str, read: Callable[[Path], Any]) -> Callable[[Path, Path], Any]:
@@ -158,7 +158,7 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: load_annotations(coco(tmp_path), place(text), format="shards"),
         lambda: read_split(DataConfig(name="a", root=text), "train"),
         lambda: read_split(DataConfig(name="a", format="csv", root=text), "train"),
-        lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out"), lambda words: None),
+        lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out")),
         lambda: find_images(text),
         lambda: read_results(Path(text)),
         lambda: read_event(Path(text)),
@@ -173,7 +173,7 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
 def test_odd_places_for_checkpoints(text: str) -> None:
     config = TrainConfig(data=DataConfig(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text))
     with FolderLocks() as locks, pytest.raises(UserError):
-        open_run(config, lambda words: None, locks)
+        open_run(config, locks)
     assert os.listdir() == []
 
 

@@ -207,7 +207,7 @@ def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
 
 
 def test_a_run_keeps_its_secrets(planted: TrainConfig, capfd: pytest.CaptureFixture[str]) -> None:
-    from retina_dist.train import train
+    from retina_dist.run.assemble import train
 
     checkpoints = str(planted.trainer.checkpoint_dir)
     train(planted)
@@ -241,7 +241,7 @@ def test_mlflow_gets_no_secret(planted: TrainConfig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tracking, "MlflowRun", Recorder)
     run = Run(Path("run"), 1, place(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
-    tracking.tracked_run("https://me:SECRET@host", planted, run, {"x": KINDS[0]}, print)
+    tracking.tracked_run("https://me:SECRET@host", planted, run, {"x": KINDS[0]})
     assert sent["params"]["data.train_images"].startswith("memory://")
     assert leaks(iter([("MLflow", json.dumps([sent["params"], sent["tags"], sent["documents"]]).encode())])) == []
 

@@ -183,7 +183,7 @@ def _inputs_and_outputs(job: Document) -> Problems:
 
 def _training(job: Document, config: Any) -> Problems:
     """One composition of the job's `retina_dist.train`."""
-    from retina_dist.train import build_plan
+    from retina_dist.run.build import build_plan
 
     nodes, processes, kind = job.processes()
     size, trainer, processes = job.size() or "", config.trainer, processes or 1

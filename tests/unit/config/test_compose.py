@@ -22,7 +22,7 @@ from retina_dist.config.compose import (
 )
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.train import build_plan
+from retina_dist.run.build import build_plan
 
 CONF = Path(config_dir())
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))

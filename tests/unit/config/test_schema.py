@@ -13,7 +13,7 @@ import pytest
 from retina_dist.config.compose import load_config
 from retina_dist.config.schema import TrainConfig, validate
 from retina_dist.errors import ConfigError
-from retina_dist.train import best_metric, build_plan
+from retina_dist.run.build import best_metric, build_plan
 
 # What 0 means, where it means something.
 ZERO = {

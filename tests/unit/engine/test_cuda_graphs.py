@@ -18,8 +18,8 @@ from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.engine.cuda_graphs import CapturedSteps
 from retina_dist.errors import UserError
+from retina_dist.run.build import uses_graphs
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.train import uses_graphs
 from tests.unit.detection.test_model import make_batch
 
 
@@ -196,16 +196,22 @@ class OfSome(SingleDeviceStrategy):
         (["strategy.compression=fp16"], 1, "strategy.compression=fp16 sends gradients during the pass"),
     ],
 )
-def test_what_cannot_be_captured_is_said(settings: list[str], world_size: int, reason: str | None) -> None:
-    strategy, said = OfSome("cpu"), []
+def test_what_cannot_be_captured_is_said(
+    settings: list[str], world_size: int, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "retina_dist")
+    strategy = OfSome("cpu")
     strategy.world_size = world_size
     config = load_config("train", ["trainer.cuda_graphs=true", "model.norm=frozen_bn", *settings])
-    assert not uses_graphs(config, strategy, said.append)
-    assert said.pop() == "trainer.cuda_graphs=true is without effect, because the device is cpu"
+    assert not uses_graphs(config, strategy)
+    assert caplog.messages == ["trainer.cuda_graphs=true is without effect, because the device is cpu"]
+    caplog.clear()
     strategy.device = torch.device("cuda")
-    assert uses_graphs(config, strategy, said.append) is (reason is None)
-    assert said == ([] if reason is None else [f"trainer.cuda_graphs=true is without effect, because {reason}"])
-    assert not uses_graphs(replace(config, trainer=replace(config.trainer, cuda_graphs=False)), strategy, said.append)
+    assert uses_graphs(config, strategy) is (reason is None)
+    assert caplog.messages == (
+        [] if reason is None else [f"trainer.cuda_graphs=true is without effect, because {reason}"]
+    )
+    assert not uses_graphs(replace(config, trainer=replace(config.trainer, cuda_graphs=False)), strategy)
 
 
 def test_memory_that_a_graph_reads_stays_where_it_is() -> None:

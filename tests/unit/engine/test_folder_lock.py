@@ -88,7 +88,7 @@ def _starts(number: int, barrier: Any, answers: Any, config: TrainConfig) -> Non
     barrier.wait(20)
     with FolderLocks(report=lambda text: None) as locks:
         try:
-            answers.put((number, str(open_run(config, lambda text: None, locks).folder)))
+            answers.put((number, str(open_run(config, locks).folder)))
         except ConfigError as error:
             answers.put((number, str(error)))
         barrier.wait(20)
@@ -122,7 +122,7 @@ def test_numbered_folders_are_made_once() -> None:
 
 
 def test_a_run_without_a_checkpoint_yet_is_not_joined(locks: FolderLocks) -> None:
-    run = open_run(settings(output_dir="mine"), lambda text: None, locks)
+    run = open_run(settings(output_dir="mine"), locks)
     assert names_in(run.folder / "checkpoints") == [LOCK]
     for config in (
         settings(output_dir="mine"),
@@ -131,11 +131,11 @@ def test_a_run_without_a_checkpoint_yet_is_not_joined(locks: FolderLocks) -> Non
         settings("mine/checkpoints", resume="auto"),
     ):
         with FolderLocks() as other, pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} on "):
-            open_run(config, lambda text: None, other)
+            open_run(config, other)
     locks.close()
     assert not Path("mine").exists()  # nothing was written, so nothing stays
     with FolderLocks() as other:
-        open_run(settings(output_dir="mine"), lambda text: None, other)
+        open_run(settings(output_dir="mine"), other)
 
 
 # whose process is gone
@@ -318,7 +318,8 @@ def test_signs_of_life(folder: Place) -> None:
 
 def test_a_training_holds_its_folder_and_releases_it(tmp_path: Path) -> None:
     """Also when it fails."""
-    from retina_dist import train as module
+    from retina_dist.engine.trainer import Trainer
+    from retina_dist.run.assemble import train
 
     small = ("data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64", "data.batch_size=2")
     size = ("data.min_sizes=[64]", "data.max_size=64", "data.num_workers=0", "data.root=shapes", "logging=quiet")
@@ -333,9 +334,9 @@ def test_a_training_holds_its_folder_and_releases_it(tmp_path: Path) -> None:
         raise Stops
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module.Trainer, "fit", fit)
+        patched.setattr(Trainer, "fit", fit)
         with pytest.raises(Stops):
-            module.train(config)
+            train(config)
     assert seen == [[LOCK, LOCK]]
     assert not list(tmp_path.rglob(LOCK))
     assert asdict(config)["output_dir"] == "mine"

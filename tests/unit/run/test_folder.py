@@ -20,8 +20,9 @@ def settings(*overrides: str) -> TrainConfig:
     return load_config("train", list(overrides))
 
 
-def quiet(text: str) -> None:
-    pass
+@pytest.fixture(autouse=True)
+def _log_information(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "retina_dist")
 
 
 @pytest.fixture(autouse=True)
@@ -38,94 +39,91 @@ def save(folder: str, *steps: int, overrides: tuple[str, ...] = (), place: str |
 
 
 def test_fresh_runs_are_numbered() -> None:
-    assert open_run(settings(), quiet).folder == Path("runs/shapes")
+    assert open_run(settings()).folder == Path("runs/shapes")
     Path("runs/shapes").mkdir(parents=True)
     Path("runs/shapes-7").mkdir()
     Path("runs/shapes-old").mkdir()
     Path("runs/shapes-9").touch()  # a file is no run
-    assert open_run(settings(), quiet).folder == Path("runs/shapes-8")
-    assert open_run(settings("data.name=other"), quiet).folder == Path("runs/other")
+    assert open_run(settings()).folder == Path("runs/shapes-8")
+    assert open_run(settings("data.name=other")).folder == Path("runs/other")
     assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
 
 
 def test_a_name_is_no_pattern() -> None:
     Path("runs/a[1]").mkdir(parents=True)
-    assert open_run(settings("data.name='a[1]'"), quiet).folder == Path("runs/a[1]-2")
-    assert open_run(settings("data.name='a*'"), quiet).folder == Path("runs/a*")
+    assert open_run(settings("data.name='a[1]'")).folder == Path("runs/a[1]-2")
+    assert open_run(settings("data.name='a*'")).folder == Path("runs/a*")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
     save("mine", 1)
     with pytest.raises(ConfigError, match="mine already holds a run; go on with resume=auto"):
-        open_run(settings("output_dir=mine"), quiet)
+        open_run(settings("output_dir=mine"))
     for empty in ("resume=null", "resume="):
-        run = open_run(settings("output_dir=new", empty), quiet)
+        run = open_run(settings("output_dir=new", empty))
         assert (run.folder, run.resumed_from, run.resume_step) == (Path("new"), None, None)
     assert not Path("new").exists()
 
 
 def test_auto_takes_the_newest_or_starts_fresh() -> None:
-    assert open_run(settings("resume=auto"), quiet).folder == Path("runs/shapes")
+    assert open_run(settings("resume=auto")).folder == Path("runs/shapes")
     save("runs/shapes", 1)
     save("runs/shapes-2", 3, 4)
-    run = open_run(settings("resume=auto"), quiet)
+    run = open_run(settings("resume=auto"))
     assert (run.folder, run.resume_step) == (Path("runs/shapes-2"), 4)
-    assert open_run(settings("resume=auto", "output_dir=runs/shapes"), quiet).resume_step == 1
-    assert open_run(settings("resume=auto", "output_dir=other"), quiet).resume_step is None
+    assert open_run(settings("resume=auto", "output_dir=runs/shapes")).resume_step == 1
+    assert open_run(settings("resume=auto", "output_dir=other")).resume_step is None
 
 
-def test_a_damaged_newest_is_reported_and_passed_over() -> None:
+def test_a_damaged_newest_is_reported_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     save("mine", 1, 2)
     Path("mine/checkpoints/step_00000002.pt").write_bytes(b"torn")
-    said: list[str] = []
-    assert open_run(settings("resume=auto", "output_dir=mine"), said.append).resume_step == 1
-    assert "step_00000002.pt is damaged" in said[0]
-    assert open_run(settings("resume=mine"), quiet).resume_step == 1
+    assert open_run(settings("resume=auto", "output_dir=mine")).resume_step == 1
+    assert "step_00000002.pt is damaged" in caplog.messages[0]
+    assert open_run(settings("resume=mine")).resume_step == 1
     with pytest.raises(CheckpointError, match="step_00000002.pt is damaged"):  # asked for by name
-        open_run(settings("resume=mine/checkpoints/step_00000002.pt"), quiet)
+        open_run(settings("resume=mine/checkpoints/step_00000002.pt"))
     Path("mine/checkpoints/step_00000001.pt").unlink()
     with pytest.raises(CheckpointError, match="every checkpoint in mine/checkpoints is damaged or missing"):
-        open_run(settings("resume=auto", "output_dir=mine"), quiet)
+        open_run(settings("resume=auto", "output_dir=mine"))
 
 
 def test_a_named_checkpoint_or_run_folder() -> None:
     save("mine", 1, 2)
-    assert open_run(settings("resume=mine/checkpoints/step_00000001.pt"), quiet).resume_step == 1
-    run = open_run(settings("resume=mine"), quiet)
+    assert open_run(settings("resume=mine/checkpoints/step_00000001.pt")).resume_step == 1
+    run = open_run(settings("resume=mine"))
     assert (run.folder, run.resume_step) == (Path("mine"), 2)
-    assert open_run(settings("resume=mine/checkpoints"), quiet).resumed_from == run.resumed_from
-    elsewhere = open_run(settings("resume=mine", "output_dir=fork"), quiet)
+    assert open_run(settings("resume=mine/checkpoints")).resumed_from == run.resumed_from
+    elsewhere = open_run(settings("resume=mine", "output_dir=fork"))
     assert (elsewhere.folder, elsewhere.resume_step) == (Path("fork"), 2)
     Path("loose.pt").write_bytes(Path("mine/checkpoints/last.pt").read_bytes())
     with pytest.raises(ConfigError, match="lies in no run folder"):
-        open_run(settings("resume=loose.pt"), quiet)
-    assert open_run(settings("resume=loose.pt", "output_dir=fork"), quiet).resume_step == 2
+        open_run(settings("resume=loose.pt"))
+    assert open_run(settings("resume=loose.pt", "output_dir=fork")).resume_step == 2
     with pytest.raises(CheckpointError, match="there is no checkpoint absent.pt"):
-        open_run(settings("resume=absent.pt"), quiet)
+        open_run(settings("resume=absent.pt"))
     Path("empty").mkdir()
     with pytest.raises(CheckpointError, match="without checkpoints"):
-        open_run(settings("resume=empty"), quiet)
+        open_run(settings("resume=empty"))
 
 
 def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
     save("mine", 1)
     save("other", 7)
     with pytest.raises(ConfigError, match="output_dir=other already holds a run"):
-        open_run(settings("resume=mine", "output_dir=other"), quiet)
-    assert open_run(settings("resume=mine", "output_dir=./mine"), quiet).resume_step == 1
+        open_run(settings("resume=mine", "output_dir=other"))
+    assert open_run(settings("resume=mine", "output_dir=./mine")).resume_step == 1
 
 
 def test_what_decides_the_order_of_images_cannot_change() -> None:
     save("mine", 1)
     with pytest.raises(ConfigError, match=r"data\.batch_size=4 differs from the 8 .* give data\.batch_size=8"):
-        open_run(settings("resume=mine", "data.batch_size=4"), quiet)
+        open_run(settings("resume=mine", "data.batch_size=4"))
     with pytest.raises(ConfigError, match="seed=1"):
-        open_run(settings("resume=mine", "seed=1"), quiet)
+        open_run(settings("resume=mine", "seed=1"))
     with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
-        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"), quiet)
-    assert (
-        open_run(settings("resume=mine", "trainer.max_duration=99epochs", "data.num_workers=0"), quiet).resume_step == 1
-    )
+        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"))
+    assert open_run(settings("resume=mine", "trainer.max_duration=99epochs", "data.num_workers=0")).resume_step == 1
 
 
 def test_checkpoints_of_others_and_of_older_versions() -> None:
@@ -133,12 +131,12 @@ def test_checkpoints_of_others_and_of_older_versions() -> None:
     store.save({}, 1)
     store.wait()
     with pytest.raises(CheckpointError, match="step_00000001.pt does not say how it was trained"):
-        open_run(settings("resume=mine"), quiet)
+        open_run(settings("resume=mine"))
     older = asdict(settings())
     del older["data"]["num_buckets"], older["optimizer"]
     store.save({"config": older}, 2)
     store.wait()
-    assert open_run(settings("resume=mine"), quiet).resume_step == 2
+    assert open_run(settings("resume=mine")).resume_step == 2
 
 
 def test_the_config_is_written_whole() -> None:
@@ -158,52 +156,49 @@ def test_changes_are_told_by_key() -> None:
 
 
 def test_debug_runs_keep_out_of_the_way() -> None:
-    assert open_run(settings("trainer=debug"), quiet).folder == Path("runs/debug")
+    assert open_run(settings("trainer=debug")).folder == Path("runs/debug")
 
 
-def test_a_fresh_start_of_auto_is_said() -> None:
-    said: list[str] = []
-    open_run(settings("resume=auto", "output_dir=typo"), said.append)
-    assert said == ["resume=auto: no checkpoint in typo; a fresh start"]
+def test_a_fresh_start_of_auto_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    open_run(settings("resume=auto", "output_dir=typo"))
+    assert caplog.messages == ["resume=auto: no checkpoint in typo; a fresh start"]
 
 
-def test_checkpoints_elsewhere(tmp_path: Path) -> None:
+def test_checkpoints_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
-    assert open_run(settings(there, "output_dir=mine"), quiet).resume_step is None
-    said: list[str] = []
-    assert open_run(settings(there, "output_dir=mine", "resume=auto"), said.append).resume_step is None
-    assert said == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
+    assert open_run(settings(there, "output_dir=mine")).resume_step is None
+    assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
+    assert caplog.messages == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
     save("", 1, 2, place="memory://bucket/elsewhere")
     for output in ("output_dir=mine", "output_dir=null"):
         with pytest.raises(ConfigError, match="memory://bucket/elsewhere already holds checkpoints"):
-            open_run(settings(there, output), quiet)
-    run = open_run(settings(there, "output_dir=mine", "resume=auto"), quiet)
+            open_run(settings(there, output))
+    run = open_run(settings(there, "output_dir=mine", "resume=auto"))
     assert (run.folder, run.resume_step) == (Path("mine"), 2)
     assert str(run.resumed_from) == "memory://bucket/elsewhere/step_00000002.pt"
-    assert open_run(settings(there, "resume=auto"), quiet).folder == Path("runs/shapes")
+    assert open_run(settings(there, "resume=auto")).folder == Path("runs/shapes")
     for named, step in (("", 2), ("/last.pt", 2), ("/step_00000001.pt", 1)):
         resume = f"resume=memory://bucket/elsewhere{named}"
-        assert open_run(settings(resume, "output_dir=fork"), quiet).resume_step == step
-        assert open_run(settings(resume, "output_dir=fork", there), quiet).resume_step == step
+        assert open_run(settings(resume, "output_dir=fork")).resume_step == step
+        assert open_run(settings(resume, "output_dir=fork", there)).resume_step == step
         with pytest.raises(ConfigError, match="lies in no run folder"):
-            open_run(settings(resume), quiet)
+            open_run(settings(resume))
     save("mine", 7)
     with pytest.raises(ConfigError, match="already holds checkpoints"):  # of another run
-        open_run(settings("resume=mine", there), quiet)
+        open_run(settings("resume=mine", there))
     save("", 5, place=f"file://{tmp_path}/local")
-    assert open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto"), quiet).resume_step == 5
+    assert open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto")).resume_step == 5
 
 
 def test_a_missing_driver_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"oss://box/run\S* needs a package that is not installed; pip install ossfs\."):
-        open_run(settings("trainer.checkpoint_dir=oss://box/run"), quiet)
+        open_run(settings("trainer.checkpoint_dir=oss://box/run"))
     with pytest.raises(UserError, match="nonsense://box.* cannot be opened"):
-        open_run(settings("resume=nonsense://box", "output_dir=x"), quiet)
+        open_run(settings("resume=nonsense://box", "output_dir=x"))
 
 
-def test_without_its_manifest_a_run_goes_on_from_its_files() -> None:
+def test_without_its_manifest_a_run_goes_on_from_its_files(caplog: pytest.LogCaptureFixture) -> None:
     save("mine", 1, 2)
     Path("mine/checkpoints/manifest.json").unlink()
-    said: list[str] = []
-    assert open_run(settings("resume=auto", "output_dir=mine"), said.append).resume_step == 2
-    assert said == ["mine/checkpoints/manifest.json is missing; going by the checkpoint files themselves."]
+    assert open_run(settings("resume=auto", "output_dir=mine")).resume_step == 2
+    assert caplog.messages == ["mine/checkpoints/manifest.json is missing; going by the checkpoint files themselves."]

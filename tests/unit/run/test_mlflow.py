@@ -27,50 +27,52 @@ URI = "http://me:secret@127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "retina_dist")
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
-def server(said: list[str], **settings: Any) -> str | None:
-    return tracking_server(LoggingConfig(**settings), said.append)
+def server(**settings: Any) -> str | None:
+    return tracking_server(LoggingConfig(**settings))
 
 
-def test_without_a_server_nothing_is_said_or_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_nothing_is_said_or_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    said: list[str] = []
-    assert server(said) is None
+    assert server() is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)
-    assert server(said, mlflow="false") is None
-    assert said == []
+    assert server(mlflow="false") is None
+    assert caplog.messages == []
 
 
-def test_a_server_is_named_by_the_environment_or_by_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_named_by_the_environment_or_by_the_settings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", object())  # type: ignore[arg-type]
-    said: list[str] = []
-    assert server(said, mlflow_uri=URI) == URI
+    assert server(mlflow_uri=URI) == URI
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:8")
-    assert server(said) == server(said, mlflow="true") == "http://127.0.0.1:8"
-    assert server(said, mlflow_uri=URI) == URI
-    assert said == []
+    assert server() == server(mlflow="true") == "http://127.0.0.1:8"
+    assert server(mlflow_uri=URI) == URI
+    assert caplog.messages == []
 
 
-def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)
-    said: list[str] = []
-    assert server(said) is None
-    (sentence,) = said
+    assert server() is None
+    (sentence,) = caplog.messages
     assert "http://127.0.0.1:9 is named, but mlflow cannot be imported" in sentence
     assert 'pip install "retina-dist[mlflow]"' in sentence
     assert "secret" not in sentence
     with pytest.raises(
         ConfigError, match=r'logging.mlflow=true, but mlflow cannot be .* pip install "retina-dist\[mlflow\]"'
     ):
-        server(said, mlflow="true")
+        server(mlflow="true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(ConfigError, match="logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI"):
-        server(said, mlflow="true")
+        server(mlflow="true")
 
 
 def test_the_setting_takes_three_words() -> None:
@@ -81,10 +83,10 @@ def test_the_setting_takes_three_words() -> None:
 
 def test_no_server_no_run(tmp_path: Path) -> None:
     config = TrainConfig()
-    with tracked_run(None, config, Run(tmp_path), {}, print) as run:
+    with tracked_run(None, config, Run(tmp_path), {}) as run:
         run.log({"a": 1.0}, 1)
         run.end("FAILED")
-    sweep, parent = tracked_sweep(config, tmp_path, ["seed"], print)
+    sweep, parent = tracked_sweep(config, tmp_path, ["seed"])
     assert (type(run), type(sweep), parent) == (TrackedRun, TrackedRun, None)
     assert as_child(config, None) is config
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +102,7 @@ def test_a_password_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tracking, "MlflowRun", lambda *arguments, **options: given.update(options))
     server = "https://me:secret@127.0.0.1/mlflow"
     config = load_config("train", [f"logging.mlflow_uri={server}", f"output_dir={tmp_path}"])
-    tracked_run(server, config, Run(tmp_path), {}, print)
+    tracked_run(server, config, Run(tmp_path), {})
     write_config(config, tmp_path)
     assert given["params"]["logging.mlflow_uri"] == "https://127.0.0.1/mlflow"
     assert "secret" not in str(given) + (tmp_path / "config.yaml").read_text()

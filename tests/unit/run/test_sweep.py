@@ -17,19 +17,16 @@ from retina_dist.engine.trainer import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.plots import plot_sweep
+from retina_dist.run.result import LOSS, SPEED, read_result, write_result
 from retina_dist.run.sweep import (
-    LOSS,
-    SPEED,
     aligned,
     command,
     error_in,
     job_name,
     quoted,
-    read_result,
     run_sweep,
     short_names,
     start,
-    write_result,
 )
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

@@ -14,7 +14,7 @@ import yaml
 
 from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
-from retina_dist.train import build_plan
+from retina_dist.run.build import build_plan
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 COCO_IMAGES = 117_266

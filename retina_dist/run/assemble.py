@@ -1,0 +1,226 @@
+"""A training from its settings, top to bottom: strategy, task, plan, run folder, model, checkpoint, loggers, trainer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import retina_dist
+from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.task import DetectionTask, draw_data
+from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import describe_precision
+from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.trainer import Trainer
+from retina_dist.reporting.console import Console, configure_logging
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
+from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.progress import Progress
+from retina_dist.run.build import best_metric, build_plan, build_state, build_strategy, uses_graphs
+from retina_dist.run.elastic import ElasticCarryover
+from retina_dist.run.environment import configure_torch, describe_job, versions
+from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
+from retina_dist.run.mlflow import tracking_server
+from retina_dist.run.restore import restore
+from retina_dist.run.training import Training
+from retina_dist.seeding import seed_everything
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.nccl import describe_nccl
+from retina_dist.strategies.select import why_alone
+from retina_dist.words import pluralize
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig) -> dict[str, float]:
+    """Train by `config` and return the metrics of the last validation. Every rank calls it."""
+    configure_torch(config.trainer)
+    with (
+        configure_logging(detect_launch().rank) as console,
+        ExitStack() as exits,
+        build_strategy(config) as strategy,
+    ):
+        carryover = ElasticCarryover(exits)
+
+        def attempt(committed: dict[str, Any] | None) -> dict[str, float]:
+            console.reset(strategy.rank)
+            training = assemble(config, strategy, carryover, committed, console)
+            return training.fit() if training else {}
+
+        return strategy.run_elastic(attempt)
+
+
+def assemble(
+    config: TrainConfig,
+    strategy: DistributedStrategy,
+    carryover: ElasticCarryover,
+    committed: dict[str, Any] | None,
+    console: Console,
+) -> Training | None:
+    """The objects of one attempt, on every rank; None for a dry run, and where the plan is already done.
+
+    Each step raises its errors on all ranks, and nothing is written before all settings have been checked.
+    """
+    is_restart = carryover.is_restart
+    _log_environment(config, strategy)
+    participants = strategy.world_size // strategy.ranks_averaged
+    strategy.on_main(lambda: _prepare_data(config, strategy.world_size, participants, fresh=not is_restart))
+    task = strategy.run_collectively(lambda: DetectionTask(config, strategy, logger.info, logger.warning))
+    plan = strategy.run_collectively(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
+    validates = task.val is not None
+    best = strategy.run_collectively(lambda: best_metric(config, validates and plan.validate_every > 0))
+    _log_plan(config, task, plan, best if validates else None)
+    if config.dry_run:
+        return None
+
+    server = strategy.on_main(lambda: tracking_server(config.logging))
+    run = carryover.open_run(config, strategy, committed)
+    if run.resume_step is not None:
+        strategy.run_collectively(lambda: task.take_labels(run.categories, run.resumed_from))
+
+    seed_everything(config.seed)
+    data = strategy.run_collectively(task.build_data)
+    model = task.build_model(run.resume_step is not None, run.checkpoint)
+    num_shapes = data.num_train_shapes if config.trainer.compile else 0
+    if num_shapes:
+        logger.info(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
+    state = build_state(config, model, strategy, best if validates else None, num_shapes=num_shapes)
+    if strategy.on_main(lambda: restore(state, run, task, data, plan)):
+        logger.info(
+            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
+        )
+        return None
+
+    checkpoints = _checkpoint_store(config, run, state, carryover)
+    strategy.on_main(checkpoints.check_writable)
+    strategy.on_main(lambda: _begin_folder(config, run, task, data))
+    logger.info(f"writing to {run.folder}")
+    carryover.track(server, config, run, strategy, is_restart)
+    metric_logger = _metric_logger(config, plan, run, strategy, console, carryover.tracked)
+    watch = PreemptionWatch(config.trainer.scheduled_events, report=logger.warning)
+    trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
+    return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
+
+
+def _log_environment(config: TrainConfig, strategy: DistributedStrategy) -> None:
+    logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    logger.info(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
+    for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
+        if note:
+            logger.info(note)
+
+
+def _prepare_data(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
+    """Draw the data set of shapes, after every error that can be known before it."""
+    best_metric(config, validates=True)
+    if fresh and not (config.resume or config.dry_run):
+        open_run(config)
+    all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
+    if config.data.shapes and all_of_them:
+        build_plan(config, config.data.shapes.num_train, world_size, participants)
+    draw_data(config.data)
+
+
+def _log_plan(config: TrainConfig, task: DetectionTask, plan: Plan, best: BestMetric | None) -> None:
+    logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
+    if best:
+        until = (
+            f"; the run ends after {pluralize(best.patience, 'validation')} without a better one"
+            if best.patience
+            else ""
+        )
+        logger.info(f"  {'best':<9}{best}{until}")
+
+
+def _checkpoint_store(config: TrainConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:
+    return CheckpointStore(
+        checkpoint_folder(config, run.folder),
+        keep_last=config.trainer.keep_last,
+        save_top_k=config.trainer.save_top_k,
+        best=state.best,
+        resumed_at=run.resume_step or 0,
+        check=carryover.locks.check,
+    )
+
+
+def _begin_folder(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataModule) -> None:
+    write_config(config, run.folder)
+    if config.logging.plots and not run.resume_step:
+        task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
+
+
+def _metric_logger(
+    config: TrainConfig,
+    plan: Plan,
+    run: Run,
+    strategy: DistributedStrategy,
+    console: Console,
+    tracked: list[TrackedRun],
+) -> MetricLogger:
+    """Progress, metrics.csv, MLflow and TensorBoard on the main rank; the log file of each rank where it is on."""
+    loggers: list[MetricLogger] = []
+    if strategy.is_main:
+        progress = Progress(
+            plan.stop_step,
+            run.resume_step or 0,
+            steps_per_epoch=plan.steps_per_epoch,
+            images_per_step=plan.batch_size,
+        )
+        console.write = progress.write
+        loggers += [progress, CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
+        if config.logging.tensorboard:
+            loggers.append(TensorBoardLogger(run.folder / "tensorboard", run.resume_step))
+    if config.logging.per_rank_logs:
+        console.log_file = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
+        log.write(
+            f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
+        )
+        loggers.append(log)
+    return LoggerCollection(loggers)
+
+
+def _trainer(
+    config: TrainConfig,
+    strategy: DistributedStrategy,
+    task: DetectionTask,
+    data: CocoDataModule,
+    plan: Plan,
+    state: TrainState,
+    checkpoints: CheckpointStore,
+    metric_logger: MetricLogger,
+    watch: PreemptionWatch,
+    run: Run,
+) -> Trainer:
+    facts = {"world_size": strategy.world_size, "backend": strategy.backend}
+    return Trainer(
+        state=state,
+        plan=plan,
+        data=data,
+        strategy=strategy,
+        logger=metric_logger,
+        evaluate=task.build_evaluator(data),
+        checkpoints=checkpoints,
+        checkpoint_minutes=config.trainer.checkpoint_minutes,
+        metadata=task.metadata(state.model) | {"versions": versions(), **facts},
+        precision=config.trainer.precision,  # type: ignore[arg-type]
+        gradient_clip=config.trainer.gradient_clip,
+        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
+        stop_reason=lambda: watch.reason,
+        max_nonfinite_steps=config.trainer.max_nonfinite_steps,
+        cuda_graphs=uses_graphs(config, strategy),
+        events=run.folder,
+        inspect=task.inspect,
+        report=logger.info,
+        warn=logger.warning,
+    )

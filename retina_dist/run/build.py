@@ -1,0 +1,131 @@
+"""Objects of a run from its settings: strategy, plan, state, best metric."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+
+import torch
+
+from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.task import DetectionTask
+from retina_dist.engine.best import BestMetric, check_metric
+from retina_dist.engine.compiled import compile_model
+from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import ConfigError
+from retina_dist.model.ema import ExponentialMovingAverage
+from retina_dist.model.sync_batch_norm import connect
+from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
+from retina_dist.strategies.nccl import apply_nccl
+from retina_dist.strategies.select import make_strategy
+
+logger = logging.getLogger(__name__)
+
+
+def build_strategy(config: TrainConfig) -> DistributedStrategy:
+    """The strategy of the settings and the launcher, not entered yet."""
+    arguments = asdict(config.strategy)
+    if arguments["fp16_scale"] is None:
+        scaled_already = config.trainer.precision == "fp16"
+        arguments["fp16_scale"] = 1.0 if scaled_already else DEFAULT_FP16_SCALE
+    apply_nccl(asdict(config.nccl))
+    return make_strategy(**arguments, deterministic=config.trainer.deterministic)
+
+
+def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
+    """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
+    trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
+    if trainer.fast_dev_run:
+        trainer = replace(trainer, max_duration="2steps", validate_every="2steps", stop_after=None)
+        schedule = replace(schedule, name="constant", warmup="0steps")
+    return resolve_plan(
+        num_images=num_images,
+        batch_size=config.data.batch_size,
+        world_size=world_size,
+        accumulate=trainer.accumulate,
+        max_duration=trainer.max_duration,
+        stop_after=trainer.stop_after,
+        validate_every=trainer.validate_every,
+        checkpoint_every=trainer.checkpoint_every,
+        log_every=trainer.log_every,
+        lr=optimizer.lr,
+        lr_rule=optimizer.lr_rule,  # type: ignore[arg-type]
+        lr_reference_batch=optimizer.lr_reference_batch,
+        participants=participants,
+        check_every=trainer.check_replicas_every,
+        schedule=schedule.name,  # type: ignore[arg-type]
+        warmup=schedule.warmup,
+        warmup_factor=schedule.warmup_factor,
+        milestones=schedule.milestones,
+        gamma=schedule.gamma,
+        final_factor=schedule.final_factor,
+    )
+
+
+def best_metric(config: TrainConfig, validates: bool) -> BestMetric:
+    """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
+    trainer = config.trainer
+    check_metric(trainer.monitor, DetectionTask.metric_names)
+    if trainer.patience and not validates:
+        raise ConfigError(
+            f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "
+            "trainer.validate_every=1epoch, or trainer.patience=null."
+        )
+    return BestMetric(trainer.monitor, trainer.monitor_mode, trainer.patience)  # type: ignore[arg-type]
+
+
+def build_state(
+    config: TrainConfig,
+    model: torch.nn.Module,
+    strategy: DistributedStrategy,
+    best: BestMetric | None = None,
+    *,
+    num_shapes: int = 1,
+) -> TrainState:
+    """Model, optimizer, scaler and average on the strategy's device. `num_shapes` of batches are compiled for, if any."""
+    settings, trainer = config.optimizer, config.trainer
+    layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
+    device = strategy.device
+    model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
+    groups = parameter_groups(
+        model,
+        weight_decay=settings.weight_decay,
+        norm_weight_decay=settings.norm_weight_decay,
+        bias_weight_decay=settings.bias_weight_decay,
+        backbone_lr_scale=settings.backbone_lr_scale,
+    )
+    optimizer = build_optimizer(
+        groups,
+        name=settings.name,  # type: ignore[arg-type]
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        betas=settings.betas,
+        eps=settings.eps,
+    )
+    scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
+    ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    if trainer.compile:
+        compile_model(model, num_shapes, logger.warning)
+    connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
+    return TrainState(model, optimizer, scaler, ema, best)
+
+
+def uses_graphs(config: TrainConfig, strategy: DistributedStrategy) -> bool:
+    """Whether to capture CUDA graphs; logs why not where the setting has no effect."""
+    if not config.trainer.cuda_graphs:
+        return False
+    reasons = {
+        f"the device is {strategy.device.type}": strategy.device.type != "cuda",
+        "model.norm=sync_bn talks to other ranks within the pass": config.model.norm == "sync_bn"
+        and strategy.world_size > 1,
+        "model.loss_impl=torchvision waits for the device": config.model.loss_impl == "torchvision",
+        "strategy.compression=fp16 sends gradients during the pass": config.strategy.compression == "fp16",
+    }
+    for reason in (text for text, holds in reasons.items() if holds):
+        logger.info(f"trainer.cuda_graphs=true is without effect, because {reason}")
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""The objects of a run that is about to begin, and what it writes when it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.task import DetectionTask
+from retina_dist.engine.nonfinite import Divergence
+from retina_dist.engine.phase_timer import in_words, summary
+from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import UserError, is_collective
+from retina_dist.files import write_atomically
+from retina_dist.reporting.console import tell
+from retina_dist.reporting.loggers import MetricLogger
+from retina_dist.reporting.mlflow_run import TrackedRun, status_of
+from retina_dist.run.folder import Run, checkpoint_folder
+from retina_dist.run.result import write_result
+from retina_dist.strategies.base import DistributedStrategy
+
+logger = logging.getLogger(__name__)
+
+MOST_CLASSES = 20  # whose AP is shown at the end
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run with all its objects; `fit` trains it on every rank, and its main rank writes the result."""
+
+    config: TrainConfig
+    strategy: DistributedStrategy
+    task: DetectionTask
+    data: CocoDataModule
+    run: Run
+    trainer: Trainer
+    watch: PreemptionWatch
+    metric_logger: MetricLogger
+    tracked: Sequence[TrackedRun]
+
+    def fit(self) -> dict[str, float]:
+        """Train to the end of the plan and return the metrics of the last validation; result.json says how it ended.
+
+        Raises what ends a training: Divergence, Preempted, PeerLost or another error.
+        """
+        started = time.perf_counter()
+        try:
+            with self.watch:
+                metrics = self.trainer.fit()
+            if not math.isfinite(metrics.get("val/loss", 0.0)):
+                raise Divergence(
+                    f"val/loss={metrics['val/loss']} after step {self.trainer.state.step}: the weights are ruined; lower "
+                    "optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
+                )
+        except Exception as error:
+            self._write_failure(error, time.perf_counter() - started)
+            raise
+        finally:
+            self.metric_logger.close()
+        times = summary(self.trainer.ledger, self.strategy)
+        if self.strategy.is_main:
+            text = json.dumps(times, indent=1) + "\n"
+            write_atomically(self.run.folder / "ledger.json", lambda temporary: temporary.write_text(text))
+            logger.info(in_words(times))
+            self._write_result(time.perf_counter() - started, metrics=metrics)
+            self._draw_results()
+            self._log_results()
+        return metrics
+
+    def _write_failure(self, error: Exception, seconds: float) -> None:
+        try:
+            logger.debug(f"stopped: {type(error).__name__}: {error}")
+            if self.strategy.is_main:
+                self._write_result(seconds, error=error)
+        except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
+            tell(f"warning: {other}", sys.stderr)
+        if is_collective(error):
+            for tracked in self.tracked:
+                tracked.end(status_of(error), within_s=self.config.strategy.timeout_s / 2)
+            self.strategy.barrier()  # launchers end the others as soon as one has gone
+
+    def _write_result(self, seconds: float, **outcome: Any) -> None:
+        write_result(
+            self.run.folder,
+            resume_step=self.run.resume_step,
+            monitor=self.config.trainer.monitor,
+            best=self.trainer.state.best.value,
+            seconds=seconds,
+            world_size=self.strategy.world_size,
+            backend=self.strategy.backend,
+            **outcome,
+        )
+
+    def _draw_results(self) -> None:
+        if self.config.logging.plots:
+            from retina_dist.reporting.plots import plot_curves
+
+            plot_curves(self.run.folder / "metrics.csv", self.run.folder / "curves.png")
+            self.task.draw_results(self.trainer.state.evaluated_model, self.data, self.run.folder)
+
+    def _log_results(self) -> None:
+        folder, state, plan = self.run.folder, self.trainer.state, self.trainer.plan
+        if self.task.evaluator and self.task.evaluator.last_result:
+            classes = self.task.evaluator.last_result.per_class
+            if len(classes) > MOST_CLASSES:
+                logger.info(
+                    f"  AP of {len(classes)} classes: {folder / 'per_class_ap.png'}, or python -m retina_dist.evaluate"
+                )
+                classes = {}
+            for name, ap in classes.items():
+                logger.info(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
+        if state.best.value is not None:
+            best = checkpoint_folder(self.config, folder) / "best.pt"
+            logger.info(f"best {state.best.name} {state.best.value:.3f}: {best}")
+        if state.step == plan.stop_step < plan.total_steps:
+            logger.info(
+                f"stopped after step {state.step} of {plan.total_steps}, as trainer.stop_after={self.config.trainer.stop_after} "
+                f"asks; to go on, give the same command with resume=auto output_dir={folder} and without trainer.stop_after."
+            )
