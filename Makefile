@@ -41,10 +41,11 @@ engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, 
 		&& echo $(abspath $(VENV)/scoring/project) > $$(echo $(VENV)/scoring/lib/python3*/site-packages)/project.pth; }
 	$(VENV)/scoring/bin/python -m pytest tests/unit/serving/test_serving_contract.py -k azure $(ARGS)
 
-lint: $(VENV)/installed-$(KEY)  ## Style and types
+lint: $(VENV)/installed-$(KEY)  ## Style, types and spelling
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/codespell
 
 # torchvision first: it brings the one torch that fits it, where a range could pick a lone torch wheel lying about.
 $(VENV)/installed-$(KEY):

@@ -1,0 +1,161 @@
+"""Commands and links of the README and docs/: every command composes, every relative link resolves."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retina_dist.__main__ import COMMANDS
+from retina_dist.benchmark.__main__ import KINDS, as_settings
+from retina_dist.config.compose import config_dir, load_config
+from retina_dist.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
+PLACEHOLDERS = {"PER_MACHINE_HOUR": "3.5", "...": ""}
+
+
+def commands_of(text: str) -> Iterator[tuple[str, list[str]]]:
+    """(configuration, overrides) of each of the package's commands in shell blocks and in inline code."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *inline]:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # an apostrophe in prose
+            continue
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):  # MLFLOW_TRACKING_URI=… python
+            words = words[1:]
+        if words and (found := command_of(words)):
+            yield found
+
+
+def command_of(words: list[str]) -> tuple[str, list[str]] | None:
+    if words[0] == "retina-dist" and len(words) > 1 and words[1].isalpha():
+        name, rest = words[1], words[2:]
+    elif words[0] in ("python", *LAUNCHERS) and "-m" in words:
+        module, *rest = words[words.index("-m") + 1 :]
+        if module == "retina_dist" and rest:
+            module, rest = f"retina_dist.{rest[0]}", rest[1:]
+        if not module.startswith("retina_dist."):
+            return None
+        name = module.removeprefix("retina_dist.")
+    else:
+        return None
+    if name == "benchmark" and rest:
+        name, rest = f"benchmark_{rest[0]}", as_settings(rest[1:])
+    return name, rest
+
+
+@cache
+def compose(name: str, overrides: tuple[str, ...]) -> Any:
+    return load_config(name, list(overrides))
+
+
+def overrides_of(words: list[str]) -> list[tuple[str, ...]]:
+    """The overrides of a command, those of each job of a sweep; without Hydra's flags and placeholders."""
+    sweep = "-m" in words or "--multirun" in words
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    for given, value in PLACEHOLDERS.items():
+        settings = [setting.replace(given, value) for setting in settings]
+    if not sweep:
+        return [tuple(settings)]
+    pairs = [setting.partition("=") for setting in settings]
+    return [
+        tuple(f"{key}={value.split(',')[at]}" for key, _, value in pairs if key != "launcher") for at in (0, -1)
+    ]  # the first and the last value of each
+
+
+def cases() -> list[Any]:
+    found = {
+        (name, tuple(words)): page.name
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for name, words in commands_of(page.read_text())
+    }
+    return [
+        pytest.param(name, list(words), id=f"{page}-{name}-{i}")
+        for i, ((name, words), page) in enumerate(found.items())
+    ]
+
+
+@pytest.mark.parametrize(("name", "words"), cases())
+def test_a_command_composes(name: str, words: list[str]) -> None:
+    if not (
+        Path(config_dir()) / f"{name}.yaml"
+    ).exists():  # retina_dist.strategies.launchers: a module without settings
+        assert find_spec(f"retina_dist.{name}") is not None
+        assert not words
+        return
+    assert name in COMMANDS or name in {f"benchmark_{kind}" for kind in KINDS}
+    for overrides in overrides_of(words):
+        compose(name, overrides)
+
+
+def links_of(page: Path) -> Iterator[tuple[Path, str]]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def anchors_of(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+SCRIPT_PAGES = sorted((ROOT / "scripts").glob("*/README.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *SCRIPT_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    for path, anchor in links_of(page):
+        assert path.exists(), f"{page.name} links to {path}"
+        assert not anchor or anchor in anchors_of(path), f"{page.name} links to {path.name}#{anchor}"
+
+
+def test_every_page_is_in_the_readme() -> None:
+    linked = {path for path, _ in links_of(ROOT / "README.md")} | {
+        path for path, _ in links_of(ROOT / "docs/training.md")
+    }
+    assert set((ROOT / "docs").glob("*.md")) <= linked
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    """`engine/plan.py` and the like, below the package or the repository."""
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue
+        for name in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|sh|ipynb))`", page.read_text()):
+            found = [root / name for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")]
+            assert any(path.exists() for path in found), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("OMP_NUM_THREADS=1 python -m retina_dist.train data=csv", ("train", ["data=csv"])),
+        ("retina-dist train optimizer.lrr=1", ("train", ["optimizer.lrr=1"])),
+        ("torchrun --nproc-per-node 2 -m retina_dist.train -m seed=1,2", ("train", ["-m", "seed=1,2"])),
+        ("horovodrun -np 2 python -m retina_dist.train", ("train", [])),
+        ("python -m retina_dist.benchmark step --fail-under 0.9", ("benchmark_step", ["fail_under=0.9"])),
+    ],
+)
+def test_what_is_found(line: str, expected: tuple[str, list[str]]) -> None:
+    assert list(commands_of(f"```sh\n{line}  # comment\n```\n")) == [expected]
+    assert len(cases()) > 30
+    with pytest.raises(ConfigError, match="did you mean optimizer.lr"):
+        compose("train", ("optimizer.lrr=1",))
