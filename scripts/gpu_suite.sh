@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in under ten minutes: correctness, backends, steps against torchvision's loop, scaling, images.
+# Everything that needs a GPU, in under ten minutes: correctness, backends, steps against torchvision's loop, scaling, plots.
 #
 #   scripts/gpu_suite.sh [FOLDER]          results in FOLDER, by default benchmarks/DEVICE_DATE
-#   SMALL=1 scripts/gpu_suite.sh FOLDER    the same commands with small settings, on a CPU too: does everything run?
+#   SMALL=1 scripts/gpu_suite.sh FOLDER    the same commands with small settings, on a CPU too, as a smoke test
 #
-# Needs torch 2.11 or later and this package importable; Horovod is measured where it is installed. A part that fails is said
-# and counted, and the others still run.
+# Needs torch 2.11 or later and this package importable; Horovod is measured where it is installed. A part that fails is
+# reported and counted, and the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
@@ -22,7 +22,7 @@ out=${1:-benchmarks/${device}_$(date -u +%Y-%m-%d)}
 mkdir -p "$out"
 failed=0
 
-part() { # NAME SECONDS COMMAND...: run it within its time, its words in NAME.log
+part() { # NAME SECONDS COMMAND...: run it within its time, its output also in NAME.log
   local name=$1 seconds=$2 begun=$SECONDS
   shift 2
   echo "== $name: $*"

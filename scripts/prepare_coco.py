@@ -7,13 +7,13 @@
   python scripts/prepare_coco.py /data/coco --zips /downloads        take the zip files from there instead
   python scripts/prepare_coco.py /data/coco --shards /data/shards    and write them as shards too (a folder or a URL)
 
-Given again, it goes on where it was interrupted, in the middle of a file too, and does nothing where nothing is missing. COCO
-publishes no check sums of its zip files, so what is compared is: a file's length with what the server announced, each unpacked
-file's CRC-32 with that in the zip, and the images with the names in the annotations. Needs Python and tqdm only (--shards: the
-package).
+A second call resumes an interrupted one, within a file too, and does nothing if nothing is missing. COCO publishes no check sums
+of its zip files, so this compares a file's length with what the server announced, each unpacked file's CRC-32 with that in the
+zip, and the images with the names in the annotations. Needs Python and tqdm only (--shards: the package).
 """
 
 import argparse
+import errno
 import http.client
 import json
 import os
@@ -27,15 +27,15 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tqdm import tqdm
 
 SITE = "http://images.cocodataset.org"
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"
 WAITS = (1.0, 5.0, 15.0, 60.0)  # seconds before each further attempt that follows one without any progress
-TIMEOUT_S = 60.0  # a server that sends nothing for so long has gone
+TIMEOUT_S = 60.0  # without a byte from the server
 PIECE = 1 << 20
 
 
@@ -44,31 +44,27 @@ class PrepareError(Exception):
 
 
 class DamagedZip(PrepareError):
-    """A zip file is not what it was."""
+    """The content of a zip file does not match its check sums."""
 
 
-def prepare(root: Path, *, splits: list[str], zips: Path | None, site: str, annotations_only: bool, keep: bool) -> bool:
-    """Make `root` hold annotations and images of the splits; return whether anything was to be done."""
+def prepare(root: Path, splits: list[str], zips: Path | None, site: str, annotations_only: bool, keep: bool) -> bool:
+    """Make `root` hold annotations and images of the splits; return whether anything was missing."""
     root.mkdir(parents=True, exist_ok=True)
-    done = False
-    lacking = [split for split in splits if not annotations_of(root, split).is_file()]
+    lacking = [annotations_of(root, split) for split in splits if not annotations_of(root, split).is_file()]
+    done = bool(lacking)
     if lacking:
-        with_zip(root, zips, site, ANNOTATIONS, keep, lambda path: unpack(path, root, "annotations"))
-        done = True
-        for split in splits:
-            if not annotations_of(root, split).is_file():
-                raise PrepareError(
-                    f"{Path(ANNOTATIONS).name} holds no {annotations_of(root, split).name}; get another one."
-                )
+        with_zip(root, zips, site, ANNOTATIONS, keep, "annotations")
+    for path in lacking:
+        if not path.is_file():
+            raise PrepareError(f"{Path(ANNOTATIONS).name} holds no {path.name}; get another one.")
     for split in [] if annotations_only else splits:
+        folder = f"{split}2017"
         missing, total = missing_images(root, split)
         if missing:
-            folder = f"{split}2017"
-            print(f"{folder}: {len(missing)} of {total} images are not there yet", flush=True)
-            with_zip(root, zips, site, f"zips/{folder}.zip", keep, lambda path, name=folder: unpack(path, root, name))
             done = True
-            missing, total = missing_images(root, split)
-            if missing:
+            print(f"{folder}: {len(missing)} of {total} images are not there yet", flush=True)
+            with_zip(root, zips, site, f"zips/{folder}.zip", keep, folder)
+            if missing := missing_images(root, split)[0]:
                 raise PrepareError(
                     f"{folder}.zip lacks {len(missing)} of the {total} images that the annotations name, such as {missing[0]}; "
                     "get another one."
@@ -94,20 +90,19 @@ def missing_images(root: Path, split: str) -> tuple[list[str], int]:
     return [name for name in names if name not in there], len(names)
 
 
-def with_zip(root: Path, zips: Path | None, site: str, name: str, keep: bool, use: Callable[[Path], None]) -> None:
-    """Call `use` with the zip file, downloaded into root/zips unless it is in `zips`; a downloaded one is then removed."""
+def with_zip(root: Path, zips: Path | None, site: str, name: str, keep: bool, folder: str) -> None:
+    """Unpack a folder of the zip file, downloaded into root/zips unless it is in `zips`; a downloaded one is then removed."""
+    path = (zips or root / "zips") / Path(name).name
     if zips is not None:
-        path = zips / Path(name).name
         if not path.is_file():
             raise PrepareError(f"--zips {zips} has no {path.name}; put it there, or leave --zips out to download it.")
-        use(path)
+        unpack(path, root, folder)
         return
-    path = root / "zips" / Path(name).name
     download(f"{site}/{name}", path)
     try:
-        use(path)
+        unpack(path, root, folder)
     except DamagedZip:
-        path.unlink()  # it would be as bad the next time
+        path.unlink()  # the next call needs another one
         raise
     if not keep:
         path.unlink()
@@ -116,43 +111,41 @@ def with_zip(root: Path, zips: Path | None, site: str, name: str, keep: bool, us
 
 
 def download(url: str, target: Path) -> None:
-    """Make `target` the whole file behind `url`. What an interrupted call has got lies in target.part and is not asked for again.
+    """Make `target` the whole file behind `url`, from target.part on if an earlier call was interrupted.
 
-    Raises PrepareError when the server refuses, the disk is too small, or nothing has come in five attempts in a row.
+    Raises PrepareError when the server refuses, the disk is too small, or five attempts in a row bring nothing.
     """
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    idle = 0
+    part, idle = target.with_name(f"{target.name}.part"), 0
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = _length(part)
         try:
             _receive(url, part)
             break
-        except urllib.error.HTTPError as error:
-            if error.code < 500 and error.code not in (408, 429):
-                raise PrepareError(
-                    f"{url} answers {error.code} {error.reason}; look at the address (--site)."
-                ) from error
-            reason: object = error
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno == 28:
+            if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429):
+                raise PrepareError(f"{url} answers {error.code} {error.reason}; check the address (--site).") from error
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise PrepareError(f"{part} cannot be written ({error}); make room and start again.") from error
-            reason = error
-        idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
-        if idle > len(WAITS):
-            raise PrepareError(
-                f"{url} cannot be read ({reason}), {idle} times in a row; start again later, it will go on."
-            )
+            idle = 0 if _length(part) > before else idle + 1
+            if idle > len(WAITS):
+                raise PrepareError(
+                    f"{url} cannot be read ({error}), {idle} times in a row; start again later to resume the download."
+                ) from error
         time.sleep(WAITS[max(idle, 1) - 1])
     os.replace(part, target)
     _tag(part).unlink(missing_ok=True)
 
 
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _receive(url: str, part: Path) -> None:
     """One request for what `part` lacks. Raises OSError when less came than was announced."""
-    have = part.stat().st_size if part.exists() else 0
+    have = _length(part)
     request = urllib.request.Request(url)
     if have and _tag(part).exists():
         request.add_header("Range", f"bytes={have}-")
@@ -164,7 +157,7 @@ def _receive(url: str, part: Path) -> None:
             if error.headers.get("Content-Range", "") == f"bytes */{have}":
                 return
             part.unlink()
-            raise OSError(f"{part.name} was longer than the file, and is gone") from error
+            raise OSError(f"{part.name} was longer than the file; it was removed") from error
         raise
     with answer:
         if answer.status == 206:
@@ -173,22 +166,20 @@ def _receive(url: str, part: Path) -> None:
                 part.unlink()
                 raise OSError(f"bytes from {have} were asked for, the answer has {answer.headers.get('Content-Range')}")
             total: int | None = int(span[3])
-        else:  # all of it, whatever was asked for
-            have = 0
-            length = answer.headers.get("Content-Length")
+        else:  # all of it, with or without a range in the request
+            have, length = 0, answer.headers.get("Content-Length")
             total = int(length) if length else None
-        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-        if tag:
+        _tag(part).unlink(missing_ok=True)
+        if tag := answer.headers.get("ETag") or answer.headers.get("Last-Modified"):
             _tag(part).write_text(tag)
-        else:
-            _tag(part).unlink(missing_ok=True)
         if total is not None:  # the images take as much again as their zip file
             check_space(part.parent, 2 * total - have, f"the rest of {part.stem} and what is in it")
-        with part.open("r+b" if have else "wb") as file, bar(part.stem, total, have) as shown:
+        bar = {"total": total, "initial": have, "unit": "B", "unit_scale": True}
+        with part.open("r+b" if have else "wb") as file, shown(part.stem, **bar) as progress:
             file.seek(have)
             while data := answer.read(PIECE):
                 file.write(data)
-                shown.update(len(data))
+                progress.update(len(data))
             file.truncate()
             if total is not None and file.tell() != total:
                 raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
@@ -200,48 +191,43 @@ def _tag(part: Path) -> Path:
 
 
 def unpack(path: Path, root: Path, folder: str) -> None:
-    """Put the files of `folder` in the zip into root/folder; those that are there in full length stay.
+    """Put the files of `folder` in the zip into root/folder, but for those that exist in full length.
 
     Raises PrepareError for one that would land elsewhere or is no file, DamagedZip where a CRC-32 or a length is wrong.
     """
     try:
-        _unpack(path, root, folder)
+        with zipfile.ZipFile(path) as archive:
+            wanted = [member for member in _files(archive) if PurePosixPath(member.filename).parts[0] == folder]
+            wanted = [m for m in wanted if not (f := root / m.filename).is_file() or f.stat().st_size != m.file_size]
+            check_space(root, sum(member.file_size for member in wanted), f"what is in {path.name}")
+            for member in shown(f"unpacking {path.name}", iterable=wanted, unit=" files"):
+                target = root / member.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary = target.with_name(f".{target.name}.part")
+                try:
+                    with archive.open(member) as source, temporary.open("wb") as file:
+                        shutil.copyfileobj(source, file, PIECE)  # reading it to the end compares the CRC-32
+                    os.replace(temporary, target)
+                finally:
+                    temporary.unlink(missing_ok=True)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise DamagedZip(
             f"{path} is damaged ({error}); start again to have it downloaded anew, or give another with --zips."
         ) from error
 
 
-def _unpack(path: Path, root: Path, folder: str) -> None:
-    with zipfile.ZipFile(path) as archive:
-        members = [member for member in archive.infolist() if not member.filename.endswith("/")]
-        for member in members:
-            pure, kind = PurePosixPath(member.filename), stat.S_IFMT(member.external_attr >> 16)
-            if (
-                not pure.parts  # "" and ".", which are the folder itself
-                or pure.is_absolute()
-                or ".." in pure.parts
-                or re.search(r"[\\:\0]", member.filename)
-                or kind not in (0, stat.S_IFREG)
-            ):
-                raise PrepareError(f"{path} holds {member.filename!r}, which is no file within the folder; refused.")
-        wanted = [member for member in members if PurePosixPath(member.filename).parts[0] == folder]
-        wanted = [
-            m for m in wanted if not (root / m.filename).is_file() or (root / m.filename).stat().st_size != m.file_size
-        ]
-        check_space(root, sum(member.file_size for member in wanted), f"what is in {path.name}")
-        for member in tqdm(
-            wanted, f"unpacking {path.name}", unit=" files", leave=False, disable=not sys.stderr.isatty()
-        ):
-            target = root / member.filename
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.part")
-            try:
-                with archive.open(member) as source, temporary.open("wb") as file:
-                    shutil.copyfileobj(source, file, PIECE)  # reading it to the end compares the CRC-32
-                os.replace(temporary, target)
-            finally:
-                temporary.unlink(missing_ok=True)
+def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The members that are no folders. Raises PrepareError where one is not a file within the folder."""
+    members = [member for member in archive.infolist() if not member.filename.endswith("/")]
+    for member in members:
+        pure, kind = PurePosixPath(member.filename), stat.S_IFMT(member.external_attr >> 16)
+        # without parts are "" and ".", which are the folder itself
+        outside = not pure.parts or pure.is_absolute() or ".." in pure.parts or re.search(r"[\\:\0]", member.filename)
+        if outside or kind not in (0, stat.S_IFREG):
+            raise PrepareError(
+                f"{archive.filename} holds {member.filename!r}, which is no file within the folder; refused."
+            )
+    return members
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
@@ -253,11 +239,9 @@ def check_space(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def bar(what: str, total: int | None, initial: int) -> tqdm:
-    """Bytes received; nothing where there is no terminal."""
-    return tqdm(
-        desc=what, total=total, initial=initial, unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()
-    )
+def shown(what: str, **arguments: Any) -> tqdm:
+    """A progress bar, on a terminal only."""
+    return tqdm(desc=what, leave=False, disable=not sys.stderr.isatty(), **arguments)
 
 
 def main() -> None:
@@ -277,14 +261,8 @@ def main() -> None:
     if options.shards and (options.annotations_only or "train" not in splits):
         parser.error("--shards needs the images of train")
     try:
-        done = prepare(
-            options.root,
-            splits=splits,
-            zips=options.zips,
-            site=options.site.rstrip("/"),
-            annotations_only=options.annotations_only,
-            keep=options.keep_zips,
-        )
+        site, keep = options.site.rstrip("/"), options.keep_zips
+        done = prepare(options.root, splits, options.zips, site, options.annotations_only, keep)
     except (PrepareError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -293,11 +271,8 @@ def main() -> None:
         line = [sys.executable, "-m", "retina_dist.shards", "data=coco", f"output={options.shards}"]
         line += [f"data.root={options.root}"]
         if "val" not in splits:
-            image_files = options.root / "train2017"
-            line += [
-                f"data.train_annotations={annotations_of(options.root, 'train')}",
-                f"data.train_images={image_files}",
-            ]
+            annotations = annotations_of(options.root, "train")
+            line += [f"data.train_annotations={annotations}", f"data.train_images={options.root / 'train2017'}"]
         sys.exit(subprocess.run(line).returncode)
 
 

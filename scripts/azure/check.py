@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +22,29 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 try:
     import checker
     import yaml
-    from checker import files
 except ModuleNotFoundError as error:
     print(f'error: {sys.executable} has no {error.name}; in the checkout: pip install -e ".[dev]"', file=sys.stderr)
     sys.exit(2)
 
 
-def table(rows: Iterable[tuple[str, str, str]], heads: tuple[str, str, str]) -> str:
-    """Three columns, the last one wrapped."""
-    lines = [heads, *rows]
-    first, second = (max(len(line[i]) for line in lines) for i in (0, 1))
-    words = textwrap.TextWrapper(
-        150, initial_indent=" " * (first + second + 4), subsequent_indent=" " * (first + second + 4)
-    )
-    return "\n".join(
-        f"{line[0]:<{first}}  {line[1]:<{second}}  {words.fill(line[2]).strip()}".rstrip() for line in lines
-    )
-
-
 def all_files(folder: Path) -> list[Path]:
     """What is checked when no file is named."""
-    return sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]) + files.other_files(folder)
+    return checker.yaml_files(folder) + checker.files.other_files(folder)
 
 
 def check(paths: list[Path], changes: dict[str, Any]) -> bool:
-    """Print the table; whether all is right."""
-    rows, right = [], True
+    """Print a table of file, kind and what is wrong, the last wrapped; whether all is right."""
+    rows, right = [("file", "kind", "")], True
     for path in paths:
         kind, found = checker.check_file(path, changes)
         right &= not found
-        words = [f"{finding.rule}: {finding.text}" for finding in found]
-        if not found:
-            words = ["ok" + (f" ({files.describe_snapshot(path.parent)})" if kind == ".amlignore" else "")]
-        rows += [
-            (str(path.relative_to(HERE) if path.is_relative_to(HERE) else path.name), kind, text) for text in words
-        ]
-    print(table(rows, ("file", "kind", "")))
+        snapshot = f" ({checker.files.describe_snapshot(path.parent)})" if kind == ".amlignore" else ""
+        name = str(path.relative_to(HERE) if path.is_relative_to(HERE) else path.name)
+        rows += [(name, kind, f"{rule}: {text}") for rule, text in found] or [(name, kind, f"ok{snapshot}")]
+    first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+    for name, kind, text in rows:
+        start = f"{name:<{first}}  {kind:<{second}}  "
+        print(textwrap.fill(text, 150, initial_indent=start, subsequent_indent=" " * len(start)).rstrip() or start)
     return right
 
 

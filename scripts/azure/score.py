@@ -2,7 +2,7 @@
 
 Azure's server, https://github.com/microsoft/azureml-inference-server-http, calls `init` once and `run` for each
 request, one by one.
-It has no batches and no limit of its own; keys are Azure's business. The checkpoint is best.pt of the model's folder, or
+It has neither batches nor limits; Azure checks the keys. The checkpoint is best.pt of the model's folder, or
 $RETINA_DIST_CHECKPOINT there.
 """
 

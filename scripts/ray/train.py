@@ -5,7 +5,7 @@
   python scripts/ray/train.py --workers 8 --gpu -- experiment=torchvision_v1 data.root=/data/coco output_dir=/runs/1
 
 What follows -- are settings of retina_dist.train. Ray places the workers, starts all of them again when one was lost, up to
---max-failures times, and the training goes on from its last checkpoint (resume=auto). Every node must see `output_dir` and the
+--max-failures times, and the training resumes from its last checkpoint (resume=auto). Every node must see `output_dir` and the
 data under the same path, and have retina_dist. Ray's own notes are kept in `output_dir`/ray.
 
 Exit codes are those of retina_dist.train.
@@ -20,7 +20,7 @@ from pathlib import Path
 from retina_dist.config.compose import load_config, reported_errors
 from retina_dist.errors import ConfigError, PeerLost, UserError
 
-# Of launchers that Ray itself may run under: its workers inherit them, but they number other processes.
+# Variables of launchers that Ray itself may run under: its workers inherit them, but they describe other processes.
 FOREIGN = ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_")
 
 
@@ -84,7 +84,7 @@ def settings_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def work(job: dict) -> None:
-    """What each worker does: say who it is as torchrun would, and train."""
+    """What each worker does: set torchrun's environment variables, and train."""
     import ray.train
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
@@ -113,7 +113,7 @@ def work(job: dict) -> None:
     try:
         ray.train.report(train(load_config("train", job["settings"])))
     except PeerLost:
-        # Ray asks every two seconds and ends all at the first error; let that be the one that says why.
+        # Ray polls every two seconds and ends all workers at the first error: let the rank with the cause report first.
         time.sleep(5.0)
         raise
 

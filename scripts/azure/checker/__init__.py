@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import files
-from .documents import Unusable, read, refused
+from .documents import Unusable, read, refused, yaml_files
 from .rules import problems
 
-__all__ = ["Finding", "Unusable", "check_file", "files"]
+__all__ = ["Finding", "Unusable", "check_file", "files", "yaml_files"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that is wrong, and the name of what found it: a rule, "azure-ai-ml" for the SDK or "file"."""
 
     rule: str
@@ -24,14 +22,9 @@ class Finding:
 
 def check_file(path: Path, changes: Mapping[str, Any] | None = None) -> tuple[str, list[Finding]]:
     """A file's kind and what is wrong with it, once `changes` of values by dotted key are made. Raises Unusable without the SDK."""
-    others = {
-        "Dockerfile": files.check_dockerfile,
-        ".amlignore": files.check_amlignore,
-        "README.md": files.check_readme,
-    }
-    for ending, check in others.items():
-        if path.name.endswith(ending):
-            return ending, _once(check(path))
+    for kind, check in files.CHECKS.items():
+        if path.name.endswith(kind):
+            return kind, _once(check(path))
     try:
         document = read(path, changes)
     except ValueError as error:
@@ -40,10 +33,10 @@ def check_file(path: Path, changes: Mapping[str, Any] | None = None) -> tuple[st
     try:
         found += [*problems(document), *files.code_problems(document)]
     except (TypeError, ValueError, AttributeError):
-        if not found:  # of a file whose form the SDK refuses, a rule may make nothing
+        if not found:  # a rule may fail over a file whose form the SDK refuses
             raise
     return document.kind, _once(found)
 
 
-def _once(found: Iterable[tuple[str, str]]) -> list[Finding]:
-    return list(dict.fromkeys(Finding(rule, text) for rule, text in found))
+def _once(found: files.Problems | list[tuple[str, str]]) -> list[Finding]:
+    return list(dict.fromkeys(Finding(*pair) for pair in found))

@@ -1,4 +1,4 @@
-"""Azure ML's YAML files as dictionaries with their kind, and what Azure's own SDK says of them, without an account."""
+"""Azure ML's YAML files as dictionaries with their kind, and what Azure's own SDK refuses of them, without an account."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-# The last part of $schema, what it is, and what of azure.ai.ml reads it
+# The last part of $schema: what of azure.ai.ml reads it
 LOADERS = {
     "workspace": "load_workspace",
     "azureBlob": "load_datastore",
@@ -31,8 +31,7 @@ LOADERS = {
 }
 JOBS = ("commandJob", "sweepJob")
 SYSTEM_DATASTORES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
-CONDA = "conda"  # the packages of an environment, which Azure's SDK takes as they are
-MISSING = 'azure-ai-ml is not installed; pip install "azure-ai-ml>=1.35,<1.36" (or this package\'s extra dev).'
+CONDA = "conda"  # the packages of an environment, which Azure's SDK does not check
 
 
 class Unusable(Exception):
@@ -49,30 +48,33 @@ class Document:
     beside: list[Document] = field(default_factory=list, repr=False, compare=False)
 
     def get(self, key: str) -> Any:
-        """The value of a dotted key, None where there is none; `trial.KEY` is a sweep's of each trial, a job's own KEY."""
-        found: Any = self.content
-        for name in (key if self.kind == "sweepJob" else key.removeprefix("trial.")).split("."):
+        """The value of a dotted key, None where there is none; a sweep has the keys of its `trial` too."""
+        trial = self.content.get("trial") if self.kind == "sweepJob" else None
+        found: Any = {**self.content, **trial} if isinstance(trial, dict) else self.content
+        for name in key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
     @property
     def command(self) -> str:
         """What a job runs."""
-        return str(self.get("trial.command") or "")
+        return str(self.get("command") or "")
 
-    def names(self, what: str) -> set[str]:
-        """Declared names of "inputs", "outputs" or "search_space"."""
+    def names(self, what: str) -> list[str]:
+        """Declared names of "inputs", "outputs" or "search_space", sorted."""
         found = self.get(what)
-        return set(found) if isinstance(found, dict) else set()
+        return sorted(found) if isinstance(found, dict) else []
 
-    def asset(self, kind: str, reference: str) -> Document | None:
+    def asset(self, kind: str, reference: Any) -> Document | None:
         """The file of the folder that describes azureml:NAME or azureml:NAME:VERSION."""
-        name = reference.removeprefix("azureml:").partition(":")[0]
+        name = str(reference or "").removeprefix("azureml:").partition(":")[0]
         return next((d for d in self.beside if d.kind == kind and d.get("name") == name), None)
 
-    def has_datastore(self, name: str) -> bool:
-        """Whether a datastore is the workspace's own, or in a file of the folder."""
-        return name in SYSTEM_DATASTORES or self.asset("azureBlob", name) is not None
+    def undescribed_datastore(self, path: Any) -> str | None:
+        """The datastore of an azureml:// path that neither the workspace has nor a file of the folder describes."""
+        found = re.match(r"azureml://datastores/([^/]+)/", str(path or ""))
+        known = not found or found[1] in SYSTEM_DATASTORES or self.asset("azureBlob", found[1])
+        return None if known or not found else found[1]
 
     def blob_folder(self) -> str | None:
         """CONTAINER/FOLDER of a path on a datastore of the folder."""
@@ -80,29 +82,17 @@ class Document:
         store = self.asset("azureBlob", found[1]) if found else None
         return f"{store.get('container_name')}/{found[2]}" if found and store else None
 
-    def compute(self) -> Document | None:
-        """The file of a job's compute."""
-        return self.asset("amlCompute", str(self.get("compute") or ""))
-
+    @property
     def size(self) -> str | None:
-        """The machine that a compute, a deployment or a job asks for, the job's by its compute's file."""
-        if self.kind == "amlCompute":
-            return self.get("size")
-        if self.kind == "managedOnlineDeployment":
-            return self.get("instance_type")
-        compute = self.compute()
-        return self.get("trial.resources.instance_type") or (compute.size() if compute else None)
-
-    def processes(self) -> tuple[int, Any, str]:
-        """Machines of a job, processes on each (None where not given) and the type of its distribution, or ""."""
-        kind = str(self.get("trial.distribution.type") or "").lower()
-        nodes = self.get("trial.resources.instance_count")
-        return nodes or 1, self.get("trial.distribution.process_count_per_instance"), kind
+        """The machine that a compute, a deployment or a job uses, the job's by its compute's file."""
+        if self.kind not in JOBS:
+            return self.get("size") or self.get("instance_type")
+        compute = self.asset("amlCompute", self.get("compute"))
+        return self.get("resources.instance_type") or (compute.size if compute else None)
 
     def build(self) -> tuple[Path, Path] | None:
         """Context and Dockerfile of the image that an environment, or one within a job or a deployment, is built of."""
-        inline = self.get("trial.environment")
-        build = self.get("build") or (inline.get("build") if isinstance(inline, dict) else None)
+        build = self.get("build") or self.get("environment.build")
         if not isinstance(build, dict):
             return None
         context = self.path_of(build.get("path"))
@@ -113,17 +103,21 @@ class Document:
         return (self.path.parent / str(value)).resolve()
 
 
+def yaml_files(folder: Path) -> list[Path]:
+    """All YAML files of a folder, sorted."""
+    return sorted(path for path in folder.glob("*.y*ml") if path.suffix in (".yml", ".yaml"))
+
+
 def read_folder(folder: Path) -> list[Document]:
-    """All YAML files of a folder that have a $schema of Azure ML; what cannot be read is left to `check`, which says so."""
+    """All YAML files of a folder that have a $schema of Azure ML, without those that cannot be read."""
     documents: list[Document] = []
-    for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
+    for path in yaml_files(folder):
         with contextlib.suppress(ValueError):
             documents.append(_read(path, documents))
     return documents
 
 
 def _read(path: Path, beside: list[Document]) -> Document:
-    """Raises ValueError with what is wrong."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
@@ -148,10 +142,10 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> Document:
     document = _read(path, read_folder(path.parent))
     for key, value in (changes or {}).items():
         *above, last = key.split(".")
-        place = document.content
+        parent = document.content
         for name in above:
-            place = place.setdefault(name, {})
-        place[last] = value
+            parent = parent.setdefault(name, {})
+        parent[last] = value
     return document
 
 
@@ -160,7 +154,8 @@ def _sdk() -> Any:
     try:
         from azure.ai import ml
     except ImportError as error:
-        raise Unusable(MISSING) from error
+        message = 'azure-ai-ml is not installed; pip install "azure-ai-ml>=1.35,<1.36" (or this package\'s extra dev).'
+        raise Unusable(message) from error
     logging.getLogger("azure.ai.ml").setLevel(logging.ERROR)
     return ml
 
@@ -179,19 +174,17 @@ def refused(document: Document) -> Iterator[str]:
                 entity = entity._to_job()
             if document.kind in JOBS:
                 entity._to_rest_object()
-    except Exception as error:  # marshmallow's, azure.ai.ml's, and whatever else a wrong file leads to
-        yield from _in_short(str(error))
+    except Exception as error:  # marshmallow's, azure.ai.ml's, and any other that a wrong file leads to
+        yield from _shortened(str(error))
 
 
-def _in_short(text: str) -> list[str]:
+def _shortened(text: str) -> list[str]:
     """The SDK's pages of JSON as "key: message" lines."""
-    start = text.find("{")
     with contextlib.suppress(ValueError):
-        content = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else None
-        if isinstance(content, dict):
-            if "errors" in content:
-                return [line for error in content["errors"] for line in _in_short(str(error["message"]))]
-            return _leaves(content)
+        content = json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
+        if "errors" in content:
+            return [line for error in content["errors"] for line in _shortened(str(error["message"]))]
+        return _leaves(content)
     return [" ".join(text.split())[:300]]
 
 

@@ -21,7 +21,7 @@ def load() -> None:
     if found and int(found[1]) < LEAST:
         for library in (FOLDER / name for name in LIBRARIES):
             if library.is_file():
-                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # whoever asks for this name now gets this one
+                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # later loads of this name get this library
 
 
 load()

@@ -138,7 +138,7 @@ FAULTS = [
     Fault("path", "data.yml", "azureml://datastores/coco/paths/", "./"),
     Fault("no_keys", "datastore.yml", "container_name:", "credentials: {account_key: c2VjcmV0}\ncontainer_name:"),
     Fault("names", "datastore.yml", "account_name: retinadist", "account_name: retina-dist"),
-    Fault("names", "endpoint.yml", "name: retina-dist", "name: 2018_retina"),
+    Fault("azure-ai-ml", "endpoint.yml", "name: retina-dist", "name: 2018_retina"),
     Fault("endpoint", SCORE, "endpoint_name: retina-dist", "endpoint_name: other"),
     Fault("script", SCORE, "score.py\n", "skore.py\n"),
     Fault("request_time", SCORE, "30000", "300000"),

@@ -67,7 +67,7 @@ def test_create_checks_the_file_as_it_will_be_and_prints_the_name_alone(environm
 def test_a_wrong_file_is_not_submitted(environment: dict[str, str]) -> None:
     code, out, said = run({**environment, "WRONG": "1"}, "create", str(JOB))
     assert (code, out) == (1, "")
-    assert said == f"the table\nerror: {JOB} was not submitted; mend what the table says\n"
+    assert said == f"the table\nerror: {JOB} was not submitted; correct what the table lists\n"
     assert asked(environment) == []
 
 
