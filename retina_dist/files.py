@@ -37,7 +37,7 @@ NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux takes of a file's name, and of 
 
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
 SEAL_LENGTH = len(SEAL) + 64
-OURS = {"format", "stale", "unlogged", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
+OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

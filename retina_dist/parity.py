@@ -34,8 +34,9 @@ from torch import Tensor
 from retina_dist.config.compose import entry_point
 from retina_dist.config.schema import ParityConfig
 from retina_dist.detection.task import DetectionTask, draw_data
+from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.trainer import Trainer
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.console import tell
@@ -121,25 +122,18 @@ def run_case(
     outcome = Outcome()
     if strategy.is_main:
         _record(state, outcome)
-    trainer = Trainer(
-        state=state,
-        plan=plan,
-        data=data,
-        strategy=strategy,
-        logger=_Losses(outcome.losses),
-        gradient_clip=case.clip,
-        report=lambda text: None,
-    )
-    if states is None and not keep_states:
-        trainer.fit()
-    else:
-        for step in range(config.steps):
-            trainer.plan = replace(plan, stop_step=step + 1)
-            if strategy.is_main and states:
-                state.load_state_dict(states[step])
-            if keep_states:
-                outcome.states.append(copy.deepcopy(state.state_dict()))
-            trainer.fit()  # begins by sharing the main rank's state
+    train_step = TrainStep(state, plan, strategy, gradient_clip=case.clip)
+    for number, micro_batches in enumerate(data.train_steps(0, config.steps)):
+        if strategy.is_main and states:
+            state.load_state_dict(states[number])
+        if keep_states:
+            outcome.states.append(copy.deepcopy(state.state_dict()))
+        if number == 0 or states is not None:
+            strategy.run(lambda: None, state)  # copies the main rank's state to all ranks
+        loss = train_step(micro_batches)["train/loss"]
+        state.step += 1
+        check_replicas(state.replicated(), strategy, state.step)
+        outcome.losses.append(float(strategy.all_reduce(loss.double(), "mean")))
     average = state.ema.model.state_dict() if state.ema else {}
     statistics = {n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))}
     outcome.ends = {name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}
@@ -261,22 +255,12 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
             accumulate=case.accumulate,
             max_duration=f"{config.steps}steps",
             validate_every="0steps",
-            check_replicas_every="1steps",
-            log_every=1,
             gradient_clip=case.clip,
             ema_decay=0.9 if case.ema else None,
             precision="fp32",
             stop_after=None,
         ),
     )
-
-
-class _Losses:
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = losses
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.losses.append(metrics["train/loss"])
 
 
 def _relative(a: Tensors, b: Tensors) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,17 @@ def real_data() -> Path:
     if not (folder / "coco-mini").is_dir():
         pytest.skip(f"real photos are not part of the repository, and {folder} does not hold them")
     return folder
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The messages that the package logs, of every level, as they come."""
+    messages: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("retina_dist")
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield messages
+    logger.removeHandler(handler)
+    logger.setLevel(level)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from retina_dist.benchmark.report import finish, write_table
 from retina_dist.config.compose import entry_point
 from retina_dist.config.schema import ScalingConfig
 from retina_dist.detection.task import DetectionTask, draw_data
-from retina_dist.engine.trainer import Trainer
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.scaling import Epoch, plot_epochs
@@ -36,24 +36,6 @@ from retina_dist.run.build import build_plan, build_state, build_strategy, uses_
 from retina_dist.run.environment import describe_job
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.launchers import command, environment, why_missing
-
-
-class _Ready:
-    """The first step's batches again and again."""
-
-    def __init__(self, batches: Sequence[Any], batch_size: int) -> None:
-        self.batches, self.batch_size = list(batches), batch_size
-
-    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[Any]]:
-        return (self.batches for _ in range(start, stop))
-
-    def position(self, step: int) -> tuple[int, int]:
-        return 0, 0
-
-
-class _NoLogger:
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        pass
 
 
 def measure(config: ScalingConfig) -> dict[str, Any] | None:
@@ -74,22 +56,25 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
         with_data = task.build_data()
         batches = [batch.to(strategy.device) for batch in next(iter(with_data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=with_data.num_train_shapes)
-        trainer = Trainer(
-            state=state,
-            plan=replace(plan, stop_step=config.warmup),
-            data=_Ready(batches, total),
-            strategy=strategy,
-            logger=_NoLogger(),
+        train_step = TrainStep(
+            state,
+            plan,
+            strategy,
             precision=config.trainer.precision,  # type: ignore[arg-type]
             gradient_clip=config.trainer.gradient_clip,
             cuda_graphs=uses_graphs(config, strategy),
         )
-        trainer.fit()
-        trainer.plan = plan
+
+        def repeat(steps: int) -> None:
+            for _ in range(steps):
+                train_step(batches)
+                state.step += 1
+
+        train_step.timer.start()
+        strategy.run(lambda: repeat(config.warmup), state)
         strategy.barrier()
         started = time.perf_counter()
-        for _ in range(config.steps):
-            trainer.train_step(batches)
+        repeat(config.steps)
         _wait(strategy.device)
         strategy.barrier()
         seconds = time.perf_counter() - started

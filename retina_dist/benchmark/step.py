@@ -17,7 +17,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.task import build_model
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import AUTOCAST, Precision, autocast
-from retina_dist.engine.trainer import Trainer
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.scaling import plot_steps
@@ -91,44 +91,26 @@ def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int,
     )
 
 
-class _Given:
-    """The trainer's data where batches are handed to `train_step`."""
-
-    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
-        return iter(())
-
-    def position(self, step: int) -> tuple[int, int]:
-        return 0, 0
-
-
-class _NoLogger:
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        pass
-
-
 def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
-    """`Trainer.train_step` as a training runs it."""
+    """A training's `TrainStep` on one batch."""
     strategy = SingleDeviceStrategy(config.strategy.device)
     model = copy.deepcopy(model)
     trainer_settings = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
     settings = replace(config, trainer=trainer_settings)
-    trainer = Trainer(
-        state=build_state(settings, model, strategy),
-        plan=_plan(config, len(batch)),
-        data=_Given(),
-        strategy=strategy,
-        logger=_NoLogger(),
+    train_step = TrainStep(
+        build_state(settings, model, strategy),
+        _plan(config, len(batch)),
+        strategy,
         precision=way.precision,
         gradient_clip=config.trainer.gradient_clip,
         cuda_graphs=way.graph,
     )
-    trainer.ledger.start()
+    train_step.timer.start()
     batch = batch.to(strategy.device)
 
     def step() -> Tensor:
-        values = trainer.train_step([batch])
-        trainer.ledger.end_step()
-        if trainer.captured and trainer.captured.failed:
+        values = train_step([batch])
+        if train_step.graphs and train_step.graphs.failed:
             raise ConfigError("a CUDA graph could not be captured (see the warning); leave the graph paths out.")
         if not values:
             raise ConfigError(f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it.")

@@ -50,15 +50,14 @@ LEFT_OVER = re.compile(r"(step_\d+\.pt|manifest\.json|last\.pt|best\.pt)\.tmp\d+
 # Types of what a run needs again; a checkpoint may lack all but the step.
 KINDS: dict[str, type | tuple[type, ...]] = {
     "step": int,
-    "best": (dict, float, int, type(None)),
-    "stale": int,
+    "best": dict,
     "metric": (float, int, type(None)),
     "model": dict,
     "ema": (dict, type(None)),
     "optimizer": dict,
     "scaler": dict,
     "random": dict,
-    "unlogged": dict,
+    "pending_metrics": dict,
     "sampler": dict,
     "config": dict,
 }

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+logger = logging.getLogger(__name__)
 
-def compile_model(model: nn.Module, num_shapes: int, warn: Callable[[str], None] = print, **options: Any) -> None:
-    """Compile the passes of `model` that train it, for `num_shapes` shapes; `warn` hears once that more have come.
 
-    Those, and passes in evaluation mode or without gradients, run eagerly. `options` are torch.compile's.
+def compile_model(model: nn.Module, num_shapes: int, **options: Any) -> None:
+    """Compile the passes of `model` that train it, for `num_shapes` shapes; warns once when there are more.
+
+    Those shapes, and passes in evaluation mode or without gradients, run eagerly. `options` are torch.compile's.
     """
     # The graphs of all models of one class count together, each limit in its own way.
     torch._dynamo.config.recompile_limit += num_shapes
     torch._dynamo.config.accumulated_recompile_limit += num_shapes
     model.compile(fullgraph=True, dynamic=False, **options)
-    model._compiled_call_impl = _Limited(model, warn)  # type: ignore[assignment]
+    model._compiled_call_impl = _Limited(model)  # type: ignore[assignment]
 
 
 class _Limited:
     """A compiled model that runs eagerly past Dynamo's limit, where torch.compile with `fullgraph` raises an error."""
 
-    def __init__(self, model: nn.Module, warn: Callable[[str], None]) -> None:
-        self.model, self.warn, self.compiled, self.full = model, warn, model._compiled_call_impl, False
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.compiled, self.full = model, model._compiled_call_impl, False
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if not (self.model.training and torch.is_grad_enabled()):
@@ -37,7 +39,7 @@ class _Limited:
         except torch._dynamo.exc.FailOnRecompileLimitHit:
             self.full = True
             limit = torch._dynamo.config.recompile_limit
-            self.warn(
-                f"warning: trainer.compile has compiled {limit} shapes, its limit; others run uncompiled from now on"
+            logger.warning(
+                f"trainer.compile has compiled {limit} shapes, its limit; other shapes run uncompiled from now on"
             )
             return self(*inputs, **named)

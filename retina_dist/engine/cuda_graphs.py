@@ -6,6 +6,7 @@ the same graphs serve every strategy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 WARM_UP = 3  # runs before a capture: libraries choose their algorithms in them
 # The first torch whose allocator leaves capture mode when the end of a capture fails (https://github.com/pytorch/pytorch/pull/180395).
@@ -38,12 +41,12 @@ class _Slot:
     losses: Losses
 
 
-class CapturedSteps:
+class CUDAGraphRunner:
     """Call it with a batch and its weight: it adds gradients to each `p.grad` and returns the losses, as `work` would.
 
     `work` is the forward and the backward pass. The first batch of a shape is captured; buffers and gradients of `model` are then
     as if the warm-up had not been. Gradients stay where they are: zero them, do not drop them. Losses are overwritten by the next
-    call. When a capture fails, `report` says so and `work` is called as it is; raises UserError where torch cannot run on.
+    call. When a capture fails, it warns and calls `work` without graphs; raises UserError where torch cannot run on.
     All shapes share the memory of their inputs, since only one graph runs at a time: it holds the largest batch, at most four
     times, where an input for each canvas of a training at several scales would take gigabytes.
     """
@@ -53,10 +56,9 @@ class CapturedSteps:
         model: nn.Module,
         work: Callable[[Any, Any], Losses],
         device: torch.device,
-        report: Callable[[str], None] = print,
         capture: Callable[[Callable[[], Losses]], tuple[Captured, Losses]] | None = None,
     ) -> None:
-        self.model, self.work, self.device, self.report = model, work, device, report
+        self.model, self.work, self.device = model, work, device
         self.capture = capture or _CudaCapture()
         self.failed = False
         self._inputs: dict[
@@ -89,9 +91,7 @@ class CapturedSteps:
             self._slots[key] = _Slot(batch, weight, *self.capture(lambda: self.work(batch, weight)))
         except RuntimeError as error:  # out of memory, or something that cannot be captured
             self.failed = True
-            self.report(
-                f"warning: no further CUDA graphs are captured, because one could not be ({_first_line(error)})"
-            )
+            logger.warning(f"no further CUDA graphs are captured, because one could not be ({_first_line(error)})")
         for tensor, before in held:
             tensor.copy_(before)
 

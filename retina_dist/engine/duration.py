@@ -1,4 +1,4 @@
-"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and minutes by the clock. Layer 0."""
+"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and intervals in minutes. Layer 0."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     return steps
 
 
-class Alarm:
-    """Rings once when `minutes` have gone by since it was made, since it rang or since `reset`; None: never."""
+class IntervalTimer:
+    """Due once when `minutes` have passed since it was made, was due last or was reset; None: never."""
 
     def __init__(self, minutes: float | None) -> None:
         self.minutes = minutes
         self.reset()
 
     def reset(self) -> None:
-        """Count from now on."""
-        self._since = time.monotonic()
+        """Start the interval anew."""
+        self._started = time.monotonic()
 
-    def rings(self) -> bool:
-        """Whether the time is up; if so, counts anew."""
-        if self.minutes is None or time.monotonic() - self._since < 60 * self.minutes:
+    def due(self) -> bool:
+        """Whether the interval is over; if so, starts a new one."""
+        if self.minutes is None or time.monotonic() - self._started < 60 * self.minutes:
             return False
         self.reset()
         return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import platform
 import threading
@@ -29,6 +30,8 @@ from typing_extensions import Self
 
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import Place, Url, read_bytes
+
+logger = logging.getLogger(__name__)
 
 LOCK = "run.lock"
 HEARTBEAT_S = 10.0  # between the signs of life of a holder
@@ -95,8 +98,7 @@ class FolderLocks:
     was taken over learns it from `check`, which the checkpoint store calls before it writes and before it deletes.
     """
 
-    def __init__(self, report: Callable[[str], None] = print) -> None:
-        self.report = report
+    def __init__(self) -> None:
         self._held: dict[str, tuple[Place, Holder]] = {}
         self.created: list[Path] = []  # folders to remove in the end if they are empty
         self._mutex = threading.Lock()
@@ -120,7 +122,7 @@ class FolderLocks:
         if isinstance(folder, Path):
             self.created += [f for f in reversed((folder, *folder.parents)) if not f.exists()]
         try:
-            holder = _acquire(folder, key, self.report, (predecessors or {}).get(name))
+            holder = _acquire(folder, key, (predecessors or {}).get(name))
         except OSError as error:
             raise _unwritable(folder, key, error) from error
         with self._mutex:
@@ -178,7 +180,7 @@ class FolderLocks:
                             self._held[name] = folder, alive
 
 
-def _acquire(folder: Place, key: str, report: Callable[[str], None], predecessor: str | None) -> Holder:
+def _acquire(folder: Place, key: str, predecessor: str | None) -> Holder:
     path, mine = folder / LOCK, Holder.this_process()
     while True:
         if _create(path, mine):
@@ -190,7 +192,7 @@ def _acquire(folder: Place, key: str, report: Callable[[str], None], predecessor
         gone = True if holder and holder.owner == predecessor else holder.is_gone() if holder else None
         elsewhere = gone is None
         if gone is None:
-            report(f"{key}={folder} is in use by {who}; waiting up to {EXPIRY_S:g} s for another sign of life.")
+            logger.warning(f"{key}={folder} is in use by {who}; waiting up to {EXPIRY_S:g} s for another sign of life.")
             now = _watched(path, data)
             if now != data and (holder is None or _owner(now) != holder.owner):  # released, or held by yet another one
                 continue
@@ -205,7 +207,7 @@ def _acquire(folder: Place, key: str, report: Callable[[str], None], predecessor
                 time.sleep(SETTLE_S)
                 if _owner(_read(path)[0]) != mine.owner:
                     continue
-            report(f"{key}={folder} was in use by {who}, which is gone; this run takes over.")
+            logger.warning(f"{key}={folder} was in use by {who}, which is gone; this run takes over.")
             return mine
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +21,8 @@ from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 
+logger = logging.getLogger(__name__)
+
 CHECKPOINTS_KEPT = 3  # of a run's events; each is as large as a checkpoint
 
 Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
@@ -29,7 +32,7 @@ class Divergence(CollectiveError):
     """Loss or gradients stay infinite or NaN, on all ranks."""
 
 
-def spread(loss: Tensor, parameter: nn.Parameter) -> Tensor:
+def poison_if_nonfinite(loss: Tensor, parameter: nn.Parameter) -> Tensor:
     """`loss`, with a NaN in the gradient of `parameter` if it is infinite or NaN; else the gradient is the same in every bit.
 
     An infinite loss may have finite gradients. This way the mean gradient of all ranks says whether every loss was finite.
@@ -42,7 +45,7 @@ class NonFiniteGuard:
     """Decides with all ranks, in the same step, that a step is left out; raises Divergence after `limit` of them in a row.
 
     Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
-    as `inspect` gives them in the precision of `autocast`, loss, gradient norm and learning rate on each rank, and the command that
+    as `inspect` gives them in the precision of the step, loss, gradient norm and learning rate on each rank, and the command that
     repeats this batch from the weights it had, saved beside it.
     """
 
@@ -55,13 +58,10 @@ class NonFiniteGuard:
         limit: int = 5,
         folder: Path | None = None,
         inspect: Inspect | None = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         checkpoint: Callable[[], dict[str, Any]] | None = None,
-        report: Callable[[str], None] = print,
     ) -> None:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
-        self.folder, self.inspect, self.autocast, self.checkpoint = folder, inspect, autocast, checkpoint
-        self.report = report
+        self.folder, self.inspect, self.checkpoint = folder, inspect, checkpoint
         self._weights: str | None = None  # the file with those of the steps in a row that are left out now
         self._statistics: list[Tensor] = []
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # those of one type, as they are and as they were
@@ -81,13 +81,19 @@ class NonFiniteGuard:
     def accept(self, norm: Tensor) -> bool:
         """Whether the step is to be taken; `norm` is that of the mean gradient, the same on all ranks."""
         if bool(norm.isfinite()):
-            self.state.skipped_in_row = 0
+            self.state.consecutive_skips = 0
             return True
         for group, before in self._copies:
             torch._foreach_copy_(group, before)
         return False
 
-    def record(self, micro_batches: Sequence[Any], losses: dict[str, Tensor], norm: Tensor) -> None:
+    def record(
+        self,
+        micro_batches: Sequence[Any],
+        losses: dict[str, Tensor],
+        norm: Tensor,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         """Note a step that was left out. Every rank must call it."""
         state, scaler = self.state, self.state.scaler
         facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
@@ -98,10 +104,10 @@ class NonFiniteGuard:
             and not self.strategy.all_reduce_max_async(int(bad), "loss scale")()
         ):
             return  # the loss scale was too large; it has been halved
-        state.skipped += 1
-        state.skipped_in_row += 1
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
         if self.inspect:
-            with inspection(state.model, self.autocast):
+            with inspection(state.model, autocast):
                 facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
         ranks = [json.loads(line) for line in self._gathered(json.dumps(facts)).splitlines()]
         name = f"nonfinite_{state.step + 1:08d}"
@@ -110,12 +116,15 @@ class NonFiniteGuard:
             self._write(name, float(norm), ranks)
             words += f"; see {self.folder / name}.json"
         lr = self.plan.lr_at(state.step)
-        if state.skipped_in_row > self.limit:
-            again = f", {state.skipped_in_row} times in a row" if self.limit else ""
+        if state.consecutive_skips > self.limit:
+            again = f", {state.consecutive_skips} times in a row" if self.limit else ""
             raise Divergence(
                 f"{words}, at lr={lr:g}{again}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
             )
-        self.report(f"warning: {words}; the step is left out ({state.skipped_in_row} in a row, {self.limit} allowed)")
+        logger.warning(
+            f"{words}; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)",
+            extra={"rank_zero_only": True},
+        )
 
     def _gathered(self, text: str) -> str:
         """All ranks' lines, in rank order."""
@@ -133,13 +142,13 @@ class NonFiniteGuard:
             "lr": self.plan.lr_at(state.step),
             "grad_norm": norm,
             "loss_scale": state.scaler.get_scale(),
-            "in_a_row": state.skipped_in_row,
+            "in_a_row": state.consecutive_skips,
             "world_size": self.strategy.world_size,
             "checkpoint": None,
             "replay": None,
             "ranks": ranks,
         }
-        if state.skipped_in_row == 1:
+        if state.consecutive_skips == 1:
             self._weights = None
         if self._weights:  # the steps in a row before this one left the weights as they were
             content["checkpoint"] = self._weights

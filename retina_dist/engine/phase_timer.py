@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.words import pluralize
+
+T = TypeVar("T")
 
 # In the order of a step. "communication" is what the backward pass does not hide; "first_batch" is the wait for the first one,
 # the start of the data workers included, which "data" is without.
@@ -41,7 +44,7 @@ KEPT = 10_000  # steps whose times are kept for the percentiles
 PERCENTILES = (50, 90, 99)
 
 
-class Ledger:
+class PhaseTimer:
     """Seconds of each part since `start`, and of each step's parts. `start` again after a pause that is nobody's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -76,6 +79,22 @@ class Ledger:
     def mark(self, part: str) -> None:
         """What happened since the last mark was `part`."""
         self._marks.append((part, self._now()))
+
+    @contextmanager
+    def phase(self, part: str) -> Iterator[None]:
+        """The time within it is `part`, the time since the last mark is "other"."""
+        self.mark("other")
+        yield
+        self.mark(part)
+
+    def iterate(self, steps: Iterable[T]) -> Iterator[T]:
+        """The same items; waiting for one is "data" ("first_batch" for the first), what follows the step's last mark "other"."""
+        waited_for = "first_batch"
+        for step in steps:
+            self.mark(waited_for)
+            waited_for = "data"
+            yield step
+            self.mark("other")
 
     def mark_backward(self) -> None:
         """`mark("backward")`, but for the time after the last gradient of the watched parameters."""
@@ -129,15 +148,15 @@ class Ledger:
         return float(before.elapsed_time(after)) / 1000
 
 
-def summary(ledger: Ledger, strategy: DistributedStrategy) -> dict[str, Any]:
+def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     """Seconds of each part and milliseconds of a step's parts, of every rank; every rank must call it.
 
     `slowest` is the rank with the most time in its own work (all but waiting for others) in the median step.
     """
-    steps = np.array([ledger.steps[name] for name in IN_A_STEP])  # [parts, steps]
+    steps = np.array([timer.steps[name] for name in IN_A_STEP])  # [parts, steps]
     if not steps.size:
         steps = np.zeros((len(IN_A_STEP), 1))
-    rows = [*(ledger.seconds[name] for name in PARTS), ledger.wall, ledger.num_steps]
+    rows = [*(timer.seconds[name] for name in PARTS), timer.wall, timer.num_steps]
     own = steps[[IN_A_STEP.index(name) for name in OWN]].sum(axis=0)
     percentiles = [np.percentile(values, PERCENTILES) for values in (*steps, own, steps.sum(axis=0))]
     row = torch.tensor([rows + np.concatenate(percentiles).tolist()], dtype=torch.float64)

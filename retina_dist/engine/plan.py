@@ -10,14 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from retina_dist.engine.duration import to_steps
+from retina_dist.engine.stop import StopAction
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, ScheduleName
 from retina_dist.words import pluralize
 
 LrRule = Literal["none", "linear", "sqrt", "adasum"]
+
+
+class Due(NamedTuple):
+    """What to do after a step, in this order; `last` ends the run."""
+
+    check: bool
+    log: bool
+    validate: bool
+    save: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,23 @@ class Plan:
 
     def validates_at(self, step: int) -> bool:
         """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
-        return step == self.total_steps or (self.validate_every > 0 and step % self.validate_every == 0)
+        return step == self.total_steps or (_every(self.validate_every, step))
+
+    def due(self, step: int, action: StopAction = StopAction.NONE) -> Due:
+        """What to do after `step` optimizer steps, given what the ranks agreed on.
+
+        A run that is stopped early does not validate, so that it knows the same best metric as one that was not stopped.
+        """
+        last = step == self.stop_step
+        validate = self.validates_at(step) and action is not StopAction.STOP
+        planned = validate or last or _every(self.checkpoint_every, step)
+        return Due(
+            check=_every(self.check_every, step),
+            log=planned or _every(self.log_every, step),
+            validate=validate,
+            save=planned or action is not StopAction.NONE,
+            last=last,
+        )
 
     def __str__(self) -> str:
         schedule = self.schedule
@@ -78,6 +105,10 @@ class Plan:
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
         return "\n".join(f"  {name:<9}{value}" for name, value in rows.items())
+
+
+def _every(interval: int, step: int) -> bool:
+    return interval > 0 and step % interval == 0
 
 
 def resolve_plan(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -14,8 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable
-from enum import IntEnum
 from http.client import HTTPException
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,7 +22,7 @@ from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 
 from typing_extensions import Self
 
-from retina_dist.strategies.base import DistributedStrategy
+logger = logging.getLogger(__name__)
 
 # SIGUSR1 is what Slurm sends ahead of a time limit (sbatch --signal); SIGTERM follows when that has come.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -41,7 +40,7 @@ class PreemptionWatch:
     SIGTERM and SIGINT are noted once; a second one, more than two seconds later, ends the process at once as it would have
     without the watch. SIGUSR1 asks for the same and never ends the process. `events_url` is the address of Azure's metadata
     service (http://169.254.169.254 on its machines), asked every `every_s` seconds for scheduled events that concern this
-    machine; an unreachable one is passed to `report` once.
+    machine; one that cannot be reached is warned of once.
     """
 
     def __init__(
@@ -49,9 +48,8 @@ class PreemptionWatch:
         events_url: str | None = None,
         *,
         every_s: float = 5.0,
-        report: Callable[[str], None] = print,
     ) -> None:
-        self.events_url, self.every_s, self.report = events_url, every_s, report
+        self.events_url, self.every_s = events_url, every_s
         self.reason: str | None = None
         self._noticed: float | None = None  # when the first signal came
         self._before: dict[signal.Signals, Any] = {}
@@ -92,7 +90,7 @@ class PreemptionWatch:
                 event = event_for(name, json.loads(_get(address, EVENTS_PATH)))
             except (OSError, ValueError, HTTPException) as error:
                 if known:
-                    self.report(f"warning: scheduled events cannot be read from {address} ({error})")
+                    logger.warning(f"scheduled events cannot be read from {address} ({error})")
                 known = False
                 continue
             if event:
@@ -132,34 +130,3 @@ def _get(address: str, path: str) -> bytes:
     with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
         found: bytes = answer.read()
         return found
-
-
-class Wish(IntEnum):
-    """What a rank may want after a step; of several the highest counts."""
-
-    NOTHING = 0
-    SAVE = 1
-    STOP = 2  # with a checkpoint
-
-
-class Agreement:
-    """What any rank wants, asked by all at each step and known one step later, so that nobody waits for it."""
-
-    def __init__(self, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
-        self._asked: Callable[[], int] | None = None
-
-    def ask(self, wish: Wish) -> Wish:
-        """The answer to the question before; with one process that to this one."""
-        if self.strategy.world_size == 1:
-            return wish
-        before, self._asked = self._asked, None
-        found = Wish(before()) if before else Wish.NOTHING
-        self._asked = self.strategy.all_reduce_max_async(wish)
-        return found
-
-    def close(self) -> None:
-        """Take the last answer, so that no question is left under way."""
-        if self._asked:
-            self._asked()
-        self._asked = None

@@ -20,9 +20,9 @@ from retina_dist.seeding import random_state, set_random_state
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
-    `step` counts finished optimizer steps. `best` follows the monitored metric; `validated` is the step of the last
-    validation. `skipped` counts steps that were left out because something was not finite, `skipped_in_row` those since the
-    last one that was not. `unlogged` is what a meter had gathered since the last log line when the run was stopped.
+    `step` counts finished optimizer steps. `best` tracks the monitored metric, `last_eval_step` is the step of the last
+    validation. `skipped_steps` counts steps skipped for an infinite or NaN loss or gradient, `consecutive_skips` those since
+    the last applied step. `pending_metrics` holds the metrics gathered since the last log line when the run was stopped.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class TrainState:
         self.model, self.optimizer, self.scaler, self.ema = model, optimizer, scaler, ema
         self.step = 0
         self.best = best or BestMetric()
-        self.validated = 0
-        self.skipped = 0
-        self.skipped_in_row = 0
-        self.unlogged: dict[str, Any] = {}
+        self.last_eval_step = 0
+        self.skipped_steps = 0
+        self.consecutive_skips = 0
+        self.pending_metrics: dict[str, Any] = {}
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -51,10 +51,10 @@ class TrainState:
         return {
             "step": self.step,
             "best": self.best.state_dict(),
-            "validated": self.validated,
-            "skipped": self.skipped,
-            "skipped_in_row": self.skipped_in_row,
-            "unlogged": self.unlogged,
+            "last_eval_step": self.last_eval_step,
+            "skipped_steps": self.skipped_steps,
+            "consecutive_skips": self.consecutive_skips,
+            "pending_metrics": self.pending_metrics,
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -74,10 +74,10 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
         self.step = state["step"]
-        self.best.load_state_dict(best_of(state))
-        self.validated = state.get("validated", self.step)  # these are younger than the first checkpoints
-        self.skipped, self.skipped_in_row = state.get("skipped", 0), state.get("skipped_in_row", 0)
-        self.unlogged = state.get("unlogged", {})
+        self.best.load_state_dict(state["best"])
+        self.last_eval_step = state["last_eval_step"]
+        self.skipped_steps, self.consecutive_skips = state["skipped_steps"], state["consecutive_skips"]
+        self.pending_metrics = state["pending_metrics"]
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
@@ -85,9 +85,3 @@ class TrainState:
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])
-
-
-def best_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of `TrainState.best` in a checkpoint; the first ones held a number, of the run's only metric."""
-    best = state["best"]
-    return best if isinstance(best, dict) else {"value": best, "evals_since_best": state["stale"]}

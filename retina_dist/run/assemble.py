@@ -16,11 +16,14 @@ from retina_dist.config.schema import TrainConfig
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.reporting.console import Console, configure_logging
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
@@ -108,7 +111,7 @@ def assemble(
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)
     metric_logger = _metric_logger(config, plan, run, strategy, console, carryover.tracked)
-    watch = PreemptionWatch(config.trainer.scheduled_events, report=logger.warning)
+    watch = PreemptionWatch(config.trainer.scheduled_events)
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
 
@@ -203,24 +206,38 @@ def _trainer(
     run: Run,
 ) -> Trainer:
     facts = {"world_size": strategy.world_size, "backend": strategy.backend}
-    return Trainer(
-        state=state,
-        plan=plan,
-        data=data,
-        strategy=strategy,
-        logger=metric_logger,
-        evaluate=task.build_evaluator(data),
-        checkpoints=checkpoints,
-        checkpoint_minutes=config.trainer.checkpoint_minutes,
+    checkpointer = Checkpointer(
+        state,
+        strategy,
+        checkpoints,
+        position=data.position,
+        max_minutes=config.trainer.checkpoint_minutes,
         metadata=task.metadata(state.model) | {"versions": versions(), **facts},
+    )
+    guard = NonFiniteGuard(
+        state,
+        plan,
+        strategy,
+        limit=config.trainer.max_nonfinite_steps,
+        folder=run.folder,
+        inspect=task.inspect,
+        checkpoint=checkpointer.content,
+    )
+    train_step = TrainStep(
+        state,
+        plan,
+        strategy,
         precision=config.trainer.precision,  # type: ignore[arg-type]
         gradient_clip=config.trainer.gradient_clip,
         gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
-        stop_reason=lambda: watch.reason,
-        max_nonfinite_steps=config.trainer.max_nonfinite_steps,
         cuda_graphs=uses_graphs(config, strategy),
-        events=run.folder,
-        inspect=task.inspect,
-        report=logger.info,
-        warn=logger.warning,
+        guard=guard,
+    )
+    return Trainer(
+        train_step,
+        data,
+        metric_logger,
+        validate=task.build_evaluator(data),
+        checkpointer=checkpointer,
+        stop_reason=lambda: watch.reason,
     )

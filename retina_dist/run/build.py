@@ -109,7 +109,7 @@ def build_state(
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:
-        compile_model(model, num_shapes, logger.warning)
+        compile_model(model, num_shapes)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 

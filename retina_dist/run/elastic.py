@@ -28,7 +28,7 @@ class ElasticCarryover:
 
     def __init__(self, exits: ExitStack) -> None:
         self.exits = exits
-        self.locks = exits.enter_context(FolderLocks(logger.info))  # of this process
+        self.locks = exits.enter_context(FolderLocks())  # of this process
         self.owners: dict[str, str] = {}  # which of the main process hold the folders
         self.folder: Path | None = None
         self.tracked: list[TrackedRun] = []  # at most one, on the main rank

@@ -9,7 +9,7 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.state import TrainState, best_of
+from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.run.folder import Run, changed_settings
 
@@ -35,7 +35,7 @@ def restore(state: TrainState, run: Run, task: DetectionTask, data: CocoDataModu
             f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); resume from another checkpoint."
         ) from error
     logger.info(f"going on from {run.resumed_from}, step {state.step}")
-    owes_validation = plan.validates_at(state.step) and state.validated < state.step
+    owes_validation = plan.validates_at(state.step) and state.last_eval_step < state.step
     return state.step >= plan.stop_step and not owes_validation
 
 
@@ -54,7 +54,7 @@ def _check_data(run: Run, task: DetectionTask, data: CocoDataModule) -> None:
 def _log_changes(run: Run, task: DetectionTask, now: BestMetric) -> None:
     """Log each setting that differs from the checkpoint's, and whether the best value starts anew."""
     assert run.checkpoint is not None
-    before = best_of(run.checkpoint)
+    before = run.checkpoint["best"]
     if before["value"] is not None and not now.same_metric(before):
         logger.warning(
             f"best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on: it "

@@ -65,10 +65,10 @@ class Training:
             raise
         finally:
             self.metric_logger.close()
-        times = summary(self.trainer.ledger, self.strategy)
+        times = summary(self.trainer.timer, self.strategy)
         if self.strategy.is_main:
             text = json.dumps(times, indent=1) + "\n"
-            write_atomically(self.run.folder / "ledger.json", lambda temporary: temporary.write_text(text))
+            write_atomically(self.run.folder / "timings.json", lambda temporary: temporary.write_text(text))
             logger.info(in_words(times))
             self._write_result(time.perf_counter() - started, metrics=metrics)
             self._draw_results()

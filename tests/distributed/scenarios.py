@@ -27,10 +27,12 @@ from retina_dist.data.samplers import EvalSampler
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.phase_timer import summary
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.replicas import ReplicaMismatch, check_replicas, checksum
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import PeerLost, UserError
 from retina_dist.optim.clipping import clip_gradients
@@ -330,21 +332,15 @@ class NoLogger:
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 
 
-def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, **arguments: Any) -> Trainer:
+def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, **guarded: Any) -> Trainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     plan = resolve_plan(
         num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, max_duration=length, lr=0.1,
         world_size=strategy.world_size, log_every=10,
     )  # fmt: skip
-    return Trainer(
-        state=TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)),
-        plan=plan,
-        data=RowsOfStep(),
-        strategy=strategy,
-        logger=NoLogger(),
-        report=lambda text: None,
-        **arguments,
-    )
+    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    guard = NonFiniteGuard(state, plan, strategy, **guarded)
+    return Trainer(TrainStep(state, plan, strategy, guard=guard), RowsOfStep(), NoLogger())
 
 
 def nonfinite(strategy: DistributedStrategy) -> Any:
@@ -353,11 +349,11 @@ def nonfinite(strategy: DistributedStrategy) -> Any:
     model = Noted(strategy)
     with tempfile.TemporaryDirectory() as folder:
         trainer = small_trainer(
-            model, strategy, "3steps", events=Path(folder), inspect=lambda model, batch: [{"rank": strategy.rank}]
+            model, strategy, "3steps", folder=Path(folder), inspect=lambda model, batch: [{"rank": strategy.rank}]
         )
         trainer.fit()
         files = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
-    return {"files": files, "skipped": trainer.state.skipped, "weights": flat(model).tolist()}
+    return {"files": files, "skipped": trainer.state.skipped_steps, "weights": flat(model).tolist()}
 
 
 class Slow(nn.Module):
@@ -372,11 +368,11 @@ class Slow(nn.Module):
         return {"loss": self.net(batch.x).square().mean()}
 
 
-def ledger(strategy: DistributedStrategy) -> Any:
+def timer(strategy: DistributedStrategy) -> Any:
     """Where the time of a training went in which the last rank is slow."""
     trainer = small_trainer(Slow(strategy), strategy, "12steps")
     trainer.fit()
-    return summary(trainer.ledger, strategy)
+    return summary(trainer.timer, strategy)
 
 
 def wishes(strategy: DistributedStrategy) -> Any:
@@ -405,7 +401,7 @@ PARTS = {
     "sentinel": sentinel,
     "nonfinite": nonfinite,
     "wishes": wishes,
-    "ledger": ledger,
+    "timer": timer,
 }
 
 

@@ -109,8 +109,8 @@ def test_what_one_rank_wants_all_know(job: Job) -> None:
 
 
 def test_time_spent_waiting_for_a_slow_rank_is_communication_and_the_rank_is_named(job: Job) -> None:
-    found = job.ranks[0]["ledger"]
-    assert all(rank["ledger"] == found for rank in job.ranks)
+    found = job.ranks[0]["timer"]
+    assert all(rank["timer"] == found for rank in job.ranks)
     times = [rank["step_ms"] for rank in found["ranks"]]
     assert found["slowest"] == len(times) - 1
     assert times[-1]["forward"]["p50"] >= 40

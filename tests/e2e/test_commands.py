@@ -27,7 +27,7 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
         "pr_curve.png",
         "predictions.jpg",
         "result.json",
-        "ledger.json",
+        "timings.json",
         "tensorboard",
     }
     assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}

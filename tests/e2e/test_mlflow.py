@@ -160,7 +160,7 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
     assert tags["torch"].startswith("2.")
     assert artifacts(client, run) == {
-        *("config.yaml", "result.json", "ledger.json", "metrics.csv", "checkpoints.json"),
+        *("config.yaml", "result.json", "timings.json", "metrics.csv", "checkpoints.json"),
         *("curves.png", "pr_curve.png", "per_class_ap.png", "first_batch.jpg", "predictions.jpg"),
     }
     for name in ("metrics.csv", "curves.png"):
@@ -190,7 +190,7 @@ def test_a_run_that_exists_is_joined_and_left_open(
     assert history(client, run) == logged(tmp_path / "run")
     assert (run.info.status, run.info.run_name, run.info.end_time) == ("RUNNING", "keen_lemon_1", None)
     assert (run.data.params["seed"], run.data.tags["changed.seed"]) == ("7", "7 -> 0")
-    assert artifacts(client, run) == {"config.yaml", "result.json", "ledger.json", "metrics.csv", "checkpoints.json"}
+    assert artifacts(client, run) == {"config.yaml", "result.json", "timings.json", "metrics.csv", "checkpoints.json"}
 
 
 # sweeps

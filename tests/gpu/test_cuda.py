@@ -15,7 +15,7 @@ from retina_dist.benchmark.step import random_batch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.focal_loss import focal_loss, loss_and_gradient
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
-from retina_dist.engine.cuda_graphs import CapturedSteps
+from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.model.sync_batch_norm import connect
 
@@ -106,7 +106,7 @@ def test_a_captured_pass_gives_the_same_losses_and_gradients(norm: str) -> None:
 
         return work
 
-    captured, eager = CapturedSteps(model, passes(model), torch.device("cuda")), passes(plain)
+    captured, eager = CUDAGraphRunner(model, passes(model), torch.device("cuda")), passes(plain)
     for seed in range(3):
         batch = with_filler(random_batch(3, CANVAS, 5, 8, seed).to("cuda"))
         for parameter in model.parameters():

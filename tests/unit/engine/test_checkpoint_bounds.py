@@ -180,7 +180,7 @@ def deep() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "make", [lambda: laughs(30), itself, deep, lambda: [0] * 200_001], ids=["laughs", "itself", "deep", "long"]
 )
-@pytest.mark.parametrize("key", ["config", "categories", "unlogged"])
+@pytest.mark.parametrize("key", ["config", "categories", "pending_metrics"])
 def test_values_that_refer_to_each_other(
     make: Callable[[], Any], key: str, content: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.engine.cuda_graphs import CapturedSteps
+from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.errors import UserError
 from retina_dist.run.build import uses_graphs
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -58,7 +58,7 @@ def test_two_micro_batches_of_every_shape_give_the_same_gradients_losses_and_sta
     model = small_model()
     plain = copy.deepcopy(model)
     device = torch.device("cpu")
-    captured = CapturedSteps(model, passes(model), device, capture=capture)
+    captured = CUDAGraphRunner(model, passes(model), device, capture=capture)
     eager = passes(plain)
     batches = [make_batch([2, 1], 3, seed=1), make_batch([9, 0], 3, seed=2), make_batch([1, 3], 3, seed=3)]
     batches.append(replace(batches[0], real=torch.tensor([True, False])))
@@ -72,14 +72,14 @@ def test_two_micro_batches_of_every_shape_give_the_same_gradients_losses_and_sta
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), plain.buffers(), strict=True))
 
 
-def test_when_a_capture_fails_the_work_is_done_as_it_is() -> None:
-    model, said = small_model(), []
+def test_when_a_capture_fails_the_work_is_done_as_it_is(said: list[str]) -> None:
+    model = small_model()
 
     def fails(work: Callable[[], Any]) -> Any:
         work()
         raise RuntimeError("not permitted while capturing\nmore")
 
-    captured = CapturedSteps(model, passes(model), torch.device("cpu"), said.append, fails)
+    captured = CUDAGraphRunner(model, passes(model), torch.device("cpu"), fails)
     plain = copy.deepcopy(model)
     plain.zero_grad()
     batch = make_batch([2, 1], 3)
@@ -87,9 +87,7 @@ def test_when_a_capture_fails_the_work_is_done_as_it_is() -> None:
         found, expected = captured(batch, 1.0), passes(plain)(batch, 1.0)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-    assert said == [
-        "warning: no further CUDA graphs are captured, because one could not be (not permitted while capturing)"
-    ]
+    assert said == ["no further CUDA graphs are captured, because one could not be (not permitted while capturing)"]
 
 
 def test_inputs_of_all_shapes_share_the_memory_of_the_largest() -> None:
@@ -98,7 +96,7 @@ def test_inputs_of_all_shapes_share_the_memory_of_the_largest() -> None:
     ratios = (1.0, 1.2, 1.35, 1.5, 1.65, 1.8)
     shapes = [(16, 3, h, int(h * ratio) // 32 * 32) for h in heights for ratio in ratios]
     for order in (shapes, shapes[::-1]):
-        captured = CapturedSteps(nn.Linear(1, 1), lambda batch, weight: {}, torch.device("cpu"), capture=capture)
+        captured = CUDAGraphRunner(nn.Linear(1, 1), lambda batch, weight: {}, torch.device("cpu"), capture=capture)
         taken = {}
         for shape in order:
             like = torch.empty(shape, device="meta").to(memory_format=torch.channels_last)
@@ -118,7 +116,7 @@ def test_a_smaller_batch_after_a_larger_one_reads_its_own_inputs() -> None:
         places = torch.arange(batch.images.numel(), dtype=torch.float64).view(batch.images.shape)
         return {"images": (batch.images * places).sum() * weight, "boxes": batch.boxes.double().std()}
 
-    captured = CapturedSteps(nn.Linear(1, 1), work, torch.device("cpu"), capture=capture)
+    captured = CUDAGraphRunner(nn.Linear(1, 1), work, torch.device("cpu"), capture=capture)
     batches = [make_batch([2, 1, 3], 3, seed=1), make_batch([2], 3, seed=2), make_batch([9, 1, 2, 1], 3, seed=3)]
     batches += [replace(batch, images=batch.images.float() + 0.25) for batch in batches]
     for batch in [*batches, *batches]:
@@ -137,7 +135,7 @@ class Stream:
     [("2.12.1+cu130", True, False), ("2.13.0", True, True), ("2.15.0+cu132", True, True), ("2.12.1", False, True)],
 )
 def test_after_a_failed_capture_old_versions_of_torch_stop_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, version: str, ends_badly: bool, runs_on: bool
+    monkeypatch: pytest.MonkeyPatch, version: str, ends_badly: bool, runs_on: bool, said: list[str]
 ) -> None:
     """`torch.cuda.graph` ends the capture as it is left; before 2.13 an error there leaves the allocator in capture mode."""
 
@@ -167,12 +165,11 @@ def test_after_a_failed_capture_old_versions_of_torch_stop_with_a_sentence(
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    said: list[str] = []
-    captured = CapturedSteps(nn.Linear(1, 1), work, torch.device("cpu"), said.append)
+    captured = CUDAGraphRunner(nn.Linear(1, 1), work, torch.device("cpu"))
     if runs_on:
         captured(make_batch([1], 3), 1.0)
         assert said == [
-            "warning: no further CUDA graphs are captured, because one could not be (not permitted when stream is capturing)"
+            "no further CUDA graphs are captured, because one could not be (not permitted when stream is capturing)"
         ]
         assert len(calls) == 5
     else:
@@ -217,7 +214,7 @@ def test_what_cannot_be_captured_is_said(
 def test_memory_that_a_graph_reads_stays_where_it_is() -> None:
     model = small_model("frozen_bn")
     norm = model.backbone.body.bn1
-    captured = CapturedSteps(model, passes(model), torch.device("cpu"), capture=capture)
+    captured = CUDAGraphRunner(model, passes(model), torch.device("cpu"), capture=capture)
     held = norm.scale_and_shift()
     captured(make_batch([2, 1], 3), 1.0)
     norm.running_mean.add_(1.0)

@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def locks() -> Iterator[FolderLocks]:
-    with FolderLocks(report=lambda text: None) as made:
+    with FolderLocks() as made:
         yield made
 
 
@@ -86,7 +86,7 @@ def settings(checkpoint_dir: str | None = None, **named: str) -> TrainConfig:
 
 def _starts(number: int, barrier: Any, answers: Any, config: TrainConfig) -> None:
     barrier.wait(20)
-    with FolderLocks(report=lambda text: None) as locks:
+    with FolderLocks() as locks:
         try:
             answers.put((number, str(open_run(config, locks).folder)))
         except ConfigError as error:
@@ -149,10 +149,9 @@ def _holds(folder: str, stays: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, None], ids=["killed", "without a goodbye"])
-def test_a_lock_of_an_ended_process_is_taken_over_at_once(tmp_path: Path, number: int | None) -> None:
+def test_a_lock_of_an_ended_process_is_taken_over_at_once(tmp_path: Path, number: int | None, said: list[str]) -> None:
     pid = ended(tmp_path / LOCK, number is not None, target=_holds, number=number)
-    said: list[str] = []
-    with FolderLocks(said.append) as locks:
+    with FolderLocks() as locks:
         locks.acquire(tmp_path, "output_dir")
         assert len(said) == 1
         assert f"was in use by process {pid} on " in said[0]
@@ -181,10 +180,9 @@ def test_a_zombie_is_gone(locks: FolderLocks, tmp_path: Path) -> None:
 # on another machine
 
 
-def test_a_silent_holder_elsewhere_is_taken_over(folder: Place) -> None:
+def test_a_silent_holder_elsewhere_is_taken_over(folder: Place, said: list[str]) -> None:
     write(folder, on_another_host())
-    said: list[str] = []
-    with FolderLocks(said.append) as locks:
+    with FolderLocks() as locks:
         locks.acquire(folder, "output_dir")
         assert "in use by process 4711 on node17" in said[0]
         assert "waiting up to 0.3 s" in said[0]
@@ -218,7 +216,8 @@ def test_clocks_are_not_compared(folder: Place, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_holder_that_releases_meanwhile(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, on_another_host())
-    with FolderLocks(lambda text: (folder / LOCK).unlink()) as locks:
+    monkeypatch.setattr(folder_lock.logger, "warning", lambda text: (folder / LOCK).unlink())
+    with FolderLocks() as locks:
         locks.acquire(folder, "output_dir")
         locks.check()
 

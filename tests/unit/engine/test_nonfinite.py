@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import load_checkpoint
-from retina_dist.engine.nonfinite import Divergence, spread
+from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import Data, Rows
@@ -52,46 +54,46 @@ class MetricLogger:
 
 
 def make(
-    factor: dict[int, float], folder: Path | None = None, steps: int = 6, **options: Any
-) -> tuple[Trainer, MetricLogger, list[str]]:
+    factor: dict[int, float], folder: Path | None = None, steps: int = 6, limit: int = 5, precision: Any = "fp32"
+) -> tuple[Trainer, MetricLogger]:
     torch.manual_seed(0)
     model = Net()
     model.factor = factor
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
     plan = resolve_plan(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
-    logger, words = MetricLogger(), []
-    trainer = Trainer(
-        state=state,
-        plan=plan,
-        data=Data(),
-        strategy=SingleDeviceStrategy("cpu"),
-        logger=logger,
-        events=folder,
+    logger = MetricLogger()
+    strategy, data = SingleDeviceStrategy("cpu"), Data()
+    guard = NonFiniteGuard(
+        state,
+        plan,
+        strategy,
+        limit=limit,
+        folder=folder,
+        checkpoint=Checkpointer(state, strategy, position=data.position).content,
         inspect=lambda model, batch: [
             {"image_id": i, "losses": {k: float(v) for k, v in model(batch).items()}} for i in range(len(batch.x))
         ],
-        report=words.append,
-        **options,
     )
-    return trainer, logger, words
+    train_step = TrainStep(state, plan, strategy, guard=guard, precision=precision)
+    return Trainer(train_step, data, logger), logger
 
 
-def test_spread_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another() -> None:
+def test_poison_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another() -> None:
     bias = nn.Parameter(torch.tensor([0.3, -0.7]))
     (bias.square().sum() * 3).backward()
     expected = bias.grad.clone()
     bias.grad = None
-    spread(bias.square().sum() * 3, bias).backward()
+    poison_if_nonfinite(bias.square().sum() * 3, bias).backward()
     assert torch.equal(bias.grad, expected)
     bias.grad = None
-    spread(bias.sum() + math.inf, bias).backward()  # its own gradient would be finite
+    poison_if_nonfinite(bias.sum() + math.inf, bias).backward()  # its own gradient would be finite
     assert not bias.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float) -> None:
-    trainer, logger, words = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
+def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float, said: list[str]) -> None:
+    trainer, logger = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
     state = trainer.state
     held: list[Any] = []
     before = trainer.train_step
@@ -108,17 +110,17 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
         assert same is (step in BAD_STEPS)
     momentum = [h[1]["state"][0]["momentum_buffer"] for h in held[2:]]
     assert all(torch.equal(momentum[0], m) for m in momentum)
-    assert (state.skipped, state.skipped_in_row) == (2, 2)
+    assert (state.skipped_steps, state.consecutive_skips) == (2, 2)
     assert [step for step, _ in logger.rows] == [1, 2]  # no row for a step without values
     assert all(math.isfinite(v) for _, row in logger.rows for v in row.values())
-    assert "step 3: loss or gradient is not finite" in words[0]  # the first is 1, as in metrics.csv
+    assert "step 3: loss or gradient is not finite" in said[0]  # the first is 1, as in metrics.csv
 
 
 def test_remembering_and_restoring_statistics_takes_as_many_operators_with_any_number_of_norms() -> None:
     """It happens in every step: as many clones as statistics were 159 launches for a ResNet-50."""
     for norms in (1, 53):
-        trainer, _, _ = make({})
-        guard, model = trainer.guard, trainer.state.model
+        trainer, _ = make({})
+        guard, model = trainer.train_step.guard, trainer.state.model
         model.more = nn.Sequential(*(nn.BatchNorm1d(5) for _ in range(norms)))
         with OperatorCount() as first:
             guard.begin()
@@ -142,7 +144,7 @@ def test_remembering_and_restoring_statistics_takes_as_many_operators_with_any_n
 
 
 def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path) -> None:
-    trainer, _, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
+    trainer, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
     trainer.fit()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "nonfinite_00000003.json",
@@ -168,9 +170,9 @@ def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path
 @pytest.mark.parametrize(("precision", "finite"), [("fp16", False), ("bf16", True)])
 def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, precision: Any, finite: bool) -> None:
     """Half precision ends at 65504: the last row overflows there alone, in the step and when it is looked at."""
-    trainer, _, _ = make({}, tmp_path, precision=precision)
+    trainer, _ = make({}, tmp_path, precision=precision)
     rows = Rows(torch.tensor([[1.0] * 5, [1e5] * 5]), torch.tensor([0, 1]))
-    trainer.guard.inspect = lambda model, batch: [
+    trainer.train_step.guard.inspect = lambda model, batch: [
         {"class": float(model(Rows(x[None], y[None]))["class"])} for x, y in zip(batch.x, batch.y, strict=True)
     ]
     trainer.state.model.norm = nn.Identity()
@@ -184,7 +186,7 @@ def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, preci
 
 def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
     """Three are kept; the fourth row of events has none, and says so for each of its steps."""
-    trainer, _, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
+    trainer, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
     trainer.fit()
     events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
     assert events == {
@@ -196,30 +198,30 @@ def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path) -> None:
-    trainer, _, words = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, max_nonfinite_steps=2)
+def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:
+    trainer, _ = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, limit=2)
     with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
         trainer.fit()
     assert caught.value.collective
-    assert len(words) == 2
+    assert len(said) == 2
 
 
 def test_finite_steps_between_start_the_count_anew() -> None:
-    trainer, _, _ = make({1: math.nan, 3: math.nan, 5: math.nan}, max_nonfinite_steps=1)
+    trainer, _ = make({1: math.nan, 3: math.nan, 5: math.nan}, limit=1)
     trainer.fit()
-    assert trainer.state.skipped == 3
+    assert trainer.state.skipped_steps == 3
 
 
-def test_none_may_be_left_out(tmp_path: Path) -> None:
-    trainer, _, words = make({1: math.nan}, tmp_path, max_nonfinite_steps=0)
+def test_none_may_be_left_out(tmp_path: Path, said: list[str]) -> None:
+    trainer, _ = make({1: math.nan}, tmp_path, limit=0)
     with pytest.raises(Divergence, match=r"step 2: loss or gradient is not finite; see .*json, at lr=0.1; lower"):
         trainer.fit()
-    assert not words
+    assert not said
 
 
 def test_the_counts_survive_a_restart() -> None:
-    trainer, _, _ = make({0: math.nan}, steps=1)
+    trainer, _ = make({0: math.nan}, steps=1)
     trainer.fit()
-    other, _, _ = make({})
+    other, _ = make({})
     other.state.load_state_dict(trainer.state.state_dict())
-    assert (other.state.skipped, other.state.skipped_in_row) == (1, 1)
+    assert (other.state.skipped_steps, other.state.consecutive_skips) == (1, 1)

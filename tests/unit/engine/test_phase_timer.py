@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.engine import phase_timer as module
-from retina_dist.engine.phase_timer import IN_A_STEP, PARTS, Ledger, in_words, summary
+from retina_dist.engine.phase_timer import IN_A_STEP, PARTS, PhaseTimer, in_words, summary
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import Data, Rows, trainer
 
@@ -28,30 +28,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def two_steps(clock: Callable[[float], None]) -> Ledger:
-    ledger = Ledger(torch.device("cpu"))
-    ledger.start()
+def two_steps(clock: Callable[[float], None]) -> PhaseTimer:
+    timer = PhaseTimer(torch.device("cpu"))
+    timer.start()
     for data in (1.0, 3.0):
         for part, seconds in (("data", data), ("copy", 0.5), ("forward", 2.0), ("backward", 4.0)):
             clock(seconds)
-            ledger.mark(part)
-        ledger.end_step()
+            timer.mark(part)
+        timer.end_step()
         clock(0.25)
-        ledger.mark("other")
+        timer.mark("other")
     clock(8.0)
-    ledger.mark("evaluation")
-    ledger.stop()
-    return ledger
+    timer.mark("evaluation")
+    timer.stop()
+    return timer
 
 
 def test_every_moment_belongs_to_one_part(clock: Callable[[float], None]) -> None:
-    ledger = two_steps(clock)
-    assert ledger.seconds == {
+    timer = two_steps(clock)
+    assert timer.seconds == {
         "data": 4.0, "copy": 1.0, "forward": 4.0, "backward": 8.0, "other": 0.5, "evaluation": 8.0,
     }  # fmt: skip
-    assert ledger.wall == sum(ledger.seconds.values()) == 25.5
-    assert ledger.steps["data"] == [1.0, 3.0]
-    assert ledger.steps["communication"] == [0.0, 0.0]
+    assert timer.wall == sum(timer.seconds.values()) == 25.5
+    assert timer.steps["data"] == [1.0, 3.0]
+    assert timer.steps["communication"] == [0.0, 0.0]
 
 
 def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
@@ -67,7 +67,7 @@ def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
 
 
 def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:
-    ledger = Ledger(torch.device("cpu"))
+    timer = PhaseTimer(torch.device("cpu"))
     first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
 
     class SlowBackward(torch.autograd.Function):
@@ -80,14 +80,14 @@ def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Calla
             clock(2.0)
             return above
 
-    ledger.watch([first, second])
-    ledger.start()
+    timer.watch([first, second])
+    timer.start()
     (SlowBackward.apply(first) * second).backward()
     clock(0.5)
-    ledger.mark_backward()
-    ledger.end_step()
-    ledger.settle()
-    assert ledger.seconds == {"backward": 2.0, "communication": 0.5}
+    timer.mark_backward()
+    timer.end_step()
+    timer.settle()
+    assert timer.seconds == {"backward": 2.0, "communication": 0.5}
 
 
 class OfThreeRanks(SingleDeviceStrategy):
@@ -108,11 +108,11 @@ def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
 
 
 def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
-    one = trainer(tmp_path, evaluate=lambda model: time.sleep(0.05) or {}, max_duration="8epochs")
+    one = trainer(tmp_path, validate=lambda model: time.sleep(0.05) or {}, max_duration="8epochs")
     started = time.perf_counter()
     one.fit()
     seconds = time.perf_counter() - started
-    found = summary(one.ledger, one.strategy)["ranks"][0]
+    found = summary(one.timer, one.strategy)["ranks"][0]
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=1e-3)
     assert found["wall_s"] == pytest.approx(seconds, rel=0.03)
     assert found["seconds"]["evaluation"] >= 8 * 0.05
@@ -128,6 +128,6 @@ def test_the_start_of_the_data_workers_is_no_step_s_wait_for_data(tmp_path: Path
 
     one = trainer(tmp_path, max_duration="2epochs", data=SlowToStart())
     one.fit()
-    (rank,) = summary(one.ledger, one.strategy)["ranks"]
+    (rank,) = summary(one.timer, one.strategy)["ranks"]
     assert rank["seconds"]["first_batch"] >= 0.3 > rank["seconds"]["data"] > 0
     assert rank["step_ms"]["data"]["p99"] < 300

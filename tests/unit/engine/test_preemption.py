@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from retina_dist.engine import preemption
-from retina_dist.engine.preemption import Agreement, PreemptionWatch, Wish, event_for
-from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.engine.preemption import PreemptionWatch, event_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -111,7 +110,9 @@ def wait_for(condition: Callable[[], Any]) -> None:
     assert condition()
 
 
-def test_an_event_of_this_machine_is_a_reason_to_end(metadata: tuple[str, dict[str, Any], list[str]]) -> None:
+def test_an_event_of_this_machine_is_a_reason_to_end(
+    metadata: tuple[str, dict[str, Any], list[str]], said: list[str]
+) -> None:
     address, said, unmarked = metadata
     said["document"] = document(an_event("Freeze"), an_event("Preempt", "gpu-2"))
     with PreemptionWatch(address, every_s=0.02) as watch:
@@ -126,15 +127,14 @@ def test_an_event_of_this_machine_is_a_reason_to_end(metadata: tuple[str, dict[s
 def test_user_and_token_of_the_address_go_with_the_request(metadata: tuple[str, dict[str, Any], list[str]]) -> None:
     address, said, _ = metadata
     address = address.replace("://", "://me:p%40ss@") + "?token=abc"
-    with PreemptionWatch(address, every_s=0.02, report=lambda text: None):
+    with PreemptionWatch(address, every_s=0.02):
         wait_for(lambda: "asked" in said)
     assert said["asked"] == (f"{preemption.NAME_PATH}&token=abc", f"Basic {b64encode(b'me:p@ss').decode()}")
 
 
 @pytest.mark.parametrize("address", ["http://me:pass@127.0.0.1:port", "http://[::1", "nonsense", "ftp://127.0.0.1:9"])
-def test_an_address_that_cannot_be_asked_is_told_once(address: str) -> None:
-    said: list[str] = []
-    with PreemptionWatch(address, every_s=0.01, report=said.append):
+def test_an_address_that_cannot_be_asked_is_told_once(address: str, said: list[str]) -> None:
+    with PreemptionWatch(address, every_s=0.01):
         wait_for(lambda: said)
         time.sleep(0.1)
     assert len(said) == 1
@@ -151,58 +151,20 @@ def test_the_first_signal_after_an_event_does_not_end_at_once(capfd: pytest.Capt
 
 
 def test_an_address_that_does_not_answer_is_said_once_and_asked_again(
-    metadata: tuple[str, dict[str, Any], list[str]],
+    metadata: tuple[str, dict[str, Any], list[str]], said: list[str]
 ) -> None:
-    address, said, _ = metadata
-    said["document"] = "no document"
-    words: list[str] = []
-    with PreemptionWatch(address, every_s=0.02, report=words.append) as watch:
-        wait_for(lambda: words)
+    address, served, _ = metadata
+    served["document"] = "no document"
+    with PreemptionWatch(address, every_s=0.02) as watch:
+        wait_for(lambda: said)
         time.sleep(0.2)
-        said["document"] = document(an_event("Terminate"))
+        served["document"] = document(an_event("Terminate"))
         wait_for(lambda: watch.reason)
-    assert len(words) == 1
-    assert "scheduled events cannot be read from http://127.0.0.1" in words[0]
+    assert len(said) == 1
+    assert "scheduled events cannot be read from http://127.0.0.1" in said[0]
 
 
 @pytest.mark.parametrize("wrong", [[], {}, {"Events": [{}]}, {"Events": None}])
 def test_another_document_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="no document of scheduled events"):
         event_for("gpu-1", wrong)
-
-
-class TwoRanks(SingleDeviceStrategy):
-    """This rank never wants to; the other does from its third step on."""
-
-    world_size = 2  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        super().__init__("cpu")
-        self.asked = 0
-        self.open = 0
-
-    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
-        self.asked += 1
-        self.open += 1
-        found = max(level, Wish.STOP if self.asked >= 3 else Wish.NOTHING)
-
-        def answer() -> int:
-            self.open -= 1
-            return found
-
-        return answer
-
-
-def test_the_answer_is_known_one_step_later_and_none_is_left_open() -> None:
-    strategy = TwoRanks()
-    agreement = Agreement(strategy)
-    wishes = (Wish.NOTHING, Wish.SAVE, Wish.SAVE, Wish.NOTHING)
-    assert [agreement.ask(w) for w in wishes] == [Wish.NOTHING, Wish.NOTHING, Wish.SAVE, Wish.STOP]
-    assert strategy.open == 1
-    agreement.close()
-    assert strategy.open == 0
-
-
-def test_alone_the_answer_is_ones_own() -> None:
-    agreement = Agreement(SingleDeviceStrategy("cpu"))
-    assert [agreement.ask(wish) for wish in Wish] == list(Wish)

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from retina_dist.engine import checkpoints as checkpoint
 from retina_dist.engine import duration
 from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint
+from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.trainer import Divergence, Trainer
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, Preempted, UserError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -99,16 +102,14 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         warmup="2steps",
         **{"max_duration": "4epochs", "log_every": 2, **plan_changes},
     )
-    settings: dict[str, Any] = {
-        "state": state,
-        "plan": plan,
-        "data": data,
-        "strategy": SingleDeviceStrategy("cpu"),
-        "logger": Recorder(),
-        "checkpoints": CheckpointStore(folder, keep_last=100, best=best) if folder else None,
-        "report": lambda text: None,
-    }
-    return Trainer(**{**settings, **changes})
+    strategy = changes.pop("strategy", None) or SingleDeviceStrategy("cpu")
+    saving = {"max_minutes": changes.pop("checkpoint_minutes", None), "metadata": changes.pop("metadata", None)}
+    store = CheckpointStore(folder, keep_last=100, best=best) if folder else None
+    checkpointer = Checkpointer(state, strategy, store, position=data.position, **saving)
+    stepping = {k: changes.pop(k) for k in ("precision", "gradient_clip") if k in changes}
+    train_step = TrainStep(state, plan, strategy, **stepping)
+    changes = {"checkpointer": checkpointer, **changes}
+    return Trainer(train_step, data, Recorder(), **changes)
 
 
 def weights(one: Trainer) -> Tensor:
@@ -121,9 +122,9 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     assert one.state.step == 12
     for epoch in range(4):
         assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
-    steps = [step for step, _ in one.logger.rows]
+    steps = [step for step, _ in one.metrics.metric_logger.rows]
     assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
-    _, row = one.logger.rows[-1]
+    _, row = one.metrics.metric_logger.rows[-1]
     assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
     assert row["train/lr"] == one.plan.lr_at(11)
     assert row["train/epoch"] == 4.0
@@ -179,12 +180,12 @@ def scripted(values: list[float]) -> Any:
 
 
 def test_best_and_early_stop(tmp_path: Path) -> None:
-    one = trainer(tmp_path, evaluate=scripted([0.1, 0.5, 0.4, 0.3]), monitor="score", patience=2)
+    one = trainer(tmp_path, validate=scripted([0.1, 0.5, 0.4, 0.3]), monitor="score", patience=2)
     one.fit()
     assert one.state.step == 12
     assert one.state.best.value == 0.5
     assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
-    two = trainer(tmp_path / "two", evaluate=scripted([0.5, 0.4, 0.3]), monitor="score", patience=2)
+    two = trainer(tmp_path / "two", validate=scripted([0.5, 0.4, 0.3]), monitor="score", patience=2)
     assert two.fit() == {"score": 0.3}
     assert two.state.step == 9  # of 12
 
@@ -194,7 +195,7 @@ def test_a_loss_is_best_when_it_is_lowest(tmp_path: Path) -> None:
         remaining = iter(values)
         return lambda model: {"val/loss": next(remaining)}
 
-    one = trainer(tmp_path, evaluate=losses([0.5, 0.1, 0.4, 0.3]), monitor="val/loss", patience=3)
+    one = trainer(tmp_path, validate=losses([0.5, 0.1, 0.4, 0.3]), monitor="val/loss", patience=3)
     one.fit()
     assert one.state.best.value == 0.1
     assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
@@ -208,7 +209,7 @@ def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
         ("12steps", "val/loss", [1.6], 1.5, 9),
     ):
         remaining = iter(values)
-        one = trainer(tmp_path, stop_after=stop, evaluate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
+        one = trainer(tmp_path, stop_after=stop, validate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
         if (tmp_path / "last.pt").exists():
             one.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
         one.fit()
@@ -219,7 +220,7 @@ def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
 def test_validation_sees_the_average(tmp_path: Path) -> None:
     seen = []
     one = trainer(
-        tmp_path, ema=True, evaluate=lambda model: seen.append(model) or {"score": 1.0}, max_duration="1epoch"
+        tmp_path, ema=True, validate=lambda model: seen.append(model) or {"score": 1.0}, max_duration="1epoch"
     )
     one.fit()
     assert seen == [one.state.ema.model]
@@ -258,13 +259,15 @@ def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, mon
     monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
     trainer(tmp_path, max_duration="1epoch").fit()
     assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
-    one = trainer(tmp_path / "failed", evaluate=scripted([0.5]), monitor="score")
+    one = trainer(tmp_path / "failed", validate=scripted([0.5]), monitor="score")
     with pytest.raises(StopIteration):  # the second validation
         one.fit()
     assert load_checkpoint(tmp_path / "failed" / "last.pt")["step"] == 3
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     def full(*arguments: Any) -> None:
         raise UserError("the disk is full")
 
@@ -273,12 +276,12 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
         ({"max_duration": "1epoch"}, CheckpointError),  # at the end
         ({"max_duration": "9epochs"}, CheckpointError),  # at the next save
         ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
-        ({"evaluate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
-        ({"evaluate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
+        ({"validate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
+        ({"validate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
     ):
-        said: list[str] = []
+        said.clear()
         with pytest.raises(error, match="was not saved: the disk is full" if error is CheckpointError else None):
-            trainer(tmp_path, **changes, warn=said.append).fit()
+            trainer(tmp_path, **changes).fit()
         assert ["was not saved: the disk is full" in words for words in said] == [True] * (error is StopIteration)
 
 
@@ -292,8 +295,8 @@ def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is
     second = trainer(log_every=3)
     second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
     second.fit()
-    rows = first.logger.rows + second.logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.logger.rows]
+    rows = first.metrics.metric_logger.rows + second.metrics.metric_logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.metrics.metric_logger.rows]
 
 
 def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
@@ -356,8 +359,8 @@ def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
     second = trainer(log_every=5, validate_every="100epochs")
     second.state.load_state_dict(newest)
     second.fit()
-    rows = first.logger.rows + second.logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.logger.rows]
+    rows = first.metrics.metric_logger.rows + second.metrics.metric_logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.metrics.metric_logger.rows]
     assert torch.equal(weights(second), weights(whole))
 
 

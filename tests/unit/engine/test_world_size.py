@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from retina_dist.detection.batch import Batch
 from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect, count_only
@@ -84,7 +85,7 @@ def trained(strategy: ThreadRank, start: dict[str, Any], annotations: Any, accum
     )  # fmt: skip
     data = make_module(annotations, batch_size=BATCH_SIZE, rank=strategy.rank, **sharing, **PLAIN)
     losses = Losses()
-    Trainer(state=state, plan=plan, data=data, strategy=strategy, logger=losses, report=lambda text: None).fit()
+    Trainer(TrainStep(state, plan, strategy), data, losses).fit()
     return state.state_dict(), losses.values
 
 

@@ -1,0 +1,84 @@
+"""The metrics of a training: gathered at each step, logged now and then. Layer 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from retina_dist.engine.meters import StepMeter
+from retina_dist.engine.nonfinite import Divergence
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.state import TrainState
+from retina_dist.strategies.base import DistributedStrategy
+
+
+class MetricLogger(Protocol):
+    """Where metrics go."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
+
+
+class TrainLogger:
+    """Averages the values of steps over time and ranks, and logs them to `metric_logger` with learning rate, epoch and throughput.
+
+    `position` gives the place of a step in the data, by which the images of an epoch's last step are counted.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        plan: Plan,
+        strategy: DistributedStrategy,
+        metric_logger: MetricLogger,
+        position: Callable[[int], tuple[int, int]],
+    ) -> None:
+        self.state, self.plan, self.strategy = state, plan, strategy
+        self.metric_logger, self.position = metric_logger, position
+        self.meter = StepMeter(strategy)
+
+    def start(self) -> None:
+        """Start with what the state holds from a run that was stopped between two log lines."""
+        self.meter.load(self.state.pending_metrics)
+        self.state.pending_metrics = {}
+
+    def update(self, values: dict[str, Tensor]) -> None:
+        """Add the values of the step that begins at `state.step`; every rank sees the images of all ranks."""
+        _, begin = self.position(self.state.step)
+        self.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
+
+    def flush(self) -> None:
+        """Log the means since the last call; every rank must call it. Raises Divergence when the mean loss is not finite."""
+        metrics = self.meter.compute()
+        if not metrics:
+            return
+        state, plan, step = self.state, self.plan, self.state.step
+        if not math.isfinite(metrics["train/loss"]):
+            raise Divergence(  # each step was finite, their mean is not
+                f"train/loss={metrics['train/loss']} by step {step} at lr={plan.lr_at(step - 1):g}; "
+                "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
+            )
+        if state.skipped_steps:
+            metrics["train/skipped_steps"] = state.skipped_steps
+        metrics |= {f"comm/{name}": value for name, value in self.strategy.counters().items()}
+        metrics["train/lr"] = plan.lr_at(step - 1)
+        metrics["train/epoch"] = plan.epoch_at(step)
+        self.log(metrics)
+
+    def pending(self) -> dict[str, Any]:
+        """What has not been logged yet, for a checkpoint; every rank must call it."""
+        return self.meter.state()
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Log the metrics of a validation."""
+        self.metric_logger.log(metrics, self.state.step)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within it does not count in the throughput."""
+        self.meter.pause()
+        yield
+        self.meter.resume()

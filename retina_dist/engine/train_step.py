@@ -1,0 +1,139 @@
+"""One optimizer step, for any model that returns a dict of losses.
+
+Layer 3. It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from retina_dist.engine.cuda_graphs import CUDAGraphRunner
+from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
+from retina_dist.engine.phase_timer import PhaseTimer
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import Precision, autocast
+from retina_dist.engine.replicas import average_statistics
+from retina_dist.engine.state import TrainState
+from retina_dist.optim.clipping import ClipKind, clip_gradients
+from retina_dist.optim.optimizer import check_layouts
+from retina_dist.strategies.base import DistributedStrategy
+
+logger = logging.getLogger(__name__)
+
+
+class TrainBatch(Protocol):
+    """What the step needs of a micro-batch; `weight` is its share in the step's mean loss."""
+
+    @property
+    def weight(self) -> float: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any: ...
+
+
+class TrainStep:
+    """Takes optimizer steps on `state`: forward and backward passes, gradient reduction, clipping, optimizer, EMA.
+
+    Call it with this rank's micro-batches, on every rank. It returns the step's losses and gradient norm, scalars on the device,
+    or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
+    `state.step`, from which `plan` gives the learning rate. `cuda_graphs` captures the forward and backward pass, one graph for
+    each shape of a batch; gradients are then reduced after the backward pass instead of during it. `timer` measures the phases.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        plan: Plan,
+        strategy: DistributedStrategy,
+        *,
+        precision: Precision = "fp32",
+        gradient_clip: float | None = None,
+        gradient_clip_algorithm: ClipKind = "global_norm",
+        cuda_graphs: bool = False,
+        guard: NonFiniteGuard | None = None,
+    ) -> None:
+        self.state, self.plan, self.strategy = state, plan, strategy
+        self.autocast = autocast(strategy.device, precision)
+        self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
+        self.guard = guard or NonFiniteGuard(state, plan, strategy)
+        self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
+        self.timer = PhaseTimer(strategy.device)
+        if strategy.world_size > 1 and not cuda_graphs:  # no event may be recorded while a graph is captured
+            self.timer.watch(state.model.parameters())
+        self.graphs = CUDAGraphRunner(state.model, self._forward_backward, strategy.device) if cuda_graphs else None
+        self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
+        self._layouts_checked = False
+
+    def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+        state, timer = self.state, self.timer
+        self._set_lr()
+        self.guard.begin()
+        losses = self._accumulate(micro_batches)
+        self.strategy.reduce_gradients()  # 1. the mean over ranks
+        timer.mark("communication")
+        state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
+        norm = clip_gradients(
+            state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
+        )  # 3. as applied
+        finite = self.guard.accept(norm)
+        if not self._layouts_checked:
+            check_layouts(state.optimizer)
+            self._layouts_checked = True
+        if finite:
+            state.scaler.step(state.optimizer)  # 4. on every rank or on none
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=self.graphs is None)
+        if finite:
+            average_statistics(state.model, self.strategy, sum(batch.weight for batch in micro_batches))
+            if state.ema:
+                state.ema.update(state.model)
+        else:
+            self.guard.record(micro_batches, losses, norm, self.autocast)
+        timer.mark("optimizer" if finite else "other")
+        timer.end_step()
+        if not finite:
+            return {}
+        parts = {f"train/loss_{name}": value for name, value in losses.items()}
+        return {"train/loss": torch.stack(list(losses.values())).sum(), **parts, "train/grad_norm": norm}
+
+    def _set_lr(self) -> None:
+        lr = self.plan.lr_at(self.state.step)
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def _accumulate(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+        """Add the gradients of all micro-batches and return their weighted losses.
+
+        The weights of all micro-batches of all ranks have the mean 1/accumulate, so their sum is the step's mean loss.
+        """
+        timer = self.timer
+        total: dict[str, Tensor] = {}
+        run = self.graphs or partial(self._forward_backward, forward_done=lambda: timer.mark("forward"))
+        for i, batch in enumerate(micro_batches):
+            for warning in batch.warnings:
+                logger.warning(warning)
+            batch = batch.to(self.strategy.device, non_blocking=True)
+            timer.mark("copy")
+            with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):
+                losses = run(batch, batch.weight)
+            timer.mark_backward()
+            for name, value in losses.items():
+                total[name] = total.get(name, 0.0) + value.detach() * batch.weight
+        return total
+
+    def _forward_backward(
+        self, batch: TrainBatch, weight: float | Tensor, forward_done: Callable[[], None] = lambda: None
+    ) -> dict[str, Tensor]:
+        """Forward and backward pass of a micro-batch."""
+        with self.autocast():
+            losses: dict[str, Tensor] = self.net(batch)
+        loss = torch.stack(list(losses.values())).sum() * weight
+        forward_done()
+        self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
+        return losses
