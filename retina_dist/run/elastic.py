@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from retina_dist.run.environment import versions
 from retina_dist.run.folder import Run, lock_run, open_run
 from retina_dist.run.mlflow import tracked_run
 from retina_dist.strategies.base import DistributedStrategy
-
-logger = logging.getLogger(__name__)
 
 
 class ElasticCarryover:
