@@ -1,4 +1,4 @@
-# make train and make test need nothing but Python 3.10 to 3.13 with pip; each sets up .venv first, once.
+# make train and make test need only Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: train test long horovod parity chaos engines lint clean help

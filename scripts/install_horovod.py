@@ -273,14 +273,9 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
         links = folder / "nccl"  # the wheel has libnccl.so.2 only, the linker looks for libnccl.so
         links.mkdir()
         (links / "libnccl.so").symlink_to(plan.cuda.nccl / "lib" / "libnccl.so.2")
-        env.update(
-            HOROVOD_GPU_OPERATIONS="NCCL",
-            HOROVOD_NCCL_LINK="SHARED",
-            HOROVOD_NCCL_INCLUDE=str(plan.cuda.nccl / "include"),
-            HOROVOD_NCCL_LIB=str(links),
-            HOROVOD_CUDA_HOME=str(plan.cuda.home),
-            CUDA_HOME=str(plan.cuda.home),
-        )
+        env |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED", "HOROVOD_NCCL_LIB": str(links)}
+        env |= {"HOROVOD_NCCL_INCLUDE": str(plan.cuda.nccl / "include")}
+        env |= dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME"), str(plan.cuda.home))
     return env | {"PATH": os.pathsep.join([*path, env["PATH"]])}
 
 

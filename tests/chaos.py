@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Disturb a small training again and again, let it go on, and compare what it becomes with one that was left alone.
+"""Disturb small trainings again and again, resume them, and compare their end with that of an undisturbed one.
 
   python -m tests.chaos                                    100 faults over one process, DDP and Horovod on two
   python -m tests.chaos --faults 6 --kinds single --seed 7
 
 A fault comes at a random moment of a random step: one process is killed, all are killed, one is asked to end, one is stopped
 for good, the disk is full, or the newest checkpoint is damaged before the next start. After each the job must end by
-itself, in time, and go on from its folder with resume=auto. It has survived when, in the end, every tensor of model, average and
+itself, in time, and resume from its folder by resume=auto. It has survived when, in the end, every tensor of model, average and
 optimizer and every row of metrics.csv but the speed equals the undisturbed run's, bit for bit. Everything random comes of --seed.
 """
 
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -67,15 +68,15 @@ FAULTS = ("kill one", "kill all", "ask one to end", "stop one", "fill the disk",
 class Tally:
     """What became of the faults."""
 
-    survived: dict[str, int] = field(default_factory=dict)
-    total: dict[str, int] = field(default_factory=dict)
+    survived: Counter[str] = field(default_factory=Counter)
+    total: Counter[str] = field(default_factory=Counter)
     resume_s: list[tuple[float, str]] = field(default_factory=list)
     end_s: dict[str, list[float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
 class Chain:
-    """One training of a kind, in a folder of its own, with as many faults as it takes to its end or to `wanted`."""
+    """One training of a kind, in its own folder, with faults until its end or until there were `wanted`."""
 
     def __init__(self, kind: str, seed: int, folder: Path, data: Path, tally: Tally) -> None:
         self.kind, self.random = kind, random.Random(f"{kind}/{seed}")
@@ -86,24 +87,20 @@ class Chain:
         """Disturb until the training is done or `wanted` faults were made, then let it finish; the number of faults."""
         faults: list[str] = []
         while len(faults) < wanted and steps_done(self.folder) < STEPS - 1:
-            fault = self.random.choice(
-                FAULTS if full_disk_is_possible(self.folder) else [f for f in FAULTS if "disk" not in f]
-            )
-            if fault in ("truncate", "flip a bit"):
-                if not damage(self.folder, fault, self.random):
-                    continue
-                faults.append(fault)
+            fault = self.random.choice([f for f in FAULTS if "disk" not in f or full_disk_is_possible(self.folder)])
+            if fault not in ("truncate", "flip a bit"):
+                self._disturbed(fault)
+            elif not damage(self.folder, fault, self.random):
                 continue
-            self._disturbed(fault)
             faults.append(fault)
         self._finish()
-        same = differences(self.folder, undisturbed(self.kind, self.data))
-        for fault in faults:
-            key = f"{self.kind}: {fault}"
-            self.tally.total[key] = self.tally.total.get(key, 0) + 1
-            self.tally.survived[key] = self.tally.survived.get(key, 0) + (not same)
-        if same:
-            self.tally.failures.append(f"{self.label}: after {', '.join(faults)}: {same}")
+        different = differences(self.folder, undisturbed(self.kind, self.data))
+        keys = [f"{self.kind}: {fault}" for fault in faults]
+        self.tally.total.update(keys)
+        if different:
+            self.tally.failures.append(f"{self.label}: after {', '.join(faults)}: {different}")
+        else:
+            self.tally.survived.update(keys)
         return len(faults)
 
     def _disturbed(self, fault: str) -> None:
@@ -135,7 +132,7 @@ class Chain:
             )
 
     def _until(self, job: subprocess.Popen[bytes], there: Callable[[], bool], begun: int) -> None:
-        """Wait for a step; the time of the first new one counts as that of going on."""
+        """Wait for a step; the time until the first new one counts as that of the resume."""
         started_at, resumed = time.monotonic(), False
         while not there():
             if not resumed and (self.folder / "metrics.csv").exists() and steps_done(self.folder) > begun:
@@ -162,7 +159,7 @@ class Chain:
 
 @contextmanager
 def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job under its launcher, in a process group of its own; nothing of it is left afterwards."""
+    """The job under its launcher, in its own process group; none of its processes is left afterwards."""
     shutil.rmtree(folder / "logs", ignore_errors=True)
     arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
     launcher = LAUNCHER[kind]
@@ -205,7 +202,6 @@ def damage(folder: Path, fault: str, chance: random.Random) -> bool:
     else:
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     files[-1].write_bytes(content)
-    # all later rows are of steps that will be taken again
     return True
 
 
@@ -213,12 +209,9 @@ def damage(folder: Path, fault: str, chance: random.Random) -> bool:
 def filled(folder: Path) -> Iterator[None]:
     """No space left where the checkpoints go."""
     filler = folder.parent / "filler"
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 20))
-        except OSError:
-            pass
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 20))
     try:
         yield
     finally:
@@ -226,7 +219,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 
 def full_disk_is_possible(folder: Path) -> bool:
-    """Whether the folder is a small disk of its own, which may be filled without harm."""
+    """Whether the folder is on a small separate disk, which may be filled without harm."""
     return os.path.ismount(folder.parent)
 
 

@@ -80,7 +80,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
 
 
 def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
-    """The process of rank 1, once there is something to go on from."""
+    """The process of rank 1, once there is a checkpoint to resume from."""
     until = time.monotonic() + 300
     while not (folder / "checkpoints" / "last.pt").exists():
         assert job.poll() is None, (folder.parent / "words").read_text()

@@ -18,7 +18,7 @@ from retina_dist.run.build import build_plan
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 COCO_IMAGES = 117_266
-# 4 GPUs a node on two nodes; pytorchjob.yaml also goes on with one
+# 4 GPUs a node on two nodes; pytorchjob.yaml also continues with one
 PROCESSES = {"pytorchjob.yaml": (4, 8)}
 
 

@@ -189,7 +189,7 @@ def settings_of(words: list[str]) -> dict[str, str]:
 
 
 def _check_places(words: list[str], pod: Document) -> list[str]:
-    """Data and run lie on volumes, the run on one that can be written, and it goes on when it is started again."""
+    """Data and run lie on volumes, the run on one that can be written, and a restart resumes it."""
     given = settings_of(words)
     mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
     found = [] if given.get("resume") == "auto" else ["a pod that is started again must resume: resume=auto"]
