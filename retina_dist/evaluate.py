@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from retina_dist.config.compose import entry_point, settings_of
-from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate_section
+from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
@@ -153,7 +153,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         detector = Detector.from_content(content, path, device=str(device))
         try:
             data = settings_of(content["config"]["data"], DataConfig)
-            validate_section("data", data)
+            validate(data, "data.")
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
     if config.annotations:

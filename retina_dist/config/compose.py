@@ -36,25 +36,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from retina_dist.config.schema import (
-    ConvertConfig,
-    DataBenchmarkConfig,
-    DoctorConfig,
-    EvalBenchmarkConfig,
-    EvaluateConfig,
-    ExportConfig,
-    ModelBenchmarkConfig,
-    ParityConfig,
-    PredictConfig,
-    ReplayConfig,
-    ScalingConfig,
-    ServeConfig,
-    ShardsConfig,
-    StepConfig,
-    TrainConfig,
-    leaves,
-    validate,
-)
+from retina_dist.config.schema import COMMANDS, ShardsConfig, leaves, validate
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
 from retina_dist.redaction import redacted
@@ -71,30 +53,11 @@ def config_dir() -> str:
     return str(installed if installed.is_dir() else package.parent / "conf")
 
 
-_SCHEMAS = {
-    "train": TrainConfig,
-    "doctor": DoctorConfig,
-    "shards": ShardsConfig,
-    "parity": ParityConfig,
-    "benchmark_step": StepConfig,
-    "benchmark_scaling": ScalingConfig,
-    "benchmark_model": ModelBenchmarkConfig,
-    "benchmark_data": DataBenchmarkConfig,
-    "benchmark_eval": EvalBenchmarkConfig,
-    "evaluate": EvaluateConfig,
-    "predict": PredictConfig,
-    "serve": ServeConfig,
-    "export": ExportConfig,
-    "convert": ConvertConfig,
-    "replay": ReplayConfig,
-}
-
-
 @functools.cache
 def register_schema(name: str) -> None:
     """Make the schema of `conf/NAME.yaml` known to Hydra as NAME_schema, with which that file begins."""
     store = ConfigStore.instance()
-    store.store(name=f"{name}_schema", node=_SCHEMAS[name])
+    store.store(name=f"{name}_schema", node=COMMANDS[name])
     # Hydra 1.3.8 copies its repository, with this store in it, about 90 times for --help, against a change that never reaches
     # the store: what it loads from there is a copy already.
     store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
@@ -115,7 +78,7 @@ def load_config(name: str, overrides: list[str]) -> Any:
 
 def to_object(composed: Any, name: str) -> Any:
     """The dataclass instance of a composed config, validated. Raises ConfigError."""
-    known = _settings(_SCHEMAS[name])
+    known = _settings(COMMANDS[name])
     with _explained(name):
         for key, _ in leaves(OmegaConf.to_container(composed)):
             if key not in known:  # Hydra lets +KEY=VALUE add anything
@@ -456,7 +419,7 @@ def _sentence(name: str, error: Exception) -> str:
         near = difflib.get_close_matches(value, error.options, 1)
         hint = f"did you mean {near[0]}? There" if near else "there"
         return f"{group}={value} does not exist; {hint} are {', '.join(error.options)}."
-    known = _settings(_SCHEMAS[name])
+    known = _settings(COMMANDS[name])
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
         key, value = several.groups()
         one = f"[{value}]" if get_origin(known.get(key)) is list else f"'{value}'"
@@ -499,7 +462,7 @@ def _unknown(name: str, key: str) -> str:
     """That there is no such setting, and which one may be meant: one that ends alike, else one spelled alike."""
     if key.endswith("_target_"):
         return f"{key} is not a setting: only {', '.join(HYDRAS_CLASSES)} name classes; leave it out."
-    settings = _settings(_SCHEMAS[name])
+    settings = _settings(COMMANDS[name])
     known = [k for k in settings if not key.startswith(f"{k}.") or not is_dataclass(_plain(settings[k]))]
     ends = [k.rpartition(".")[2] for k in known]
     end = key.rpartition(".")[2]

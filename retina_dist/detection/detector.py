@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from retina_dist.config.schema import AT_MOST, ModelConfig, validate_section
+from retina_dist.config.schema import DataConfig, ModelConfig, limits_of, validate
 from retina_dist.data.images import read_image
 from retina_dist.data.sizes import resized_size
 from retina_dist.detection.batch import Batch, Detections
@@ -27,6 +27,7 @@ from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
 
 CANVAS_DIVISOR = 32
+MAX_SIZE = limits_of(DataConfig, "max_size").at_most or 0  # px
 
 
 class Detector:
@@ -81,13 +82,13 @@ class Detector:
     ) -> Detector:
         """The detector of a checkpoint already read; `source` is its name in errors."""
         try:
-            validate_section("model", ModelConfig(**content["model_arguments"]))
+            validate(ModelConfig(**content["model_arguments"]), "model.")
             model = build_retinanet(**content["model_arguments"])
             weights = content["ema"]["model"] if content["ema"] else content["model"]
             model.load_state_dict(weights)
             categories = Categories.from_state(content["categories"])
             min_size, max_size = content["input"]["min_size"], content["input"]["max_size"]
-            if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= AT_MOST["data.max_size"]):
+            if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
                 raise ValueError(f"its input is of {min_size!r} to {max_size!r} px")
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error

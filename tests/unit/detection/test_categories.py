@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import AT_MOST
+from retina_dist.config.schema import ModelConfig, limits_of
 from retina_dist.detection.readers.categories import MAX_LABELS, Categories
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.layout import find_split
@@ -61,7 +61,7 @@ def test_more_categories_than_a_head_can_have():
 
 
 def test_a_model_may_have_as_many_classes_as_data():
-    assert AT_MOST["model.num_classes"] == MAX_LABELS
+    assert limits_of(ModelConfig, "num_classes").at_most == MAX_LABELS
     with pytest.raises(ConfigError, match="model.num_classes=20001 is too large; it must be at most 20000"):
         load_config("train", ["data=coco", "model.num_classes=20001"])
 

@@ -1,0 +1,120 @@
+"""One setting, stated once: its type, default, meaning and limits on the field of a dataclass; and the check of all of them.
+
+Layer 0. A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import math
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from retina_dist.errors import ConfigError
+
+MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1."""
+
+    text: str = ""
+    choices: tuple[Any, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    fraction: bool = False
+    within: tuple[float, float] | None = None
+    null_is_off: bool = False
+
+    def problem(self, key: str, value: Any) -> str:
+        """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
+        if self.choices and value not in self.choices:
+            near = difflib.get_close_matches(str(value), [str(c) for c in self.choices], 1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"
+        if value is None:
+            return ""
+        if self.within and not self.within[0] <= value <= self.within[1]:
+            return f"{key}={value} is out of range; give {self.within[0]:g} to {self.within[1]:g}."
+        if self.at_least is not None and value < self.at_least:
+            return f"{key}={value} is too small; it must be at least {self.at_least}."
+        if self.above is not None and value <= self.above:
+            off = f"; {key}=null turns it off" if self.null_is_off else ""
+            return f"{key}={value} is too small; it must be above {self.above}{off}."
+        if self.below is not None and value >= self.below:
+            return f"{key}={value} is too large; it must be below {self.below}."
+        if self.at_most is not None and value > self.at_most:
+            return f"{key}={value} is too large; it must be at most {self.at_most}."
+        if self.fraction and not 0 <= value <= 1:
+            return f"{key}={value} is not within 0 and 1."
+        return ""
+
+
+def setting(default: Any, text: str = "", **limits: Any) -> Any:
+    """A dataclass field with its default (lists are copied), its meaning in words and its `Limits`."""
+    metadata = {"limits": Limits(text, **limits)}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def limits_of(schema: Any, name: str) -> Limits:
+    """The limits of the field `name` of a dataclass or its instance."""
+    found: Limits = schema.__dataclass_fields__[name].metadata.get("limits", Limits())
+    return found
+
+
+def validate(config: Any, prefix: str = "") -> None:
+    """Raise ConfigError for the first value of a dataclass of settings that cannot be, by its key."""
+    for key, value in leaves(dataclasses.asdict(config)):
+        check_value(f"{prefix}{key}", value)
+    check_limits(config, prefix)
+    _check_sections(config)
+
+
+def check_limits(config: Any, prefix: str = "") -> None:
+    """Raise ConfigError for the first field, sections included, whose value breaks its limits."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if problem := limits_of(config, field.name).problem(f"{prefix}{field.name}", value):
+            raise ConfigError(problem)
+        if is_dataclass(value):
+            check_limits(value, f"{prefix}{field.name}.")
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raise ConfigError for what no setting can be: an infinite number, a number beyond 64 bits, a control character."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value} is no finite number.")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
+    for name, kind in (("a control character", "Cc"), ("half a character", "Cs")):
+        if isinstance(value, str) and any(unicodedata.category(c) == kind for c in value):
+            raise ConfigError(f"{key}={value!r} has {name}; leave it out.")
+
+
+def _check_sections(config: Any) -> None:
+    for field in dataclasses.fields(config):
+        if is_dataclass(section := getattr(config, field.name)):
+            _check_sections(section)
+    if hasattr(config, "check"):
+        config.check()
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is no dictionary; the items of a list under the list's key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, key)
+    else:
+        yield key, value

@@ -1,0 +1,44 @@
+"""The settings of a training: one section for each component. Layer 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from retina_dist.config.fields import setting
+from retina_dist.config.trainer import TrainerConfig
+from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.errors import ConfigError
+from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
+from retina_dist.reporting.settings import LoggingConfig
+from retina_dist.strategies.settings import NcclConfig, StrategyConfig
+
+
+@dataclass
+class TrainConfig:
+    """`python -m retina_dist.train`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    nccl: NcclConfig = field(default_factory=NcclConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    seed: int = setting(0, at_least=0)
+    output_dir: str | None = setting(None, "null: runs/NAME, runs/NAME-2, ...")
+    resume: str | None = setting(
+        None, "null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file"
+    )
+    launcher: str | None = setting(None, 'with --multirun: the launcher that starts each job, e.g. "horovodrun -np 2"')
+    dry_run: bool = setting(False, "print the plan and stop")
+    debug: bool = setting(False, "show tracebacks")
+
+    def check(self) -> None:
+        """Raise ConfigError where settings of two sections exclude each other."""
+        accumulate = self.trainer.accumulate
+        if self.strategy.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
+            raise ConfigError(
+                f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
+                "average all gradients; give strategy.static_graph=false."
+            )

@@ -1,0 +1,67 @@
+"""Settings of the trainer. Layer 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.config.fields import MISSING, setting
+
+
+@dataclass
+class TrainerConfig:
+    """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
+
+    max_duration: str = MISSING
+    stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
+    validate_every: str = "1epoch"
+    checkpoint_every: str = "1epoch"
+    checkpoint_minutes: float | None = setting(
+        None, "also after so many minutes without a checkpoint", above=0, at_most=10**6
+    )
+    log_every: int = setting(10, "steps", at_least=1)
+    accumulate: int = setting(1, "micro-batches of one optimizer step on each process", at_least=1, at_most=10**6)
+    precision: str = setting(
+        "fp32",
+        "tf32: matrix products and convolutions of a GPU round to TF32",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+    )
+    gradient_clip: float | None = setting(None, above=0, at_most=10**9, null_is_off=True)
+    gradient_clip_algorithm: str = setting("global_norm", choices=("global_norm", "tensor_norm", "value"))
+    ema_decay: float | None = setting(
+        None,
+        "e.g. 0.999; validation and best.pt then use the averaged weights",
+        above=0,
+        below=1,
+        fraction=True,
+        null_is_off=True,
+    )
+    channels_last: bool = False
+    compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
+    cuda_graphs: bool = setting(
+        False, "replay forward and backward pass instead of launching each kernel; pays with small batches"
+    )
+    deterministic: bool = setting(False, "only operations that give the same bits each time; slower on GPUs")
+    num_threads: int | None = setting(
+        None, "torch threads of this process; null: torch's own choice", at_least=1, at_most=10**4
+    )
+    monitor: str = "coco/AP"
+    monitor_mode: str | None = setting(None, "null: min for a loss, else max", choices=(None, "max", "min"))
+    patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
+    scheduled_events: str | None = setting(
+        None, "Azure: http://169.254.169.254, to stop in time when the machine is evicted"
+    )
+    max_nonfinite_steps: int = setting(
+        5, "steps in a row with an infinite or NaN loss or gradient that are skipped", at_least=0
+    )
+    check_replicas_every: str = setting(
+        "1epoch", "compare the ranks' weights, optimizer and modules bit by bit; 0steps: never"
+    )
+    checkpoint_dir: str | None = setting(
+        None, "a folder or a URL such as az://container/run; null: the run's checkpoints/"
+    )
+    keep_last: int = setting(1, "checkpoints kept", at_least=1)
+    save_top_k: int = setting(1, at_least=0)
+    fast_dev_run: bool = setting(False, "two steps, two validation batches: does everything run?")
+    overfit_batches: int = setting(
+        0, "train and validate on so many batches of train images, unaugmented", at_least=0, at_most=10**6
+    )

@@ -1,0 +1,167 @@
+"""Settings of detection's data and model. Layer 0."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from retina_dist.config.fields import MISSING, setting
+from retina_dist.errors import ConfigError
+
+
+@dataclass
+class ShapesConfig:
+    """The drawn data set; see `retina_dist.detection.data.shapes`."""
+
+    num_train: int = setting(800, at_least=1, at_most=10**7)
+    num_val: int = setting(160, at_least=0, at_most=10**7)
+    image_size: int = setting(128, at_least=32, at_most=10**4)
+    seed: int = setting(0, at_least=0)
+
+
+@dataclass
+class DataConfig:
+    """Where the images are and how they become batches."""
+
+    name: str = MISSING
+    format: str = setting("coco", choices=("coco", "csv", "voc", "shards"))
+    root: str | None = setting(
+        None,
+        "folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder; shards: "
+        "what retina_dist.shards wrote), a path or a URL such as az://container/coco",
+    )
+    train_annotations: str | None = setting(
+        None, "an annotation file, instead of or beside root; so are the next three"
+    )
+    train_images: str | None = None
+    val_annotations: str | None = None
+    val_images: str | None = None
+    classes: str | None = setting(None, "csv only: name,index")
+    shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
+    label_mapping: str = setting(
+        "contiguous",
+        "category_id: the label is the COCO id, as in torchvision's COCO weights",
+        choices=("contiguous", "category_id"),
+    )
+    category_map: list[list[str | None]] = setting(
+        [],
+        "[THEIRS, OURS]: a category name (or id) of the validation file (on resume: of both files), and the"
+        " label's name that it means; OURS=null leaves a category out",
+    )
+    keep_empty_images: bool = True
+    missing_images: str = setting(
+        "error", "files that the annotations name and that are not there", choices=("error", "skip")
+    )
+    bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
+    max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
+    batch_size: int = setting(
+        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
+    )
+    val_batch_size: int = setting(8, at_least=1, at_most=10**5)
+    num_workers: int = setting(2, at_least=0, at_most=10**3)
+    resize: str = setting(
+        "auto",
+        "where images are flipped and resized; auto: on the device where that is a GPU",
+        choices=("auto", "workers", "device"),
+    )
+    cache: str | None = setting(
+        None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
+    )
+    shuffle: bool = True
+    min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
+    val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
+    max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
+    num_buckets: int = setting(6, "static canvases for each of min_sizes", at_least=1, at_most=10**4)
+    hflip: float = setting(0.5, "probability, as the next three", fraction=True)
+    vflip: float = setting(0.0, fraction=True)
+    photometric: float = setting(0.0, fraction=True)
+    iou_crop: float = setting(0.0, fraction=True)
+    scale_jitter: list[float] | None = setting(None, "factors [low, high] on the resize, e.g. [0.8, 1.25]")
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
+            raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+        check_category_map("data.category_map", self.category_map)
+        if not self.min_sizes or min(self.min_sizes) < 1:
+            raise ConfigError(f"data.min_sizes={self.min_sizes} needs at least one size in pixels, such as [800].")
+        for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
+            if size is not None and size > self.max_size:
+                raise ConfigError(
+                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}, the most for the longer side; raise "
+                    "data.max_size."
+                )
+        if self.format == "shards" and (self.train_images or self.val_images):
+            raise ConfigError(
+                f"data={self.name} has its pictures in data.root; leave out data.*_images, or write those into shards."
+            )
+        factors = self.scale_jitter
+        if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):
+            raise ConfigError(
+                f"data.scale_jitter={factors} is not a pair of rising factors from 0.01 to 100, such as [0.8,1.25]."
+            )
+
+
+@dataclass
+class ModelConfig:
+    """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
+
+    num_classes: int | None = setting(
+        None, "null: as many as the data has", at_least=1, at_most=20_000
+    )  # data.categories.MAX_LABELS
+    backbone: str = setting("resnet50", "resnet18 | resnet34 | resnet50 | resnet101")
+    variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
+    fpn_channels: int = setting(256, at_least=1, at_most=4096)
+    trainable_layers: int = setting(
+        5, "ResNet stages that train, counted from the last; 5 is all", at_least=0, at_most=5
+    )
+    norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
+    norm_eps: float | None = setting(
+        None, "null: that of the weights where known (COCO_V1: 0), else 1e-5", at_least=0, at_most=1
+    )
+    anchor_sizes: list[list[int]] = setting(
+        [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
+    )
+    aspect_ratios: list[float] = setting([0.5, 1.0, 2.0])
+    score_threshold: float = setting(0.05, below=1, fraction=True)
+    nms_threshold: float = setting(0.5, fraction=True)
+    detections_per_image: int = setting(300, at_least=1, at_most=10**5)
+    topk_candidates: int = setting(1000, at_least=1, at_most=10**6)
+    foreground_iou: float = setting(0.5, above=0, fraction=True)
+    background_iou: float = setting(0.4, fraction=True)
+    focal_alpha: float = setting(0.25, above=0, below=1, fraction=True)
+    focal_gamma: float = setting(2.0, at_least=0, at_most=100)
+    box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
+    smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
+    loss_impl: str = setting("batched", "torchvision: the slow reference", choices=("batched", "torchvision"))
+    weights: str | None = setting(None, "whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+    backbone_weights: str | None = setting(None, "classifier: a file, a URL or e.g. ResNet50_Weights.IMAGENET1K_V1")
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.background_iou > self.foreground_iou:
+            raise ConfigError(
+                f"model.background_iou={self.background_iou} is above model.foreground_iou={self.foreground_iou}; swap them."
+            )
+        sizes, ratios = self.anchor_sizes, self.aspect_ratios
+        if not sizes or not sizes[0] or any(len(s) != len(sizes[0]) or min(s) < 1 for s in sizes):
+            raise ConfigError(
+                f"model.anchor_sizes={sizes} needs equally many sizes in pixels, at least one, on each level."
+            )
+        if max(map(max, sizes)) > 10**5:
+            raise ConfigError(f"model.anchor_sizes={sizes} is too large; a size is at most {10**5} pixels.")
+        if not ratios or min(ratios) < 0.001 or max(ratios) > 1000:
+            raise ConfigError(
+                f"model.aspect_ratios={ratios} needs at least one ratio of height to width, such as [1.0]."
+            )
+
+
+def check_category_map(key: str, pairs: list[list[str | None]]) -> None:
+    """Raise ConfigError unless the setting `key` is a list of pairs whose first name is given."""
+    if any(len(pair) != 2 or pair[0] is None for pair in pairs):
+        raise ConfigError(f"{key}={pairs} is not a list of pairs, such as [[Dog,dog],[tree,null]].")
+
+
+def category_names(pairs: list[list[str | None]]) -> dict[str, str | None]:
+    """A category_map as the name that each of its categories means."""
+    return {str(theirs): ours for theirs, ours in pairs}

@@ -1,0 +1,64 @@
+"""Settings of the optimizer and of the learning rate's schedule. Layer 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.config.fields import MISSING, setting
+from retina_dist.errors import ConfigError
+
+
+@dataclass
+class OptimizerConfig:
+    """Arguments of `retina_dist.optim.optimizer`."""
+
+    name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
+    lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
+    lr_rule: str = setting(
+        "none",
+        "linear, sqrt: scale lr by data.batch_size / lr_reference_batch; adasum: by one participant's batch",
+        choices=("none", "linear", "sqrt", "adasum"),
+    )
+    lr_reference_batch: int = setting(16, at_least=1, at_most=10**6)
+    momentum: float = setting(0.9, below=1, fraction=True)
+    nesterov: bool = False
+    betas: list[float] = setting([0.9, 0.999])
+    eps: float = setting(1e-8, above=0, at_most=1)
+    weight_decay: float = setting(0.0, at_least=0, at_most=10**3)
+    norm_weight_decay: float | None = setting(None, "null: as weight_decay", at_least=0, at_most=10**3)
+    bias_weight_decay: float | None = setting(None, at_least=0, at_most=10**3)
+    backbone_lr_scale: float = setting(1.0, at_least=0, at_most=10**4)
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1.")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("optimizer.nesterov=true needs a momentum; give self.momentum=0.9.")
+
+
+@dataclass
+class ScheduleConfig:
+    """Arguments of `retina_dist.optim.schedule.Schedule`; durations as 16epochs, 1000steps or 5000images."""
+
+    name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
+    warmup: str = "0steps"
+    warmup_factor: float = setting(0.001, fraction=True)
+    milestones: list[str] = setting([])
+    gamma: float = setting(0.1, fraction=True)
+    final_factor: float = setting(0.0, fraction=True)
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.milestones and self.name != "multistep":
+            raise ConfigError(
+                f"schedule.milestones={self.milestones} has no effect with schedule={self.name}; give schedule=multistep, "
+                "or schedule.milestones=[]."
+            )
+        if self.name == "multistep" and not self.milestones:
+            raise ConfigError(
+                "schedule=multistep has no milestone to lower the rate at; give schedule.milestones=[16epochs,22epochs], or "
+                "schedule=constant."
+            )
+        if self.name == "multistep" and not 0 < self.gamma < 1:
+            raise ConfigError(f"schedule.gamma={self.gamma} does not lower the rate; it must be above 0 and below 1.")

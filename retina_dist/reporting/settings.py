@@ -1,0 +1,29 @@
+"""Settings of what a run writes beside its checkpoints. Layer 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.config.fields import setting
+
+
+@dataclass
+class LoggingConfig:
+    """What a run writes beside its checkpoints."""
+
+    tensorboard: bool = True
+    plots: bool = True
+    per_rank_logs: bool = setting(False, "each rank's log and metrics in logs/rank_N.log")
+    mlflow: str = setting(
+        "auto", "auto: where a server is named and mlflow can be imported", choices=("auto", "true", "false")
+    )
+    mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
+    mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
+    mlflow_parent: str | None = setting(None, "id of the parent run; a sweep sets it for its jobs")
+    experiment: str | None = setting(
+        None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist"
+    )
+    run_name: str | None = setting(None, "in MLflow; null: that of the run folder")
+
+    def __post_init__(self) -> None:
+        self.mlflow = self.mlflow.lower()  # mlflow=true arrives as "True"

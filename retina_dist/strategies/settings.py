@@ -1,0 +1,61 @@
+"""Settings of the strategies and of NCCL. Layer 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.config.fields import setting
+from retina_dist.errors import ConfigError
+
+
+@dataclass
+class StrategyConfig:
+    """How processes work together: arguments of `retina_dist.strategies.select.make_strategy`."""
+
+    name: str = setting("auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod"))
+    device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
+    compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
+    fp16_scale: float | None = setting(
+        None,
+        "factor on gradients before fp16; null: 1024, or 1 with precision=fp16, which scales the loss",
+        above=0,
+        at_most=2**24,
+    )
+    timeout_s: float = setting(
+        600.0, "a collective that some rank has not joined by then ends the job", at_least=1, at_most=10**7
+    )
+    bucket_mb: float = setting(25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6)
+    static_graph: bool = setting(False, "ddp: every step uses the same parameters; not with trainer.accumulate above 1")
+    fusion_mb: float = setting(32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6)
+    cycle_time_ms: float | None = setting(
+        None, "horovod: interval of its negotiation; null: its own 1 ms", at_least=0, at_most=10**6
+    )
+    hierarchical: bool = setting(False, "horovod: sum within each host first; pays on slow Ethernet")
+    reduction: str = setting("average", "adasum: horovod over MPI", choices=("average", "adasum"))
+    commit_every: int = setting(
+        10, "horovod elastic: steps between commits to memory, where surviving processes restart", at_least=1
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.reduction == "adasum" and self.compression != "none":
+            raise ConfigError(
+                f"strategy.compression={self.compression} is for averaged gradients; give strategy.compression=none with "
+                "strategy.reduction=adasum."
+            )
+
+
+@dataclass
+class NcclConfig:
+    """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/nccl.py`."""
+
+    name: str = "none"
+    socket_ifname: str | None = setting(
+        None, "NCCL_SOCKET_IFNAME: network interfaces that begin so; =NAME for one exactly"
+    )
+    ib_disable: bool | None = setting(None, "NCCL_IB_DISABLE: TCP even where there is InfiniBand")
+    ib_pci_relaxed_ordering: int | None = setting(
+        None, "NCCL_IB_PCI_RELAXED_ORDERING: 0 off | 1 on | 2 where it can be had", choices=(None, 0, 1, 2)
+    )
+    topo_file: str | None = setting(None, "NCCL_TOPO_FILE: the machine's topology; left out where the file is missing")
+    debug: str | None = setting(None, "NCCL_DEBUG", choices=(None, "VERSION", "WARN", "INFO", "TRACE"))
