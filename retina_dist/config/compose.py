@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import functools
-import importlib
 import logging
 import os
 import re
@@ -37,6 +35,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.config.schema import COMMANDS, ShardsConfig, leaves, validate
+from retina_dist.config.seams import import_class, load_plugins, schema_with
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
 from retina_dist.redaction import redacted
@@ -53,14 +52,41 @@ def config_dir() -> str:
     return str(installed if installed.is_dir() else package.parent / "conf")
 
 
-@functools.cache
-def register_schema(name: str) -> None:
+_schemas = dict(COMMANDS)  # of the last composition: with the settings of classes from outside the package
+
+
+def register_schema(name: str, schema: Any = None) -> None:
     """Make the schema of `conf/NAME.yaml` known to Hydra as NAME_schema, with which that file begins."""
     store = ConfigStore.instance()
-    store.store(name=f"{name}_schema", node=COMMANDS[name])
+    if isinstance(schema, dict):
+        store.store(name=f"{name}_schema", node=schema)
+    else:
+        _schemas[name] = schema or COMMANDS[name]
+        store.store(name=f"{name}_schema", node=_schemas[name])
     # Hydra 1.3.8 copies its repository, with this store in it, about 90 times for --help, against a change that never reaches
     # the store: what it loads from there is a copy already.
     store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
+
+
+def _register_for(name: str, overrides: list[str]) -> None:
+    """Register the schema for these overrides, with the settings of the classes that entries from outside name.
+
+    Only where there can be such entries: a first composition, of the groups' choices alone, then tells which are chosen.
+    """
+    if not load_plugins() and not any(o.lstrip("+").startswith("hydra.searchpath") for o in overrides):
+        register_schema(name)
+        return
+    register_schema(name, {})
+    try:
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            groups = {*GlobalHydra.instance().config_loader().list_groups(""), "hydra.searchpath"}
+            chosen = compose(name, [o for o in overrides if o.lstrip("+").partition("=")[0] in groups])
+        schema = schema_with(COMMANDS[name], OmegaConf.to_container(chosen))  # type: ignore[arg-type]
+    except (HydraException, OmegaConfBaseException, ValueError, OSError, AssertionError, yaml.YAMLError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        schema = COMMANDS[name]  # the composition with types says what is wrong
+    register_schema(name, schema)
 
 
 def load_config(name: str, overrides: list[str]) -> Any:
@@ -69,7 +95,7 @@ def load_config(name: str, overrides: list[str]) -> Any:
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
     Raises ConfigError.
     """
-    register_schema(name)
+    _register_for(name, overrides)
     _check_numbers(overrides)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose(name, overrides)
@@ -78,7 +104,7 @@ def load_config(name: str, overrides: list[str]) -> Any:
 
 def to_object(composed: Any, name: str) -> Any:
     """The dataclass instance of a composed config, validated. Raises ConfigError."""
-    known = _settings(COMMANDS[name])
+    known = _settings(_schemas[name])
     with _explained(name):
         for key, _ in leaves(OmegaConf.to_container(composed)):
             if key not in known:  # Hydra lets +KEY=VALUE add anything
@@ -268,6 +294,7 @@ def _check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     _check_numbers(values)
     looking = any(a in ("--cfg", "-c") for a in arguments)  # a configuration may be looked at unfinished
     multirun = any(a in ("--multirun", "-m") for a in arguments)
+    _register_for(name, values)
     with _explained(name), initialize_config_dir(config_dir(), version_base="1.3"):
         jobs, composed = ([], compose(name, values)) if looking else _jobs_of(name, values, multirun)
     if jobs:
@@ -339,14 +366,7 @@ def _check_class(key: str, path: str, name: Any) -> None:
     else:  # parts of such an object are of any class
         whole = path == group or (group == "hydra.callbacks" and path.count(".") == 2)
         kind = HYDRAS_CLASSES[group] if whole else object
-    module, _, attribute = str(name).rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{key}={name} cannot be imported ({error}).") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ConfigError(f"{key}={name} is not a class of the kind {kinds}; name one, or leave it out.")
+    import_class(key, name, *(kind if isinstance(kind, tuple) else (kind,)))
 
 
 def _first_composed(name: str, jobs: list[list[str]]) -> Any:
@@ -419,7 +439,7 @@ def _sentence(name: str, error: Exception) -> str:
         near = difflib.get_close_matches(value, error.options, 1)
         hint = f"did you mean {near[0]}? There" if near else "there"
         return f"{group}={value} does not exist; {hint} are {', '.join(error.options)}."
-    known = _settings(COMMANDS[name])
+    known = _settings(_schemas[name])
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
         key, value = several.groups()
         one = f"[{value}]" if get_origin(known.get(key)) is list else f"'{value}'"
@@ -462,7 +482,7 @@ def _unknown(name: str, key: str) -> str:
     """That there is no such setting, and which one may be meant: one that ends alike, else one spelled alike."""
     if key.endswith("_target_"):
         return f"{key} is not a setting: only {', '.join(HYDRAS_CLASSES)} name classes; leave it out."
-    settings = _settings(COMMANDS[name])
+    settings = _settings(_schemas[name])
     known = [k for k in settings if not key.startswith(f"{k}.") or not is_dataclass(_plain(settings[k]))]
     ends = [k.rpartition(".")[2] for k in known]
     end = key.rpartition(".")[2]

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from retina_dist.errors import PeerLost, UserError
+from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.settings import StrategySettings
 
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
@@ -39,9 +41,17 @@ class DistributedStrategy(ABC):
     order. The properties are read live, because elastic jobs change them.
     """
 
+    settings: ClassVar[type[StrategySettings]] = (
+        StrategySettings  # of a strategy that a configuration names by its class
+    )
     device: torch.device
     backend: str  # who communicates, in words
     phase: str = "the start"  # what the job does now, for the error when another process is lost
+
+    @classmethod
+    def supports(cls, launch: Launch) -> bool:
+        """Whether the strategy can run in processes that were started so."""
+        return True
 
     @property
     def rank(self) -> int:
@@ -117,7 +127,10 @@ class DistributedStrategy(ABC):
 
     def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
         """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks this again."""
-        return lambda: level
+        highest = level
+        if self.world_size > 1:
+            highest = int(self.all_reduce(torch.tensor([level], device=self.device), "max"))
+        return lambda: highest
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """`src`'s object on every rank, its tensors on the CPU on the others; plain Python values and tensors only."""

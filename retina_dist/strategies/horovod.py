@@ -86,16 +86,16 @@ class HorovodStrategy(DistributedStrategy):
         self.compression, self.fp16_scale, self.timeout_s = compression, fp16_scale, timeout_s
         self.hvd = _import_horovod()
         self.device = resolve_device(device, launch)
-        self.settings = {
+        self.variables = {
             "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(fusion_mb * 2**20)),
             "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)),
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(timeout_s)),
         }
         if cycle_time_ms is not None:
-            self.settings["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+            self.variables["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
         if self.device.type == "cpu":
-            self.settings["OMPI_MCA_mpi_yield_when_idle"] = (
+            self.variables["OMPI_MCA_mpi_yield_when_idle"] = (
                 "1"  # or Open MPI's waiting takes the core from the training
             )
         self._parameters: list[tuple[str, nn.Parameter]] = []
@@ -131,7 +131,7 @@ class HorovodStrategy(DistributedStrategy):
     def __enter__(self) -> Self:
         global _running_with
         if self.hvd.is_initialized():
-            if any(self.settings[name] != value for name, value in (_running_with or {}).items()):
+            if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
                     "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, cycle_time_ms, "
                     "hierarchical, timeout_s and device cannot change between the jobs of a sweep; give launcher='mpirun -np N' "
@@ -139,9 +139,9 @@ class HorovodStrategy(DistributedStrategy):
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
-            given = {name for name in self.settings if name in os.environ} - set(_running_with or ())
-            os.environ.update({name: value for name, value in self.settings.items() if name not in given})
-            _running_with = {name: value for name, value in self.settings.items() if name not in given}
+            given = {name for name in self.variables if name in os.environ} - set(_running_with or ())
+            os.environ.update({name: value for name, value in self.variables.items() if name not in given})
+            _running_with = {name: value for name, value in self.variables.items() if name not in given}
             self.hvd.init()
         self._check()
         if self.hvd.mpi_enabled() and self.world_size > 1:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Literal
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, Launch, StrategyName, detect_launch
+from retina_dist.strategies.settings import StrategySettings
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 
@@ -45,6 +47,26 @@ def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.env
             f"note: strategy={name} trains on this process alone, as no launcher started it; for N processes: {start} …"
         )
     return None
+
+
+def strategy_of(
+    settings: StrategySettings, *, loss_is_scaled: bool = False, deterministic: bool = False
+) -> DistributedStrategy:
+    """The strategy of a configuration, not entered yet: a built-in one, or the class that the group's entry names.
+
+    `loss_is_scaled` makes 1 of an open fp16_scale. Raises ConfigError when it cannot run under this job's launcher.
+    """
+    if settings.fp16_scale is None:
+        settings = replace(settings, fp16_scale=1.0 if loss_is_scaled else DEFAULT_FP16_SCALE)
+    outside: type[DistributedStrategy] | None = getattr(settings, "implementation", None)
+    if outside is None:
+        return make_strategy(**asdict(settings), deterministic=deterministic)
+    launch = detect_launch()
+    if not outside.supports(launch):
+        raise ConfigError(
+            f"strategy={settings.name} cannot run under {launch}; use another launcher, or strategy=auto."
+        )
+    return outside(settings, launch)  # type: ignore[call-arg]
 
 
 def make_strategy(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.config.fields import setting
+from retina_dist.config.fields import MISSING, setting
 from retina_dist.errors import ConfigError
 
 
 @dataclass
-class StrategyConfig:
-    """How processes work together: arguments of `retina_dist.strategies.select.make_strategy`."""
+class StrategySettings:
+    """What every strategy can set; one from outside the package has a subclass, with its own settings beside these."""
 
-    name: str = setting("auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod"))
+    name: str = setting(MISSING, "the group entry's name")
     device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
     compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
     fp16_scale: float | None = setting(
@@ -24,6 +24,13 @@ class StrategyConfig:
     timeout_s: float = setting(
         600.0, "a collective that some rank has not joined by then ends the job", at_least=1, at_most=10**7
     )
+
+
+@dataclass
+class StrategyConfig(StrategySettings):
+    """How processes work together: the settings of the built-in strategies, of which `auto` takes one by the launcher."""
+
+    name: str = setting("auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod"))
     bucket_mb: float = setting(25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6)
     static_graph: bool = setting(False, "ddp: every step uses the same parameters; not with trainer.accumulate above 1")
     fusion_mb: float = setting(32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6)

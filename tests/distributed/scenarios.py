@@ -38,8 +38,7 @@ from retina_dist.errors import PeerLost, UserError
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import make_strategy
-
-STEPS, ROWS = 4, 24  # of the small training; 24 rows a step share out over 1, 2, 3, 4 and 8 ranks
+from retina_dist.testing.strategy_contract import ROWS, Net, flat, small_training
 
 
 def contract() -> dict[str, Any]:
@@ -88,82 +87,6 @@ def collectives(strategy: DistributedStrategy) -> Any:
     found["object"] = {**received, "a": received["a"].tolist()}
     strategy.barrier()
     return found
-
-
-class Net(nn.Module):
-    """Enough layers for several gradients; the output scale makes some of them tiny."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-def small_training(
-    strategy: DistributedStrategy,
-    *,
-    accumulate: int = 1,
-    clip: float | None = None,
-    backwards: int | None = None,
-    bad: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hooks: bool = True,
-    strided: bool = False,
-) -> dict[str, Any]:
-    """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
-
-    `backwards` is how many of the `accumulate` micro-batches there are in the last step.
-    """
-    torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
-    model = Net().double()
-    if strategy.is_main:
-        torch.manual_seed(0)
-        model.load_state_dict(Net().double().state_dict())
-    for p in model.parameters() if strided else ():
-        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-    state = TrainState(model, optimizer, scaler)
-    net = strategy.prepare(model, optimizer, accumulate, hooks)
-    norms, moved, scales = [], [], []
-
-    def fit() -> None:
-        for step in range(STEPS):
-            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-            labels = torch.arange(ROWS) % 3
-            count = backwards if backwards and step == STEPS - 1 else accumulate
-            shares = [c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]]
-            for i, share in enumerate(shares):
-                with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
-                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares)
-                    if bad == (strategy.rank, step):
-                        loss = loss * float("inf")
-                    scaler.scale(loss).backward()
-            strategy.reduce_gradients()
-            scaler.unscale_(optimizer)
-            norms.append(clip_gradients(model.parameters(), clip).item())
-            before = flat(model)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            moved.append(not torch.equal(before, flat(model)))
-            scales.append(scaler.get_scale())
-
-    strategy.run(fit, state)
-    return {
-        "weights": flat(model).tolist(),
-        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).tolist(),
-        "norms": norms,
-        "moved": moved,
-        "scales": scales,
-        "keys": sorted(state.state_dict()["model"]),
-    }
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 class Pixels(nn.Module):

@@ -206,17 +206,17 @@ def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert isinstance(strategy, HorovodStrategy)
     assert (strategy.compression, strategy.fp16_scale, strategy.reduction) == ("bf16", 8.0, "average")
-    assert strategy.settings["HOROVOD_FUSION_THRESHOLD"] == "2097152"
-    assert strategy.settings["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
-    assert strategy.settings["HOROVOD_CYCLE_TIME"] == "5.0"
-    assert strategy.settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
+    assert strategy.variables["HOROVOD_FUSION_THRESHOLD"] == "2097152"
+    assert strategy.variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert strategy.variables["HOROVOD_CYCLE_TIME"] == "5.0"
+    assert strategy.variables["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
 
 
 def test_deterministic_fixes_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
     alone = make_strategy(launch=MPIRUN, device="cpu", fusion_mb=2.0, deterministic=True)
     assert isinstance(alone, HorovodStrategy)
-    assert alone.settings["HOROVOD_FUSION_THRESHOLD"] == "0"
+    assert alone.variables["HOROVOD_FUSION_THRESHOLD"] == "0"
     assert not alone.elastic
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert make_strategy(launch=MPIRUN, device="cpu").elastic  # type: ignore[attr-defined]

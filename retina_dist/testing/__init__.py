@@ -1,0 +1,1 @@
+"""Contracts that an extension from outside the package runs to prove itself."""

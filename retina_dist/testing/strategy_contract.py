@@ -1,0 +1,205 @@
+"""What every `DistributedStrategy` promises, as a function that an own strategy runs under its launcher.
+
+    # mpirun -np 2 python contract.py
+    from retina_dist.testing.strategy_contract import strategy_contract
+    strategy_contract(lambda: MyStrategy(MySettings(), detect_launch()))
+
+Every rank calls it; a broken promise raises AssertionError. Layer 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import PeerLost, UserError
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+STEPS, ROWS = 4, 24  # of the small training; 24 rows a step divide evenly over 1, 2, 3, 4 and 8 ranks
+TOLERANCE = 1e-12  # relative, in float64, to one process
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"accumulate": 2},
+    "clipped": {"clip": 0.1},
+    "without hooks": {"hooks": False},
+    "other strides": {"strided": True},
+    "a last step with fewer micro-batches": {"accumulate": 3, "backwards": 1},
+}
+
+
+def strategy_contract(make: Callable[[], DistributedStrategy]) -> None:
+    """Check the strategies that `make` gives, one entered after the other, on CPU or GPU.
+
+    They must communicate as documented, train what one process trains in float64, share the state at the start, skip a step on
+    all ranks when one has an infinite loss, and end all ranks when one fails.
+    """
+    with make() as strategy:
+        check_collectives(strategy)
+    for name, options in TRAININGS.items():
+        with make() as strategy:
+            check_training(strategy, name, options)
+    with make() as strategy:
+        check_skipped_step(strategy)
+        check_errors(strategy)
+
+
+def check_collectives(strategy: DistributedStrategy) -> None:
+    """Values by hand, for each type and operation, for ragged and empty rows, and for objects."""
+    rank, world, device = strategy.rank, strategy.world_size, strategy.device
+    ranks = range(world)
+    assert 0 <= rank < world, f"rank {rank} of {world}"
+    assert strategy.is_main == (rank == 0)
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        x = torch.tensor([[rank + 1, -rank], [2 * rank, 5]], dtype=dtype, device=device)
+        _equal(strategy.all_reduce(x, "sum"), [[sum(r + 1 for r in ranks), -sum(ranks)], [2 * sum(ranks), 5 * world]])
+        _equal(strategy.all_reduce(x, "min"), [[1, -(world - 1)], [0, 5]])
+        _equal(strategy.all_reduce(x, "max"), [[world, 0], [2 * (world - 1), 5]])
+        _equal(x, [[rank + 1, -rank], [2 * rank, 5]])  # the input stays as it is
+    _equal(strategy.all_reduce(torch.tensor([float(rank)], device=device)), [sum(ranks) / world])
+    _equal(strategy.all_reduce(torch.tensor(float(rank), device=device), "max"), world - 1.0)
+    transposed = torch.arange(6.0, device=device).view(2, 3).t() + rank
+    _equal(
+        strategy.all_reduce(transposed, "sum"),
+        [[sum(v + r for r in ranks) for v in p] for p in ((0, 3), (1, 4), (2, 5))],
+    )
+    _equal(
+        strategy.all_gather(torch.full((rank, 2), float(rank), device=device)),
+        [[r] * 2 for r in ranks for _ in range(r)],
+    )
+    assert strategy.all_gather(torch.zeros(0, 7, device=device)).shape == (0, 7), "all ranks' rows are empty"
+    _equal(strategy.broadcast(torch.tensor([float(rank), 7.0], device=device), src=world - 1), [world - 1.0, 7.0])
+    sent = {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}} if strategy.is_main else None
+    received: Any = strategy.broadcast_object(sent)
+    assert {**received, "a": received["a"].tolist()} == {"a": [0, 1, 2], "b": [1, 2.5, None, "x"], "c": {"d": True}}
+    answer = strategy.all_reduce_max_async(rank)
+    strategy.barrier()
+    assert answer() == world - 1, "all_reduce_max_async gives the highest level of any rank"
+
+
+def check_training(strategy: DistributedStrategy, name: str, options: dict[str, Any]) -> None:
+    """The weights, momenta and gradient norms of one process; weights equal on all ranks, to the bit."""
+    found, alone = small_training(strategy, **options), small_training(SingleDeviceStrategy("cpu"), **options)
+    for key in ("weights", "momentum", "norms"):
+        a, b = torch.tensor(found[key], dtype=torch.float64), torch.tensor(alone[key], dtype=torch.float64)
+        error = float((a - b).abs().max() / b.abs().max())
+        assert error <= TOLERANCE, f"training, {name}: {key} differ from one process's by {error:.1e}"
+    _equal_on_all_ranks(strategy, found["weights"], name)
+
+
+def check_skipped_step(strategy: DistributedStrategy) -> None:
+    """An infinite loss on the last rank in the second step skips that step on all ranks."""
+    found = small_training(strategy, bad=(strategy.world_size - 1, 1), scale=8.0)
+    assert found["moved"] == [True, False, True, True], "reduce first, then unscale, or only one rank skips"
+    _equal_on_all_ranks(strategy, found["weights"], "a skipped step")
+
+
+def check_errors(strategy: DistributedStrategy) -> None:
+    """A UserError on the last rank ends all ranks, with PeerLost on the others."""
+    last = strategy.world_size - 1
+
+    def fail() -> None:
+        if strategy.rank == last:
+            raise UserError("this rank cannot")
+
+    try:
+        strategy.run_collectively(fail)
+    except UserError as error:
+        assert isinstance(error, PeerLost) == (strategy.rank != last)
+        assert error.collective or strategy.world_size == 1
+    else:
+        raise AssertionError("run_collectively must raise on every rank")
+    assert strategy.on_main(lambda: strategy.rank) == 0
+
+
+def _equal(found: Tensor, expected: Any) -> None:
+    assert found.tolist() == torch.tensor(expected, dtype=found.dtype).tolist(), f"{found.tolist()} is not {expected}"
+
+
+def _equal_on_all_ranks(strategy: DistributedStrategy, values: list[float], name: str) -> None:
+    x = torch.tensor(values, dtype=torch.float64, device=strategy.device)
+    lowest, highest = strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max")
+    assert torch.equal(lowest, highest), f"{name}: the weights of the ranks differ"
+
+
+class Net(nn.Module):
+    """Three layers: several gradients of several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+def small_training(
+    strategy: DistributedStrategy,
+    *,
+    accumulate: int = 1,
+    clip: float | None = None,
+    backwards: int | None = None,
+    bad: tuple[int, int] | None = None,
+    scale: float | None = None,
+    hooks: bool = True,
+    strided: bool = False,
+) -> dict[str, Any]:
+    """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
+
+    `backwards` is how many of the `accumulate` micro-batches there are in the last step.
+    """
+    torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
+    model = Net().double()
+    if strategy.is_main:
+        torch.manual_seed(0)
+        model.load_state_dict(Net().double().state_dict())
+    for p in model.parameters() if strided else ():
+        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    state = TrainState(model, optimizer, scaler)
+    net = strategy.prepare(model, optimizer, accumulate, hooks)
+    norms, moved, scales = [], [], []
+
+    def fit() -> None:
+        for step in range(STEPS):
+            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            labels = torch.arange(ROWS) % 3
+            count = backwards if backwards and step == STEPS - 1 else accumulate
+            shares = [c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]]
+            for i, share in enumerate(shares):
+                with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
+                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares)
+                    if bad == (strategy.rank, step):
+                        loss = loss * float("inf")
+                    scaler.scale(loss).backward()
+            strategy.reduce_gradients()
+            scaler.unscale_(optimizer)
+            norms.append(clip_gradients(model.parameters(), clip).item())
+            before = flat(model)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            moved.append(not torch.equal(before, flat(model)))
+            scales.append(scaler.get_scale())
+
+    strategy.run(fit, state)
+    return {
+        "weights": flat(model).tolist(),
+        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).tolist(),
+        "norms": norms,
+        "moved": moved,
+        "scales": scales,
+        "keys": sorted(state.state_dict()["model"]),
+    }
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
