@@ -35,7 +35,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from retina_dist.config.schema import COMMANDS, ShardsConfig, leaves, validate
-from retina_dist.config.seams import import_class, load_plugins, schema_with
+from retina_dist.config.seams import import_class, load_plugins, schema_with, without_outside
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
 from retina_dist.redaction import redacted
@@ -119,7 +119,8 @@ def to_object(composed: Any, name: str) -> Any:
 def settings_of(content: Any, schema: type[T]) -> T:
     """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
 
-    They are data: nothing in them is looked up or made. Raises ConfigError.
+    They are data: nothing in them is looked up or made. A section of a class from outside the package has the built-in one's
+    defaults instead. Raises ConfigError.
     """
     for key, value in leaves(content):
         if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too
@@ -127,7 +128,7 @@ def settings_of(content: Any, schema: type[T]) -> T:
                 f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
             )
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), content))
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), without_outside(content)))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(
             f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]})."

@@ -7,7 +7,8 @@ entries in Hydra's ConfigStore. The class is imported for the command line's com
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+import importlib
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -58,11 +59,19 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
     return make_dataclass(schema.__name__, sections, bases=(schema,)) if sections else schema
 
 
+def without_outside(content: Any) -> Any:
+    """Settings that a file holds without the sections that a class from outside the package would read."""
+    if not isinstance(content, dict):
+        return content
+    outside = [s.group for s in SEAMS if isinstance(content.get(s.group), dict) and "_target_" in content[s.group]]
+    return {key: value for key, value in content.items() if key not in outside}
+
+
 def import_class(key: str, name: Any, *kinds: type) -> type:
     """The class `name`, which the setting `key` gives; a subclass of one of `kinds`. Raises ConfigError."""
     module, _, attribute = str(name).rpartition(".")
     try:
-        found = getattr(__import__(module, fromlist=[attribute]), attribute, None)
+        found = getattr(importlib.import_module(module), attribute, None)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{key}={name} cannot be imported ({error}).") from error
     if not (isinstance(found, type) and issubclass(found, kinds)):
@@ -80,6 +89,4 @@ def _settings_of(seam: Seam, target: Any) -> type:
     if not (isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)):
         raise ConfigError(f"{key}={target} has no settings; give it a dataclass below {base.__name__} as `settings`.")
     named = ("_target_", str, setting(target, choices=(target,)))
-    names = {f.name for f in fields(settings)}
-    assert "_target_" not in names
     return make_dataclass(settings.__name__, [named], bases=(settings,), namespace={"implementation": found})

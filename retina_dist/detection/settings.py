@@ -93,7 +93,7 @@ class DataConfig:
                 )
         if self.format == "shards" and (self.train_images or self.val_images):
             raise ConfigError(
-                f"data={self.name} has its pictures in data.root; leave out data.*_images, or write those into shards."
+                f"data={self.name} has its images in data.root; leave out data.*_images, or write those into shards."
             )
         factors = self.scale_jitter
         if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):

@@ -18,21 +18,17 @@ from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE
 from retina_dist.strategies.nccl import apply_nccl
-from retina_dist.strategies.select import make_strategy
+from retina_dist.strategies.select import strategy_of
 
 logger = logging.getLogger(__name__)
 
 
 def build_strategy(config: TrainConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
-    arguments = asdict(config.strategy)
-    if arguments["fp16_scale"] is None:
-        scaled_already = config.trainer.precision == "fp16"
-        arguments["fp16_scale"] = 1.0 if scaled_already else DEFAULT_FP16_SCALE
+    trainer = config.trainer
     apply_nccl(asdict(config.nccl))
-    return make_strategy(**arguments, deterministic=config.trainer.deterministic)
+    return strategy_of(config.strategy, loss_is_scaled=trainer.precision == "fp16", deterministic=trainer.deterministic)
 
 
 def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:

@@ -1,0 +1,111 @@
+"""Extensions that live outside the package: chosen on the command line, held to the built-in ones' contracts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import TrainConfig
+from retina_dist.errors import ConfigError
+from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.strategy_contract import strategy_contract
+from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
+
+HERE = Path(__file__).parent
+FOUND = f"hydra.searchpath=[file://{HERE / 'conf'}]"
+TRAINING = ["data=parity", "trainer.max_duration=3steps", "trainer.deterministic=true", "logging=quiet"]
+
+
+def under_mpirun(*arguments: str) -> list[str]:
+    """Two processes of a module, of which one that fails ends the other."""
+    if reason := why_missing("mpirun"):
+        pytest.skip(f"mpirun: {reason}")
+    return command("mpirun", 2, "mpi4py", ["-m", *arguments])
+
+
+def run(line: list[str], cwd: Path) -> str:
+    variables = {**environment(1), "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_mpi_strategy_keeps_the_contract(tmp_path: Path) -> None:
+    assert run(under_mpirun("tests.plugins.contract"), tmp_path).count("contract kept") == 2
+
+
+def test_one_process_keeps_the_contract() -> None:
+    strategy_contract(lambda: SingleDeviceStrategy("cpu"))
+
+
+def test_the_mpi_strategy_trains_what_one_process_trains(tmp_path: Path) -> None:
+    """In float64, thirteen images in batches of eight: the batches do not divide."""
+    program = "tests.distributed.float64"
+    run([sys.executable, "-m", program, *TRAINING, "output_dir=alone"], tmp_path)
+    found = ["--config-dir", str(HERE / "conf"), "strategy=mpi4py"]
+    run(under_mpirun(program, *found, *TRAINING, "output_dir=two"), tmp_path)
+    alone, two = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
+        for name in ("alone", "two")
+    )
+    for key, weights in alone.items():
+        assert weights.dtype != torch.float32
+        assert torch.allclose(two[key].double(), weights.double(), rtol=1e-10, atol=1e-12), key
+
+
+def test_the_settings_of_a_class_from_outside_are_typed() -> None:
+    config = load_config("train", [FOUND, "strategy=mpi4py", "strategy.chunk_mb=2", "strategy.timeout_s=9"])
+    assert isinstance(config, TrainConfig)
+    assert isinstance(config.strategy, MPISettings)
+    assert (config.strategy.chunk_mb, config.strategy.timeout_s, config.strategy.name) == (2.0, 9.0, "mpi4py")
+    assert config.strategy.implementation is MPIStrategy  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.chunk=2", "strategy.chunk is not a setting; did you mean strategy.chunk_mb?"),
+        ("strategy.chunk_mb=0", "strategy.chunk_mb=0.0 is too small; it must be above 0."),
+        ("strategy.chunk_mb=a", "strategy.chunk_mb=a is not a number."),
+        ("strategy.bucket_mb=2", "strategy.bucket_mb is not a setting"),
+        ("strategy._target_=torch.load", "strategy._target_=torch.load is not one of tests.plugins.mpi_strategy"),
+        ("strategy.compression=fp8", "strategy.compression=fp8 is not one of none, bf16, fp16"),
+    ],
+)
+def test_wrong_settings_of_a_class_from_outside_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("train", [FOUND, "strategy=mpi4py", override])
+    assert message in str(caught.value)
+    assert load_config("train", []).strategy.name == "auto", "what was chosen before leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("torch.load", "is not a class of the kind DistributedStrategy"),
+        ("subprocess.Popen", "is not a class of the kind DistributedStrategy"),
+        ("nowhere.Strategy", "cannot be imported"),
+        ("Strategy", "cannot be imported"),
+    ],
+)
+def test_an_entry_names_a_strategy_and_nothing_else(tmp_path: Path, target: str, message: str) -> None:
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "mine.yaml").write_text(f"_target_: {target}\nname: mine\n")
+    with pytest.raises(ConfigError, match=rf"strategy\._target_={target} {message}"):
+        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "strategy=mine"])
+
+
+def test_a_checkpoint_names_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings are read back without an import of what they name, and without the keys that only that class knows."""
+    content = asdict(load_config("train", [FOUND, "strategy=mpi4py"]))
+    content["strategy"]["_target_"] = "no.such.module.Strategy"
+    found = settings_of(content, TrainConfig)
+    assert type(found) is TrainConfig
+    assert found.data.name == "shapes"
