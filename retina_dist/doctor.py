@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import DataConfig, DoctorConfig, ModelConfig
 from retina_dist.detection.doctor import image_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage

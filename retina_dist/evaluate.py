@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.config.compose import entry_point, settings_of
+from retina_dist.config.compose import settings_of
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,

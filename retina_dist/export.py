@@ -26,7 +26,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist import __version__
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ExportConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.batch import Batch, Detections

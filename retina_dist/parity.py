@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ParityConfig
 from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.replicas import check_replicas

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config.compose import entry_point, settings_of
+from retina_dist.config.compose import settings_of
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ReplayConfig, TrainConfig, validate
 from retina_dist.detection.task import DetectionTask, data_of_checkpoint
 from retina_dist.engine.checkpoints import load_checkpoint

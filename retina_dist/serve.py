@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.errors import ConfigError

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import DataConfig, ShardsConfig
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import sizes_of

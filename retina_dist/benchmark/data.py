@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retina_dist.benchmark.report import finish
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import DataBenchmarkConfig
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from retina_dist.benchmark.report import finish, write_table
-from retina_dist.config.compose import entry_point
+from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ScalingConfig
 from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.train_step import TrainStep

@@ -47,7 +47,11 @@ COMMANDS: dict[str, type] = {
     "replay": ReplayConfig,
 }
 
+# Of the last composition: with the settings of classes from outside the package.
+ACTIVE = dict(COMMANDS)
+
 __all__ = [
+    "ACTIVE",
     "COMMANDS",
     "ConvertConfig",
     "DataBenchmarkConfig",

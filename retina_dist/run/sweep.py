@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from retina_dist.config.compose import SweepJob
+from retina_dist.config.overrides import SweepJob
 from retina_dist.config.schema import TrainConfig
 from retina_dist.engine.best import default_mode
 from retina_dist.engine.folder_lock import FolderLocks

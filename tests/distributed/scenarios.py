@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config.compose import reported_errors
+from retina_dist.config.entry_point import reported_errors
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import EvalSampler
 from retina_dist.detection.batch import Batch

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.config.compose import SweepJob, _check_overrides, load_config, register_schema
+from retina_dist.config.compose import load_config, register_schema
+from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
@@ -198,7 +199,7 @@ def test_a_run_that_exists_is_joined_and_left_open(
 
 def jobs_of(*arguments: str) -> list[SweepJob]:
     register_schema("train")
-    return _check_overrides("train", ["-m", *arguments])
+    return check_overrides("train", ["-m", *arguments])
 
 
 def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:

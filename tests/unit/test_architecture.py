@@ -36,7 +36,7 @@ ALLOWED = {
     },
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "run.folder"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "config.overrides", "run.folder"}
 
 
 def module_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from retina_dist.config.compose import SweepJob
+from retina_dist.config.overrides import SweepJob
 from retina_dist.config.schema import (
     DataConfig,
     LoggingConfig,

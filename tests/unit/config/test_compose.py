@@ -12,14 +12,9 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
-from retina_dist.config.compose import (
-    _check_overrides,
-    config_dir,
-    load_config,
-    register_schema,
-    reported_errors,
-    settings_of,
-)
+from retina_dist.config.compose import config_dir, load_config, register_schema, settings_of
+from retina_dist.config.entry_point import reported_errors
+from retina_dist.config.overrides import check_overrides
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.run.build import build_plan
@@ -309,7 +304,7 @@ def test_a_configuration_calls_no_function_by_name(
     with pytest.raises(
         ConfigError, match=r"=torch\.load.* (is|are|name)|=os\.system|Popen is not|_target_ is not a setting"
     ):
-        _check_overrides("train", [*folder, "experiment=mine", *overrides])
+        check_overrides("train", [*folder, "experiment=mine", *overrides])
 
 
 def test_hydras_own_classes_may_be_named() -> None:
@@ -320,7 +315,7 @@ def test_hydras_own_classes_may_be_named() -> None:
         ["hydra/job_logging=default"],
         ["hydra.run.dir=x"],
     ):
-        assert _check_overrides("train", overrides) == []
+        assert check_overrides("train", overrides) == []
 
 
 @pytest.mark.parametrize(
@@ -375,7 +370,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    code = "from retina_dist.config.compose import reported_errors\nwith reported_errors():\n  while True: print('x' * 999)"
+    code = "from retina_dist.config.entry_point import reported_errors\nwith reported_errors():\n  while True: print('x' * 999)"
     environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path

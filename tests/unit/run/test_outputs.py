@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retina_dist.config.compose import check_outputs, reported_errors
+from retina_dist.config.entry_point import check_outputs, reported_errors
 from retina_dist.config.schema import (
     ConvertConfig,
     DataBenchmarkConfig,

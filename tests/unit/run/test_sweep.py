@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from retina_dist.config.compose import SweepJob, _check_overrides, register_schema
+from retina_dist.config.compose import register_schema
+from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.config.schema import TrainConfig
 from retina_dist.engine.trainer import Divergence
 from retina_dist.errors import ConfigError, DataError
@@ -34,7 +35,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 
 def jobs_of(*arguments: str) -> list[SweepJob]:
     register_schema("train")
-    return _check_overrides("train", ["-m", *arguments])
+    return check_overrides("train", ["-m", *arguments])
 
 
 def trained(config: TrainConfig) -> None:
@@ -66,7 +67,7 @@ def test_jobs_are_hydras_product() -> None:
     assert list(jobs[0].swept) == ["optimizer.lr", "data.batch_size"]
     config = jobs[3].load()
     assert (config.optimizer.lr, config.data.batch_size, config.data.min_sizes) == (0.01, 8, [64, 96])
-    assert _check_overrides("train", ["optimizer.lr=1e-3"]) == []
+    assert check_overrides("train", ["optimizer.lr=1e-3"]) == []
 
 
 def test_hydras_other_ways_to_sweep() -> None:

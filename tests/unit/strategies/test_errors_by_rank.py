@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from retina_dist.config.compose import reported_errors
+from retina_dist.config.entry_point import reported_errors
 from retina_dist.errors import ConfigError, DataError, PeerLost
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
