@@ -181,7 +181,7 @@ def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
 def parity(config: ParityConfig) -> bool:
     """Start every launcher that is there with each number of processes, print the table, return whether all agree."""
     draw_data(config.data)
-    usable = {name: why_missing(name) for name in config.launchers}  # type: ignore[arg-type]
+    usable = {name: why_missing(name) for name in config.launchers}
     for name, reason in usable.items():
         if reason:
             print(f"{name} left out: {reason}", flush=True)
@@ -204,7 +204,7 @@ def _launch(launcher: str, processes: int, folder: Path) -> dict[str, dict[str, 
     """The differences that a job of `processes` processes found. Raises UserError with its last words if it failed."""
     result = folder / f"{launcher}_{processes}.json"
     arguments = [*sys.argv[1:], f"worker={result}"]
-    line = command(launcher, processes, "retina_dist.parity", arguments)  # type: ignore[arg-type]
+    line = command(launcher, processes, "retina_dist.parity", arguments)
     last: deque[str] = deque(maxlen=30)
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment(1), stdout=pipe, stderr=subprocess.STDOUT, text=True) as job:

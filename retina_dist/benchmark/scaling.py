@@ -90,7 +90,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
     """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
     draw_data(config.data)
-    usable = {name: why_missing(name) for name in config.launchers}  # type: ignore[arg-type]
+    usable = {name: why_missing(name) for name in config.launchers}
     for name, reason in usable.items():
         if reason:
             print(f"{name} left out: {reason}", flush=True)
@@ -185,7 +185,7 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
         if launcher == "python":
             line = [sys.executable, "-m", "retina_dist.benchmark.scaling", *arguments]
         else:
-            line = command(launcher, processes, "retina_dist.benchmark.scaling", arguments)  # type: ignore[arg-type]
+            line = command(launcher, processes, "retina_dist.benchmark.scaling", arguments)
         done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
         if done.returncode or not result.exists():
             words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])

@@ -11,24 +11,21 @@ A sum over ranks could leave fp16's range where no summand does, so each rank se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Compression = Literal["none", "bf16", "fp16"]
 
 WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_FP16_SCALE = 1024.0  # 6e-8 .. 64 keep their precision: RetinaNet's gradients, without a loss scale
 
 
-def to_wire(gradient: Tensor, compression: Compression, scale: float, world_size: int) -> Tensor:
+def to_wire(gradient: Tensor, compression: str, scale: float, world_size: int) -> Tensor:
     """This rank's share of the mean [*], in 16 bits."""
     factor = (scale if compression == "fp16" else 1.0) / world_size
     return gradient.mul(factor).to(WIRE_DTYPE[compression])
 
 
-def from_wire(summed: Tensor, compression: Compression, scale: float, dtype: torch.dtype) -> Tensor:
+def from_wire(summed: Tensor, compression: str, scale: float, dtype: torch.dtype) -> Tensor:
     """The mean [*] in `dtype`, of shares that were added up over ranks."""
     mean = summed.to(dtype)
     return mean.div_(scale) if compression == "fp16" else mean

@@ -22,10 +22,11 @@ from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.liveness import lost, missing_ranks
+from retina_dist.strategies.settings import StrategyConfig
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # What torch says, in no exception class of its own, when the other end of a connection is gone or silent.
@@ -57,20 +58,15 @@ class DDPStrategy(DistributedStrategy):
 
     def __init__(
         self,
+        settings: StrategyConfig,
         launch: Launch,
         *,
-        device: str = "auto",
-        compression: Compression = "none",
-        fp16_scale: float = DEFAULT_FP16_SCALE,
-        bucket_mb: float = 25.0,
-        static_graph: bool = False,
-        timeout_s: float = 600.0,
         deterministic: bool = False,
     ) -> None:
-        self.launch, self.timeout_s, self.deterministic = launch, timeout_s, deterministic
-        self.compression, self.fp16_scale = compression, fp16_scale
-        self.bucket_mb, self.static_graph = bucket_mb, static_graph
-        self.device = resolve_device(device, launch)
+        self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
+        self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
+        self.bucket_mb, self.static_graph = settings.bucket_mb, settings.static_graph
+        self.device = resolve_device(settings.device, launch)
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None

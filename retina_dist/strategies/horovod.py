@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,13 @@ from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, Compression, all_finite, from_wire, to_wire
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.liveness import lost, missing_ranks
+from retina_dist.strategies.settings import StrategyConfig
 
 T = TypeVar("T")
-Reduction = Literal["average", "adasum"]
 
 GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
 
@@ -66,34 +66,27 @@ class HorovodStrategy(DistributedStrategy):
 
     def __init__(
         self,
+        settings: StrategyConfig,
         launch: Launch,
         *,
-        device: str = "auto",
-        compression: Compression = "none",
-        fp16_scale: float = DEFAULT_FP16_SCALE,
-        fusion_mb: float = 32.0,
-        cycle_time_ms: float | None = None,
-        hierarchical: bool = False,
-        reduction: Reduction = "average",
-        timeout_s: float = 600.0,
-        commit_every: int = 10,
         deterministic: bool = False,
     ) -> None:
-        self.launch, self.reduction = launch, reduction
+        self.launch, self.reduction = launch, settings.reduction
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        self.commit_every = commit_every
+        self.commit_every = settings.commit_every
         self._membership = _Membership(self)
-        self.compression, self.fp16_scale, self.timeout_s = compression, fp16_scale, timeout_s
+        self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
+        self.timeout_s = settings.timeout_s
         self.hvd = _import_horovod()
-        self.device = resolve_device(device, launch)
+        self.device = resolve_device(settings.device, launch)
         self.variables = {
-            "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(fusion_mb * 2**20)),
-            "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)),
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, timeout_s / 2)))),
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(timeout_s)),
+            "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(settings.fusion_mb * 2**20)),
+            "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(settings.hierarchical)),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
         }
-        if cycle_time_ms is not None:
-            self.variables["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+        if settings.cycle_time_ms is not None:
+            self.variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         if self.device.type == "cpu":
             self.variables["OMPI_MCA_mpi_yield_when_idle"] = (
                 "1"  # or Open MPI's waiting takes the core from the training

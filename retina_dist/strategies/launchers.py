@@ -44,7 +44,7 @@ def executable(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def why_missing(launcher: LauncherName) -> str | None:
+def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
     if launcher == "torchrun":
         return None
@@ -63,7 +63,7 @@ def _built(horovodrun: str) -> str:
     return subprocess.run([horovodrun, "--check-build"], capture_output=True, text=True, env=environment(1)).stdout
 
 
-def command(launcher: LauncherName, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
+def command(launcher: str, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
     """The command line that runs `python -m MODULE ARGUMENTS` as so many processes. Raises ConfigError if it cannot."""
     reason = why_missing(launcher)
     if reason:

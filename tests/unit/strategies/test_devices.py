@@ -20,6 +20,7 @@ from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.devices import check_devices, resolve_device
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.settings import StrategyConfig
 
 
 class Host:
@@ -193,7 +194,7 @@ def test_ddp_refuses_a_gpu_that_two_ranks_have_before_nccl_starts(monkeypatch: p
     monkeypatch.setattr(ddp, "_shared_store", store)
     monkeypatch.setattr(ddp, "device_identity", lambda device: "GPU-7 on a")
     with pytest.raises(ConfigError, match=SHARED):
-        DDPStrategy(Launch("srun", 0, 2, 0, 2), device="cpu").__enter__()
+        DDPStrategy(StrategyConfig(device="cpu"), Launch("srun", 0, 2, 0, 2)).__enter__()
     assert not dist.is_initialized()
 
 
@@ -208,7 +209,7 @@ def test_horovod_refuses_a_gpu_that_two_ranks_have(monkeypatch: pytest.MonkeyPat
     hvd = SimpleNamespace(is_initialized=lambda: True, size=lambda: 2, mpi_enabled=lambda: False, allgather=all_gather)
     monkeypatch.setattr(horovod, "_import_horovod", lambda: hvd)
     monkeypatch.setattr(horovod, "device_identity", lambda device: "GPU-7 on a")
-    strategy = HorovodStrategy(Launch("horovodrun", 0, 2, 0, 2), device="cpu")
+    strategy = HorovodStrategy(StrategyConfig(device="cpu"), Launch("horovodrun", 0, 2, 0, 2))
     strategy.elastic = elastic
     if elastic:
         strategy.__enter__()

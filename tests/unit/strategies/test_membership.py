@@ -12,6 +12,7 @@ from torch import Tensor
 from retina_dist.strategies import horovod
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.settings import StrategyConfig
 
 
 class HostsUpdatedInterrupt(Exception):
@@ -47,7 +48,9 @@ def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(monkey
     ranks = []
     for rank in range(2):
         monkeypatch.setattr(horovod, "_import_horovod", lambda rank=rank: wire.rank(rank))
-        ranks.append(HorovodStrategy(Launch("horovodrun", rank, 2, rank, 2), device="cpu", commit_every=3))
+        ranks.append(
+            HorovodStrategy(StrategyConfig(device="cpu", commit_every=3), Launch("horovodrun", rank, 2, rank, 2))
+        )
     stopped = []
     for step in range(1, 8):
         if step == 5:
