@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 
+from retina_dist.config import seams
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import ConfigError
@@ -103,7 +106,26 @@ def test_an_entry_names_a_strategy_and_nothing_else(tmp_path: Path, target: str,
         load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "strategy=mine"])
 
 
-def test_a_checkpoint_names_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a function under the entry point `retina_dist.plugins`, which stores them in Hydra's ConfigStore."""
+    target = "tests.plugins.mpi_strategy.MPIStrategy"
+
+    class Installed:
+        def load(self) -> Callable[[], None]:
+            node = {"_target_": target, "name": "installed"}
+            return lambda: ConfigStore.instance().store(group="strategy", name="installed", node=node)
+
+    monkeypatch.setattr(seams, "entry_points", lambda group: [Installed()] if group == "retina_dist.plugins" else [])
+    seams.load_plugins.cache_clear()
+    try:
+        config = load_config("train", ["strategy=installed", "strategy.chunk_mb=3"])
+    finally:
+        seams.load_plugins.cache_clear()
+        ConfigStore.instance().repo.get("strategy", {}).pop("installed.yaml", None)
+    assert (config.strategy.name, config.strategy.chunk_mb) == ("installed", 3.0)
+
+
+def test_a_checkpoint_names_no_class() -> None:
     """Its settings are read back without an import of what they name, and without the keys that only that class knows."""
     content = asdict(load_config("train", [FOUND, "strategy=mpi4py"]))
     content["strategy"]["_target_"] = "no.such.module.Strategy"
