@@ -45,6 +45,8 @@ def command_of(words: list[str]) -> tuple[str, list[str]] | None:
     if words[0] == "retina-dist" and len(words) > 1 and words[1].isalpha():
         name, rest = words[1], words[2:]
     elif words[0] in ("python", *LAUNCHERS) and "-m" in words:
+        if "--config-dir" in words:  # entries of the reader's own
+            return None
         module, *rest = words[words.index("-m") + 1 :]
         if module == "retina_dist" and rest:
             module, rest = f"retina_dist.{rest[0]}", rest[1:]
