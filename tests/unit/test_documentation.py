@@ -83,7 +83,7 @@ def cases() -> list[Any]:
     found = {
         (name, tuple(words)): page.name
         for page in PAGES
-        if page.name != "CHANGELOG.md"
+        if page.name not in ("CHANGELOG.md", "settings.md")  # headings of the generated reference are no whole commands
         for name, words in commands_of(page.read_text())
     }
     return [
@@ -142,6 +142,8 @@ def test_files_that_the_pages_name_exist() -> None:
         if page.name == "CHANGELOG.md":
             continue
         for name in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|sh|ipynb))`", page.read_text()):
+            if name.startswith("my_"):  # the reader's own
+                continue
             found = [root / name for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")]
             assert any(path.exists() for path in found), f"{page.name} names {name}"
 
