@@ -58,7 +58,7 @@ def replay(config: ReplayConfig) -> None:
     settings = replace(settings, data=data_settings, trainer=replace(settings.trainer, compile=False))
     with make_strategy("single", device=config.device) as strategy:
         task = DetectionTask(settings, strategy, report=lambda text: None)
-        task.take_labels(content.get("categories", {}), event["checkpoint"])
+        task.load_checkpoint_state(content.get("categories", {}), event["checkpoint"])
         model = task.build_model(resumed=True, checkpoint=content)
         state = build_state(settings, model, strategy)
         state.load_state_dict(content)

@@ -15,6 +15,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
+from retina_dist.run.build import monitor_of
 from retina_dist.run.sweep import run_sweep
 
 
@@ -25,7 +26,7 @@ def main(config: TrainConfig) -> float | None:
         raise ConfigError(
             f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command itself by it."
         )
-    return train(config).get(config.trainer.monitor)
+    return train(config).get(monitor_of(config))
 
 
 if __name__ == "__main__":

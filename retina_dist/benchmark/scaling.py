@@ -62,7 +62,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
             strategy,
             precision=config.trainer.precision,  # type: ignore[arg-type]
             gradient_clip=config.trainer.gradient_clip,
-            cuda_graphs=uses_graphs(config, strategy),
+            cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
         )
 
         def repeat(steps: int) -> None:

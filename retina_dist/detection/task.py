@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.words import pluralize
 
 NUM_IMAGES = 12
+MAX_LOGGED_CLASSES = 20  # whose AP is logged at the end
 
 
 def draw_data(data: DataConfig) -> None:
@@ -164,13 +165,35 @@ def build_model(
     return model
 
 
+def cuda_graph_blockers(model: ModelConfig, world_size: int) -> list[str]:
+    """Why the passes of a model cannot be captured in CUDA graphs; empty if they can."""
+    reasons = {
+        "model.norm=sync_bn talks to other ranks within the pass": model.norm == "sync_bn" and world_size > 1,
+        "model.loss_impl=torchvision waits for the device": model.loss_impl == "torchvision",
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
 class DetectionTask:
     """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
 
     Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
     """
 
-    metric_names = CocoEvaluator.metric_names  # what a validation gives
+    metric_names: ClassVar[Sequence[str]] = CocoEvaluator.metric_names
+    default_monitor: ClassVar[str] = "coco/AP"
+    locked_settings: ClassVar[frozenset[str]] = frozenset(
+        (
+            "data.min_sizes",
+            "data.max_size",
+            "data.num_buckets",
+            "model.backbone",
+            "model.variant",
+            "model.fpn_channels",
+            "model.anchor_sizes",
+            "model.aspect_ratios",
+        )
+    )
 
     def __init__(
         self,
@@ -193,7 +216,27 @@ class DetectionTask:
             self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
         self.evaluator: CocoEvaluator | None = None
 
-    def take_labels(self, state: Mapping[str, Any], source: object) -> None:
+    @staticmethod
+    def prepare(config: TrainConfig) -> None:
+        """Draw the data set of shapes."""
+        draw_data(config.data)
+
+    @staticmethod
+    def planned_images(config: TrainConfig) -> int | None:
+        """The images of a data set of shapes that are all trained on."""
+        all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
+        return config.data.shapes.num_train if config.data.shapes and all_of_them else None
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation set."""
+        return self.val is not None
+
+    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """The categories that a checkpoint's labels number."""
+        return dict(checkpoint.get("categories", {}))
+
+    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Number the categories as a checkpoint, `source`, does, by their names. Raises CheckpointError where those do not agree.
 
         `state` is what the checkpoint says of its categories. Ids stay those of the annotation files.
@@ -338,6 +381,10 @@ class DetectionTask:
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
         }
 
+    def cuda_graph_blockers(self) -> list[str]:
+        """Why the model's passes cannot be captured in CUDA graphs."""
+        return cuda_graph_blockers(self.config.model, self.strategy.world_size)
+
     def fingerprint(self) -> str:
         """A digest of the training images' ids and names: the same order of images needs the same images."""
         listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
@@ -356,6 +403,19 @@ class DetectionTask:
         spec = data.train_sampler.step(step)[0]
         batch = dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
         batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
+
+    def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
+        """first_batch.jpg: the images of the first step as the model sees them."""
+        self.draw_first_batch(data, 0, folder / "first_batch.jpg")
+
+    def describe_results(self, folder: Path) -> list[str]:
+        """AP of each class, or where it stands if there are many."""
+        if self.evaluator is None or self.evaluator.last_result is None:
+            return []
+        classes = self.evaluator.last_result.per_class
+        if len(classes) > MAX_LOGGED_CLASSES:
+            return [f"  AP of {len(classes)} classes: {folder / 'per_class_ap.png'}, or python -m retina_dist.evaluate"]
+        return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
         """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""

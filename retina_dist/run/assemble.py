@@ -13,8 +13,6 @@ import torch
 
 import retina_dist
 from retina_dist.config.schema import TrainConfig
-from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.task import DetectionTask, draw_data
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore
@@ -29,7 +27,15 @@ from retina_dist.reporting.console import Console, configure_logging
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_run import TrackedRun
 from retina_dist.reporting.progress import Progress
-from retina_dist.run.build import best_metric, build_plan, build_state, build_strategy, uses_graphs
+from retina_dist.run.build import (
+    best_metric,
+    build_plan,
+    build_state,
+    build_strategy,
+    build_task,
+    task_class,
+    uses_graphs,
+)
 from retina_dist.run.elastic import ElasticCarryover
 from retina_dist.run.environment import configure_torch, describe_job, versions
 from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
@@ -41,6 +47,7 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import describe_nccl
 from retina_dist.strategies.select import why_alone
+from retina_dist.task import Task, TaskData
 from retina_dist.words import pluralize
 
 logger = logging.getLogger(__name__)
@@ -79,18 +86,18 @@ def assemble(
     _log_environment(config, strategy)
     participants = strategy.world_size // strategy.ranks_averaged
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, participants, fresh=not is_restart))
-    task = strategy.run_collectively(lambda: DetectionTask(config, strategy, logger.info, logger.warning))
+    task = strategy.run_collectively(lambda: build_task(config, strategy))
     plan = strategy.run_collectively(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
-    validates = task.val is not None
-    best = strategy.run_collectively(lambda: best_metric(config, validates and plan.validate_every > 0))
-    _log_plan(config, task, plan, best if validates else None)
+    best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
+    _log_plan(config, task, plan, best if task.validates else None)
     if config.dry_run:
         return None
 
     server = strategy.on_main(lambda: tracking_server(config.logging))
-    run = carryover.open_run(config, strategy, committed)
+    run = carryover.open_run(config, strategy, committed, task.locked_settings)
     if run.resume_step is not None:
-        strategy.run_collectively(lambda: task.take_labels(run.categories, run.resumed_from))
+        task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
+        strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
 
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
@@ -98,8 +105,8 @@ def assemble(
     num_shapes = data.num_train_shapes if config.trainer.compile else 0
     if num_shapes:
         logger.info(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
-    state = build_state(config, model, strategy, best if validates else None, num_shapes=num_shapes)
-    if strategy.on_main(lambda: restore(state, run, task, data, plan)):
+    state = build_state(config, model, strategy, best if task.validates else None, num_shapes=num_shapes)
+    if strategy.on_main(lambda: restore(state, run, config, task, data, plan)):
         logger.info(
             f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
         )
@@ -125,17 +132,18 @@ def _log_environment(config: TrainConfig, strategy: DistributedStrategy) -> None
 
 
 def _prepare_data(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
-    """Draw the data set of shapes, after every error that can be known before it."""
+    """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
     if fresh and not (config.resume or config.dry_run):
         open_run(config)
-    all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
-    if config.data.shapes and all_of_them:
-        build_plan(config, config.data.shapes.num_train, world_size, participants)
-    draw_data(config.data)
+    task = task_class(config)
+    num_images = task.planned_images(config)
+    if num_images is not None:
+        build_plan(config, num_images, world_size, participants)
+    task.prepare(config)
 
 
-def _log_plan(config: TrainConfig, task: DetectionTask, plan: Plan, best: BestMetric | None) -> None:
+def _log_plan(config: TrainConfig, task: Task, plan: Plan, best: BestMetric | None) -> None:
     logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if best:
         until = (
@@ -157,10 +165,10 @@ def _checkpoint_store(config: TrainConfig, run: Run, state: TrainState, carryove
     )
 
 
-def _begin_folder(config: TrainConfig, run: Run, task: DetectionTask, data: CocoDataModule) -> None:
+def _begin_folder(config: TrainConfig, run: Run, task: Task, data: TaskData) -> None:
     write_config(config, run.folder)
     if config.logging.plots and not run.resume_step:
-        task.draw_first_batch(data, 0, run.folder / "first_batch.jpg")
+        task.draw_inputs(data, run.folder)
 
 
 def _metric_logger(
@@ -196,8 +204,8 @@ def _metric_logger(
 def _trainer(
     config: TrainConfig,
     strategy: DistributedStrategy,
-    task: DetectionTask,
-    data: CocoDataModule,
+    task: Task,
+    data: TaskData,
     plan: Plan,
     state: TrainState,
     checkpoints: CheckpointStore,
@@ -230,7 +238,7 @@ def _trainer(
         precision=config.trainer.precision,  # type: ignore[arg-type]
         gradient_clip=config.trainer.gradient_clip,
         gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
-        cuda_graphs=uses_graphs(config, strategy),
+        cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
         guard=guard,
     )
     return Trainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import torch
@@ -20,6 +21,7 @@ from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import strategy_of
+from retina_dist.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,21 @@ def build_strategy(config: TrainConfig) -> DistributedStrategy:
     trainer = config.trainer
     apply_nccl(asdict(config.nccl))
     return strategy_of(config.strategy, loss_is_scaled=trainer.precision == "fp16", deterministic=trainer.deterministic)
+
+
+def task_class(config: TrainConfig) -> type[Task]:
+    """The class of the task that the settings choose."""
+    return DetectionTask
+
+
+def build_task(config: TrainConfig, strategy: DistributedStrategy) -> Task:
+    """The task of the settings, with its annotations read. It does not communicate."""
+    return DetectionTask(config, strategy, logger.info, logger.warning)
+
+
+def monitor_of(config: TrainConfig) -> str:
+    """The metric that decides which checkpoint is best: `trainer.monitor`, or the task's own."""
+    return config.trainer.monitor or task_class(config).default_monitor
 
 
 def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
@@ -64,13 +81,13 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
 def best_metric(config: TrainConfig, validates: bool) -> BestMetric:
     """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
     trainer = config.trainer
-    check_metric(trainer.monitor, DetectionTask.metric_names)
+    check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
             f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "
             "trainer.validate_every=1epoch, or trainer.patience=null."
         )
-    return BestMetric(trainer.monitor, trainer.monitor_mode, trainer.patience)  # type: ignore[arg-type]
+    return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)  # type: ignore[arg-type]
 
 
 def build_state(
@@ -110,18 +127,15 @@ def build_state(
     return TrainState(model, optimizer, scaler, ema, best)
 
 
-def uses_graphs(config: TrainConfig, strategy: DistributedStrategy) -> bool:
-    """Whether to capture CUDA graphs; logs why not where the setting has no effect."""
+def uses_graphs(config: TrainConfig, strategy: DistributedStrategy, blockers: Sequence[str] = ()) -> bool:
+    """Whether to capture CUDA graphs; logs why not, of which the task's `blockers`, where the setting has no effect."""
     if not config.trainer.cuda_graphs:
         return False
-    reasons = {
-        f"the device is {strategy.device.type}": strategy.device.type != "cuda",
-        "model.norm=sync_bn talks to other ranks within the pass": config.model.norm == "sync_bn"
-        and strategy.world_size > 1,
-        "model.loss_impl=torchvision waits for the device": config.model.loss_impl == "torchvision",
-        "strategy.compression=fp16 sends gradients during the pass": config.strategy.compression == "fp16",
-    }
-    for reason in (text for text, holds in reasons.items() if holds):
-        logger.info(f"trainer.cuda_graphs=true is without effect, because {reason}")
-        return False
-    return True
+    reasons = list(blockers)
+    if strategy.device.type != "cuda":
+        reasons.insert(0, f"the device is {strategy.device.type}")
+    if config.strategy.compression == "fp16":
+        reasons.append("strategy.compression=fp16 sends gradients during the pass")
+    if reasons:
+        logger.info(f"trainer.cuda_graphs=true is without effect, because {reasons[0]}")
+    return not reasons

@@ -35,35 +35,38 @@ class ElasticCarryover:
         """Whether an attempt before this one has opened the run."""
         return self.folder is not None
 
-    def open_run(self, config: TrainConfig, strategy: DistributedStrategy, committed: dict[str, Any] | None) -> Run:
+    def open_run(
+        self,
+        config: TrainConfig,
+        strategy: DistributedStrategy,
+        committed: dict[str, Any] | None,
+        locked: frozenset[str],
+    ) -> Run:
         """The run folder, which the main rank chooses and locks; its checkpoint's content is on that rank only.
 
         A restart continues in the folder of the first attempt, from the state `committed` in memory or the newest checkpoint.
         """
         opened: list[Run] = []
 
-        def open_on_main() -> tuple[str, int | None, str, dict[str, Any], dict[str, str]]:
-            run = self._reopen(config, committed) if self.folder else open_run(config, self.locks)
+        def open_on_main() -> tuple[str, int | None, str, dict[str, str]]:
+            run = self._reopen(config, committed, locked) if self.folder else open_run(config, self.locks, locked)
             opened.append(run)
-            categories = (run.checkpoint or {}).get("categories", {})
-            return str(run.folder), run.resume_step, str(run.resumed_from), categories, self.locks.owners
+            return str(run.folder), run.resume_step, str(run.resumed_from), self.locks.owners
 
-        folder, resume_step, source, categories, owners = strategy.on_main(open_on_main)
+        folder, resume_step, source, owners = strategy.on_main(open_on_main)
         self.folder = Path(folder)
         self.owners.update(owners)
-        if opened:
-            return replace(opened[0], categories=categories)
-        return Run(self.folder, resume_step, place(source), categories=categories)
+        return opened[0] if opened else Run(self.folder, resume_step, place(source))
 
-    def _reopen(self, config: TrainConfig, committed: dict[str, Any] | None) -> Run:
+    def _reopen(self, config: TrainConfig, committed: dict[str, Any] | None, locked: frozenset[str]) -> Run:
         assert self.folder is not None
         lock_run(self.locks, config, self.folder, self.owners)
         if committed:
             return Run(self.folder, committed["step"], Path("memory"), committed)
         here = replace(config, output_dir=str(self.folder))
-        run = open_run(replace(here, resume="auto"), self.locks)
+        run = open_run(replace(here, resume="auto"), self.locks, locked)
         if run.resume_step is None and config.resume not in (None, "auto"):  # nothing was saved since the first attempt
-            return open_run(here, self.locks)
+            return open_run(here, self.locks, locked)
         return run
 
     def track(

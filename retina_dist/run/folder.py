@@ -9,7 +9,7 @@ import itertools
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,17 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 
-# Settings that decide which image comes at which step or what a weight means: a run cannot change them midway.
-FIXED = (
+# Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
+RESUME_LOCKED = (
     "seed",
     "data.batch_size",
     "data.shuffle",
-    "data.min_sizes",
-    "data.max_size",
-    "data.num_buckets",
-    "model.backbone",
-    "model.variant",
-    "model.fpn_channels",
-    "model.anchor_sizes",
-    "model.aspect_ratios",
     "optimizer.name",
     "trainer.overfit_batches",
 )
 
 
-UNREMARKABLE = (
+DIFF_IGNORED = (
     "output_dir",
     "resume",
     "launcher",
@@ -63,19 +55,19 @@ UNREMARKABLE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, when the run goes on, its step, the checkpoint's path and its categories; on the main rank also
-    the checkpoint's content."""
+    """A folder to write to and, when the run goes on, its step and the checkpoint's path; on the main rank also the
+    checkpoint's content."""
 
     folder: Path
     resume_step: int | None = None
     resumed_from: Place | None = None
     checkpoint: dict[str, Any] | None = None
-    categories: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_run(
     config: TrainConfig,
     locks: FolderLocks | None = None,
+    locked: frozenset[str] = frozenset(),
 ) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
 
@@ -88,8 +80,9 @@ def open_run(
     starts there must find it without checkpoints.
 
     With `locks` the folder of the run and that of its checkpoints are locked before they are looked into, and a new one is made;
-    without, nothing is written. Raises ConfigError, also when another process holds a folder, or CheckpointError, or UserError
-    for a place that cannot be reached.
+    without, nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED and in `locked`, the task's settings.
+    Raises ConfigError, also when another process holds a folder, or CheckpointError, or UserError for a place that cannot be
+    reached.
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
@@ -122,7 +115,7 @@ def open_run(
         if newest is None:
             logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
             return fresh(given if elsewhere else folder)
-        return _continued(config, folder or fresh(None).folder, *newest)
+        return _continued(config, locked, folder or fresh(None).folder, *newest)
     named = place(config.resume)
     own = _run_folder_of(named)
     folder = lock(given or own)
@@ -133,7 +126,7 @@ def open_run(
         _refuse_a_run(folder)
     if elsewhere != source.parent:
         _refuse_checkpoints(elsewhere)
-    return _continued(config, folder, source, content)
+    return _continued(config, locked, folder, source, content)
 
 
 def lock_run(
@@ -195,11 +188,11 @@ def write_config(config: TrainConfig, folder: Path) -> None:
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
-def _continued(config: TrainConfig, folder: Path, path: Place, content: dict[str, Any]) -> Run:
+def _continued(config: TrainConfig, locked: frozenset[str], folder: Path, path: Place, content: dict[str, Any]) -> Run:
     before, now = content.get("config"), asdict(config)
     if not isinstance(before, dict):
         raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")
-    for key in FIXED:
+    for key in (*RESUME_LOCKED, *sorted(locked)):
         old, new = _lookup(before, key), _lookup(now, key)
         if old is not None and old != new:  # a setting younger than the checkpoint is not in it
             raise ConfigError(
@@ -216,7 +209,7 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = 
         key, old = f"{prefix}{name}", redacted_tree(before.get(name))
         if isinstance(new, dict) and isinstance(old, dict):
             changes += changed_settings(old, new, f"{key}.")
-        elif old != new and key not in UNREMARKABLE:
+        elif old != new and key not in DIFF_IGNORED:
             changes.append(f"{key} {old} -> {new}")
     return changes
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.task import DetectionTask
+from retina_dist.config.schema import TrainConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.run.folder import Run, changed_settings
+from retina_dist.task import Task, TaskData
 
 logger = logging.getLogger(__name__)
 
 
-def restore(state: TrainState, run: Run, task: DetectionTask, data: CocoDataModule, plan: Plan) -> bool:
+def restore(state: TrainState, run: Run, config: TrainConfig, task: Task, data: TaskData, plan: Plan) -> bool:
     """Load the checkpoint of `run`, if it has one, into `state`; return whether the plan is already done.
 
     Raises CheckpointError when the checkpoint is of other data, lacks something, or has it in another form.
@@ -24,9 +24,9 @@ def restore(state: TrainState, run: Run, task: DetectionTask, data: CocoDataModu
     if run.checkpoint is None:
         return False
     try:
-        _check_data(run, task, data)
+        _check_data(run, config, task, data)
         state.load_state_dict(run.checkpoint)
-        _log_changes(run, task, state.best)
+        _log_changes(run, config, state.best)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -39,19 +39,19 @@ def restore(state: TrainState, run: Run, task: DetectionTask, data: CocoDataModu
     return state.step >= plan.stop_step and not owes_validation
 
 
-def _check_data(run: Run, task: DetectionTask, data: CocoDataModule) -> None:
+def _check_data(run: Run, config: TrainConfig, task: Task, data: TaskData) -> None:
     """Raise CheckpointError unless step n of this run has the examples of step n of the checkpoint's run."""
     assert run.checkpoint is not None
     sampler = run.checkpoint["sampler"]
     same_position = data.position(run.checkpoint["step"]) == (sampler["epoch"], sampler["cursor"])
     if run.checkpoint.get("images") != task.fingerprint() or not same_position:
         raise CheckpointError(
-            f"{run.resumed_from} was trained on other images than the {task.num_images} of data={task.config.data.name}; "
+            f"{run.resumed_from} was trained on other images than the {task.num_images} of data={config.data.name}; "
             f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
         )
 
 
-def _log_changes(run: Run, task: DetectionTask, now: BestMetric) -> None:
+def _log_changes(run: Run, config: TrainConfig, now: BestMetric) -> None:
     """Log each setting that differs from the checkpoint's, and whether the best value starts anew."""
     assert run.checkpoint is not None
     before = run.checkpoint["best"]
@@ -61,5 +61,5 @@ def _log_changes(run: Run, task: DetectionTask, now: BestMetric) -> None:
             f"starts anew, and best.pt with it; to keep it, resume with trainer.monitor={before['name']} "
             f"trainer.monitor_mode={before['mode']}."
         )
-    for change in changed_settings(run.checkpoint["config"], asdict(task.config)):
+    for change in changed_settings(run.checkpoint["config"], asdict(config)):
         logger.info(f"changed since the checkpoint: {change}")

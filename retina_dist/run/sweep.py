@@ -31,6 +31,7 @@ from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import configure_logging, tell
+from retina_dist.run.build import monitor_of
 from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.run.mlflow import as_child, tracked_sweep
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
@@ -100,7 +101,7 @@ class Sweep:
         self.writes = launch.rank == 0 and not config.dry_run
         # the other ranks' runs are told by rank 0
         self.folder = _sweep_folder(config, locks if self.writes else None) if launch.rank == 0 else Path()
-        self.monitor = config.trainer.monitor
+        self.monitor = monitor_of(config)
         self.mode = config.trainer.monitor_mode or default_mode(self.monitor)
         self.keys = list(jobs[0].swept)
         self.rows: list[Row] = []

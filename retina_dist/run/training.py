@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from retina_dist.config.schema import TrainConfig
-from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.phase_timer import in_words, summary
 from retina_dist.engine.preemption import PreemptionWatch
@@ -23,13 +21,13 @@ from retina_dist.files import write_atomically
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.loggers import MetricLogger
 from retina_dist.reporting.mlflow_run import TrackedRun, status_of
+from retina_dist.run.build import monitor_of
 from retina_dist.run.folder import Run, checkpoint_folder
 from retina_dist.run.result import write_result
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Task, TaskData
 
 logger = logging.getLogger(__name__)
-
-MOST_CLASSES = 20  # whose AP is shown at the end
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Training:
 
     config: TrainConfig
     strategy: DistributedStrategy
-    task: DetectionTask
-    data: CocoDataModule
+    task: Task
+    data: TaskData
     run: Run
     trainer: Trainer
     watch: PreemptionWatch
@@ -91,7 +89,7 @@ class Training:
         write_result(
             self.run.folder,
             resume_step=self.run.resume_step,
-            monitor=self.config.trainer.monitor,
+            monitor=monitor_of(self.config),
             best=self.trainer.state.best.value,
             seconds=seconds,
             world_size=self.strategy.world_size,
@@ -108,15 +106,8 @@ class Training:
 
     def _log_results(self) -> None:
         folder, state, plan = self.run.folder, self.trainer.state, self.trainer.plan
-        if self.task.evaluator and self.task.evaluator.last_result:
-            classes = self.task.evaluator.last_result.per_class
-            if len(classes) > MOST_CLASSES:
-                logger.info(
-                    f"  AP of {len(classes)} classes: {folder / 'per_class_ap.png'}, or python -m retina_dist.evaluate"
-                )
-                classes = {}
-            for name, ap in classes.items():
-                logger.info(f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}")
+        for line in self.task.describe_results(folder):
+            logger.info(line)
         if state.best.value is not None:
             best = checkpoint_folder(self.config, folder) / "best.pt"
             logger.info(f"best {state.best.name} {state.best.value:.3f}: {best}")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {"errors", "redaction", "seeding", "files", "words", "__init__", "__version__"}
+GROUND = {"errors", "redaction", "seeding", "files", "words", "task", "__init__", "__version__"}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
     "data": set(),
@@ -172,3 +172,13 @@ def test_setup_lists_every_package() -> None:
     listed = set(setup["options"]["packages"].split())
     folders = {p.parent.relative_to(ROOT) for p in FILES if p.name == "__init__.py"}
     assert listed == {".".join(f.parts) for f in folders} | {"retina_dist.conf", "retina_dist.scripts"}
+
+
+@pytest.mark.parametrize("path", [PACKAGE / "task.py", *(PACKAGE / "run").glob("*.py")], ids=module_of)
+def test_the_assembler_knows_no_task(path: Path) -> None:
+    text = (
+        path.read_text()
+        .replace("object detection", "")
+        .replace("from retina_dist.detection.task import DetectionTask", "")
+    )
+    assert not re.search(r"\b(box|boxes|bbox|anchor|categor\w+|coco)\b", text, re.I), path.name

@@ -99,9 +99,9 @@ TRAINING: list[tuple[str, Callable[[Any], Any], str]] = [
      "dry_run, fast_dev_run and overfit_batches train on nothing; drop them."),
     ("data", lambda t: not t.input and "://" not in t.root,
      "data.root={config.data.root} is no input of the job; give ${{{{inputs.NAME}}}}."),
-    ("metric", lambda t: t.sweep and t.metric != t.trainer.monitor,
-     "objective.primary_metric: {metric}, but trials watch {trainer.monitor}."),
-    ("metric", lambda t: t.sweep and t.metric == t.trainer.monitor and t.goal != f"{t.best}imize",
+    ("metric", lambda t: t.sweep and t.metric != t.monitor,
+     "objective.primary_metric: {metric}, but trials watch {monitor}."),
+    ("metric", lambda t: t.sweep and t.metric == t.monitor and t.goal != f"{t.best}imize",
      "objective.goal: {goal}, but of {metric} the {best}imum is best."),
     ("metric", lambda t: t.sweep and (t.config.logging.mlflow == "false" or t.trainer.validate_every.startswith("0")),
      "logging.mlflow=false or no validation: the sweep sees no metric of its trials."),
@@ -223,12 +223,13 @@ def _outputs(job: Document) -> Problems:
 
 def _training(job: Document, config: Any) -> Problems:
     """One composition of the job's `retina_dist.train`."""
-    from retina_dist.run.build import build_plan
+    from retina_dist.run.build import build_plan, monitor_of
 
     nodes, processes, kind = _layout(job)
     size, processes, root = job.size or "", processes or 1, config.data.root or ""
     output = re.fullmatch(r"/outputs/([\w.-]+).*", config.trainer.checkpoint_dir or "")
     source = re.fullmatch(r"/inputs/([\w.-]+).*", root)
+    monitor = monitor_of(config)
     facts = SimpleNamespace(
         config=config, trainer=config.trainer, nccl=config.nccl.name, nodes=nodes, processes=processes, kind=kind or "none",
         world_size=max(1, nodes * processes), strategy={"mpi": "horovod", "pytorch": "ddp"}.get(kind, "single"),
@@ -236,7 +237,7 @@ def _training(job: Document, config: Any) -> Problems:
         infiniband=re.fullmatch(r"Standard_ND\d+[a-z]*r[a-z]*_.*", size, re.IGNORECASE),
         output=output, mode=job.get(f"outputs.{output[1]}.mode") if output else None, root=root, input=source,
         sweep=job.kind in SWEEP, metric=job.get("objective.primary_metric"), goal=str(job.get("objective.goal")).lower(),
-        best=config.trainer.monitor_mode or default_mode(config.trainer.monitor),
+        best=config.trainer.monitor_mode or default_mode(monitor), monitor=monitor,
     )  # fmt: skip
     try:
         build_plan(config, NUM_IMAGES, facts.world_size)

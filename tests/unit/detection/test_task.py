@@ -57,13 +57,13 @@ def test_a_resumed_run_numbers_the_categories_as_its_checkpoint_does(tmp_path: P
     before = task(tmp_path / "a", FIRST, FIRST)
     now = task(tmp_path / "b", ALPHABETICAL, {"person": 7, "dog": 1, "cat": 0})
     assert labels(now.train) != labels(before.train)
-    now.take_labels(before.train.categories.state(), "last.pt")
+    now.load_checkpoint_state(before.train.categories.state(), "last.pt")
     assert now.val is not None
     assert labels(now.train) == labels(now.val) == labels(before.train)
     assert (now.train.categories.ids, now.train.categories.names) == ((3, 2, 1), ("person", "dog", "cat"))
     assert now.val.categories.ids == (7, 1, 0)  # what results are written with
     assert now.train.categories.label_of(3) == 0
-    now.take_labels(before.train.categories.state(), "last.pt")
+    now.load_checkpoint_state(before.train.categories.state(), "last.pt")
     assert labels(now.train) == labels(before.train)
 
 
@@ -74,14 +74,14 @@ def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dic
     with pytest.raises(
         CheckpointError, match="last.pt was trained on other categories than data=coco has .*resume with"
     ):
-        now.take_labels(state, "last.pt")
+        now.load_checkpoint_state(state, "last.pt")
     with pytest.raises(CheckpointError, match=r"last.pt .*cannot be read"):
-        now.take_labels({}, "last.pt")
+        now.load_checkpoint_state({}, "last.pt")
 
 
 def test_names_are_mapped_on_resume(tmp_path: Path) -> None:
     now = task(tmp_path, {"Cat": 1, "person": 2, "dog": 3}, FIRST, "data.category_map=[[Cat,cat],[cat,Cat]]")
-    now.take_labels(Categories((1, 2, 3), ("person", "dog", "cat")).state(), "last.pt")
+    now.load_checkpoint_state(Categories((1, 2, 3), ("person", "dog", "cat")).state(), "last.pt")
     assert labels(now.train) == [[2, 1], [0]]
     assert now.val is not None
     assert labels(now.val) == [[0, 2], [1]]

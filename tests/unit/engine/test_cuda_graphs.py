@@ -16,6 +16,7 @@ from torch.torch_version import TorchVersion
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.task import cuda_graph_blockers
 from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.errors import UserError
 from retina_dist.run.build import uses_graphs
@@ -204,7 +205,7 @@ def test_what_cannot_be_captured_is_said(
     assert caplog.messages == ["trainer.cuda_graphs=true is without effect, because the device is cpu"]
     caplog.clear()
     strategy.device = torch.device("cuda")
-    assert uses_graphs(config, strategy) is (reason is None)
+    assert uses_graphs(config, strategy, cuda_graph_blockers(config.model, world_size)) is (reason is None)
     assert caplog.messages == (
         [] if reason is None else [f"trainer.cuda_graphs=true is without effect, because {reason}"]
     )

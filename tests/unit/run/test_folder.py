@@ -11,6 +11,7 @@ import yaml
 
 from retina_dist.config.compose import load_config
 from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoints import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.run.folder import changed_settings, open_run, write_config
@@ -122,7 +123,7 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
     with pytest.raises(ConfigError, match="seed=1"):
         open_run(settings("resume=mine", "seed=1"))
     with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
-        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"))
+        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"), locked=DetectionTask.locked_settings)
     assert open_run(settings("resume=mine", "trainer.max_duration=99epochs", "data.num_workers=0")).resume_step == 1
 
 

@@ -1,0 +1,99 @@
+"""The contract between a training and what it trains: data, model and metrics of one task, such as object detection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from retina_dist.engine.train_step import TrainBatch
+
+Validator = Callable[[nn.Module], dict[str, float]]
+
+
+class TaskData(Protocol):
+    """The batches of one rank, a pure function of the optimizer step."""
+
+    @property
+    def num_train_shapes(self) -> int:
+        """How many shapes a training batch can have; torch.compile makes a graph for each."""
+
+    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[TrainBatch]]:
+        """The micro-batches of each step from `start` up to `stop`."""
+
+    def position(self, step: int) -> tuple[int, int]:
+        """The epoch, and the images taken of it, before `step`."""
+
+
+class Task(Protocol):
+    """What a run needs of its task. `Task(config, strategy)` reads the data; it must not communicate.
+
+    The assembler calls the methods in the order below, on every rank unless it says otherwise. `metric_names` are what a
+    validation returns; `default_monitor` is the one that chooses the best checkpoint where `trainer.monitor` is null. A resume
+    must find `locked_settings`, dotted keys, as they were.
+    """
+
+    metric_names: ClassVar[Sequence[str]]
+    default_monitor: ClassVar[str]
+    locked_settings: ClassVar[frozenset[str]]
+
+    @staticmethod
+    def prepare(config: Any) -> None:
+        """Write data that the settings ask to be made; on the main rank, before any rank reads."""
+
+    @staticmethod
+    def planned_images(config: Any) -> int | None:
+        """Images of an epoch where the settings alone tell, so that an impossible plan is an error before `prepare`."""
+
+    @property
+    def num_images(self) -> int:
+        """Images of an epoch."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is validation data."""
+
+    def describe(self) -> str:
+        """What was read, as lines of the log."""
+
+    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """What `load_checkpoint_state` needs on every rank; plain values. On the main rank."""
+
+    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
+        """Adapt to the checkpoint `source`. Raises CheckpointError where its data is other data. Must not communicate."""
+
+    def build_data(self) -> TaskData:
+        """The batches of this rank. Must not communicate."""
+
+    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
+        """The model on the CPU: in training mode it maps a batch to a dict of losses.
+
+        Pretrained weights are loaded on the main rank only, and not when the run is `resumed`.
+        """
+
+    def build_evaluator(self, data: Any) -> Validator | None:
+        """Metrics of a model, equal on all ranks; None without validation data."""
+
+    def cuda_graph_blockers(self) -> list[str]:
+        """Why the passes of the model cannot be captured; empty if they can."""
+
+    def fingerprint(self) -> str:
+        """A digest of the training data, which a resume must find again."""
+
+    def metadata(self, model: nn.Module) -> dict[str, Any]:
+        """What a checkpoint holds beside the state, plain values: "config", "images" (`fingerprint`), what inference needs."""
+
+    def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:
+        """Each example of a batch with its losses, for the report of a step that is not finite."""
+
+    def draw_inputs(self, data: Any, folder: Path) -> None:
+        """Draw the first training batch into the run folder; on the main rank."""
+
+    def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
+        """Draw what the trained model finds into the run folder; on the main rank."""
+
+    def describe_results(self, folder: Path) -> list[str]:
+        """The last validation in detail, as lines of the log."""
