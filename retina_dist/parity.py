@@ -33,7 +33,8 @@ from torch import Tensor
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ParityConfig
-from retina_dist.detection.task import DetectionTask, draw_data
+from retina_dist.detection.splits import draw_data
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep

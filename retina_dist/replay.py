@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from retina_dist.config.compose import settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ReplayConfig, TrainConfig, validate
-from retina_dist.detection.task import DetectionTask, data_of_checkpoint
+from retina_dist.detection.splits import data_of_checkpoint
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.precision import autocast

@@ -5,26 +5,21 @@ Layer 4. Translates settings into the flat arguments of the layers below; the tr
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import nn
 
-from retina_dist.config.schema import DataConfig, ModelConfig, TrainConfig, category_names
-from retina_dist.data.shards import annotations_of, has_shards
+from retina_dist.config.schema import ModelConfig, TrainConfig, category_names
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
-from retina_dist.detection.data.dataset import ResizedBy
+from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import (
     batch_norm_eps,
@@ -34,114 +29,15 @@ from retina_dist.detection.model.weights import (
     set_batch_norm_eps,
 )
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.readers.layout import find_split
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
-from retina_dist.files import Place, Url, place
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.words import pluralize
 
-NUM_IMAGES = 12
 MAX_LOGGED_CLASSES = 20  # whose AP is logged at the end
-
-
-def draw_data(data: DataConfig) -> None:
-    """Draw the shapes data set where the settings ask for it and it is not there yet."""
-    if data.shapes is not None:
-        if data.root is None:
-            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
-        root = place(data.root)
-        if isinstance(root, Url):
-            raise ConfigError(
-                f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
-            )
-        make_shapes(root, **asdict(data.shapes))
-
-
-def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
-    """The annotations of "train" or "val"; None for a validation set that the settings do not name.
-
-    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
-    """
-    draw_data(data)
-    files = split_files(data, split)
-    if files is None:
-        return None
-    options: dict[str, Any] = {
-        "format": data.format,
-        "label_mapping": data.label_mapping,
-        "categories": categories,
-        "category_map": category_names(data.category_map),
-        "keep_empty": data.keep_empty_images or split == "val",
-        "missing_images": data.missing_images,
-        "bad_images": data.bad_images,
-        "max_pixels": data.max_pixels,
-    }
-    if data.format == "csv" and data.classes:
-        options["classes"] = place(data.classes)
-    found = load_annotations(*files, split=split, **options)
-    if not found.records:
-        raise DataError(
-            f"{files[0]} leaves no image for {split}; name the right file with data.{split}_annotations=FILE, or look at it with "
-            "retina_dist.doctor."
-        )
-    return found
-
-
-def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
-    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
-
-    Without a root, local files are read where they say. A URL is not followed, since whoever made the checkpoint would decide
-    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
-    """
-    data = replace(data, shapes=None, cache=None)
-    places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
-    if root is not None:
-        nowhere: dict[str, Any] = dict.fromkeys(places)
-        return replace(data, **{**nowhere, "root": root})
-    for key in places:
-        value = getattr(data, key)
-        if value is not None and isinstance(place(value), Url):
-            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
-            raise ConfigError(
-                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
-            )
-    return data
-
-
-def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
-    """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
-    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
-    if annotations is None and data.root is None:
-        if split == "val":
-            return None
-        raise ConfigError(
-            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
-        )
-    root = place(data.root) if data.root else place(annotations).parent
-    if data.format == "voc":
-        return root, root
-    if data.format == "shards":
-        if split == "val" and annotations is None and not has_shards(root, split):
-            return None
-        return (place(annotations) if annotations else root / annotations_of(split)), root
-    file, folder = root, root
-    if annotations is not None:
-        file = place(annotations)
-    elif data.format == "csv":
-        file = root / f"{split}.csv"
-    else:
-        file, folder = find_split(root, split)
-    return file, place(images) if images else folder
-
-
-def resized_by(data: DataConfig, device: torch.device) -> ResizedBy:
-    """Who resizes: on a CPU the workers' way, in whole grey levels, takes a fraction of the device's."""
-    by_default: ResizedBy = "device" if device.type == "cuda" else "workers"
-    return by_default if data.resize == "auto" else data.resize  # type: ignore[return-value]
 
 
 def build_model(
@@ -272,8 +168,8 @@ class DetectionTask:
 
     def describe(self) -> str:
         """What was read and what was left out, a line each."""
-        lines = [f"  {'train':<9}{_describe(self.train)}"]
-        lines.append(f"  {'val':<9}{_describe(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        lines = [f"  {'train':<9}{describe_split(self.train)}"]
+        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         names = [name for name in self.train.categories.names if name]
         model, data = self.config.model, self.config.data
         weights = model.weights or (
@@ -317,7 +213,7 @@ class DetectionTask:
             world_size=self.strategy.world_size,
             on_bad_image=data.bad_images,  # type: ignore[arg-type]
             max_pixels=data.max_pixels,
-            resize=resized_by(data, self.strategy.device),
+            resize=resized_by(data.resize, self.strategy.device),
             cache=data.cache,
             pin_memory=self.strategy.device.type == "cuda",
         )
@@ -376,7 +272,7 @@ class DetectionTask:
             "config": redacted_tree(asdict(self.config)),
             "categories": self.train.categories.state(),
             "images": self.fingerprint(),
-            "resize": resized_by(self.config.data, self.strategy.device),
+            "resize": resized_by(self.config.data.resize, self.strategy.device),
             "model_arguments": arguments,
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
         }
@@ -395,18 +291,11 @@ class DetectionTask:
         """Shorter side in pixels at which the model is judged and used."""
         return self.config.data.val_min_size or max(self.config.data.min_sizes)
 
-    def draw_first_batch(self, data: CocoDataModule, step: int, path: Path) -> None:
-        """The images of one step after augmentation, with the boxes that the loss will see."""
-        from retina_dist.detection.draw_boxes import batch_mosaic
-
-        dataset = data.train_dataset
-        spec = data.train_sampler.step(step)[0]
-        batch = dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
-        batch_mosaic(batch, self.train.categories.names).save(path, quality=92)
-
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
         """first_batch.jpg: the images of the first step as the model sees them."""
-        self.draw_first_batch(data, 0, folder / "first_batch.jpg")
+        from retina_dist.detection.artifacts import draw_first_batch
+
+        draw_first_batch(data, 0, self.train.categories.names, folder / "first_batch.jpg")
 
     def describe_results(self, folder: Path) -> list[str]:
         """AP of each class, or where it stands if there are many."""
@@ -419,62 +308,14 @@ class DetectionTask:
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
         """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""
-        from retina_dist.detection.draw_boxes import mosaic, side_by_side
-        from retina_dist.reporting.plots import plot_per_class, plot_pr
+        from retina_dist.detection.artifacts import draw_metrics, draw_predictions
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return
-        result = self.evaluator.last_result
-        plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
-        plot_per_class(result.per_class, folder / "per_class_ap.png")
-        images = []
+        draw_metrics(self.evaluator.last_result, folder)
         model.eval()
-        for batch in islice(data.val_batches(), -(-NUM_IMAGES // self.config.data.val_batch_size)):
-            batch = batch.to("cpu")  # where it is drawn, as it lies on the canvas
-            with torch.inference_mode():
-                detections = model(batch.to(self.strategy.device))
-            for i, found in enumerate(detections):
-                height, width = batch.image_sizes[i].tolist()
-                scale = (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
-                on_canvas = {k: v.cpu() for k, v in found.items()}
-                on_canvas["boxes"] = on_canvas["boxes"] * scale
-                n = int(batch.num_boxes[i])
-                image = side_by_side(
-                    batch.images[i, :, :height, :width],
-                    batch.boxes[i, :n],
-                    batch.labels[i, :n],
-                    on_canvas,  # type: ignore[arg-type]
-                    self.val.categories.names,
-                )
-                images.append(image)
-        mosaic(images[:NUM_IMAGES], columns=2).save(folder / "predictions.jpg", quality=92)
-
-
-def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
-    """The first `count` images that have boxes, as a data set of its own, ground truth included."""
-    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
-    ids = {annotations.records[i].image_id for i in rows}
-    coco = copy.copy(annotations.coco)
-    coco["images"] = [image for image in coco["images"] if image["id"] in ids]
-    coco["annotations"] = [a for a in coco["annotations"] if a["image_id"] in ids]
-    return replace(
-        annotations,
-        coco=coco,
-        records=tuple(annotations.records[i] for i in rows),
-        boxes=[annotations.boxes[i] for i in rows],
-        labels=[annotations.labels[i] for i in rows],
-        num_crowd=sum(int(a.get("iscrowd", 0)) for a in coco["annotations"]),
-    )
-
-
-def _describe(part: Annotations) -> str:
-    boxes = sum(map(len, part.boxes))
-    empty = sum(1 for b in part.boxes if not len(b))
-    extra = [f"{pluralize(empty, 'image')} without boxes"] if empty else []
-    extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
-    extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
-    extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
-    return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])
+        with self.evaluator.autocast():  # the precision of the validation
+            draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

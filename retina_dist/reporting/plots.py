@@ -37,11 +37,7 @@ COLORS = (
 )
 INK, FAINT, BAR = "#222222", "#9A9A9A", "#5B9BC8"
 SWEEP_HUES = ("Blues", "Purples", "Greens")  # one for each measure of a sweep; outlines stand out from all
-MAX_CLASS_LINES = 8
-MAX_BARS = 60
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a text, for a line may pass
-RECALLS = np.linspace(0, 1, 101)  # COCO's recall points
-IOU_50, IOU_75 = 0, 5  # rows of COCO's IoU thresholds .50, .55, ... .95
 
 STYLE: Any = {  # matplotlib settings
     "font.family": "DejaVu Sans",
@@ -91,54 +87,6 @@ def plot_curves(metrics_csv: Path, out: Path) -> None:
             axes.set_axis_off()
         if not panels:
             grid[0, 0].text(0.5, 0.5, "nothing has been logged yet", ha="center", color=FAINT)
-
-
-def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """Precision over recall at IoU .50, at .75 and as mean over .50:.95.
-
-    `precision` is [10, 101, K] as COCO's evaluator gives it (all areas, 100 detections), -1 where a class
-    has no ground truth; such classes are left out. A few classes get a line each; of many, the mean and the
-    middle half are drawn.
-    """
-    has_truth = np.all(precision > -1, axis=(0, 1))  # [K]
-    kept = precision[:, :, has_truth]
-    kept_names = [name for name, keep in zip(names, has_truth.tolist(), strict=True) if keep]
-    views = (("IoU .50", kept[IOU_50]), ("IoU .75", kept[IOU_75]), ("mean of IoU .50:.95", kept.mean(axis=0)))
-    num_lines = len(kept_names) if len(kept_names) <= MAX_CLASS_LINES else 1
-    with new_figure(out, (14.5, 5.0 + 0.18 * num_lines)) as figure:
-        all_axes = figure.subplots(1, 3, sharey=True)
-        for axes, (title, curves) in zip(all_axes, views, strict=True):
-            axes.set(title=title, xlabel="recall", xlim=(0, 1), ylim=(0, 1.02))
-            if kept_names:
-                _draw_pr(axes, curves, kept_names)
-            else:
-                axes.text(0.5, 0.5, "no class has ground truth", ha="center", color=FAINT)
-        all_axes[0].set_ylabel("precision")
-        footnote(figure, _without_truth(len(names) - len(kept_names)))
-
-
-def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
-    """AP of every class as horizontal bars, best on top; of very many, the best and the worst thirty.
-
-    Classes without ground truth (None) are left out, and a line below says so.
-    """
-    known = [(ap, name) for name, ap in per_class.items() if ap is not None]
-    known.sort(key=lambda pair: -pair[0])
-    cut = len(known) > MAX_BARS
-    bars = known[: MAX_BARS // 2] + known[-MAX_BARS // 2 :] if cut else known
-    notes = _without_truth(len(per_class) - len(known))
-    if cut:
-        notes.insert(0, f"best and worst {MAX_BARS // 2} of {len(known)} classes")
-    with new_figure(out, (8, 1.5 + 0.24 * max(3, len(bars) + cut))) as figure:
-        axes = figure.subplots()
-        axes.set(title="AP per class", xlabel="AP, mean of IoU .50:.95", xlim=(0, 1))
-        axes.grid(axis="y", visible=False)
-        if known:
-            _draw_bars(axes, bars, mean=float(np.mean([ap for ap, _ in known])), gap=MAX_BARS // 2 if cut else None)
-        else:
-            axes.set_yticks([])
-            axes.text(0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT)
-        footnote(figure, notes)
 
 
 def plot_sweep(
@@ -290,49 +238,6 @@ _PANELS = (
 )
 
 
-def _draw_pr(axes: Axes, curves: np.ndarray, names: Sequence[str]) -> None:
-    """curves: [101, K]. The legend gives the area under each curve, which is the AP."""
-    if len(names) <= MAX_CLASS_LINES:
-        for k in np.argsort(-curves.mean(axis=0), kind="stable"):
-            label = f"{curves[:, k].mean():.3f}  {names[k]}"
-            axes.plot(*_reached(curves[:, k]), color=COLORS[k], label=label)
-    else:
-        low, high = np.percentile(curves, (25, 75), axis=1)
-        axes.fill_between(RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes")
-    if len(names) > 1:
-        mean = curves.mean(axis=1)
-        axes.plot(
-            *_reached(mean),
-            color=INK,
-            linewidth=2.4,
-            label=f"{mean.mean():.3f}  mean of {len(names)} classes",
-        )
-    # below, since curves may pass anywhere in the square
-    axes.legend(title="AP", loc="upper left", bbox_to_anchor=(0, -0.13), alignment="left", borderaxespad=0)
-
-
-def _reached(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The curve down to its first zero: beyond the greatest recall there is nothing to draw."""
-    end = int(np.argmax(curve <= 0)) + 1 if (curve <= 0).any() else len(curve)
-    return RECALLS[:end], curve[:end]
-
-
-def _draw_bars(axes: Axes, bars: Sequence[tuple[float, str]], mean: float, gap: int | None) -> None:
-    """bars: (AP, class), best first; `gap` is the number of bars before the classes left out."""
-    places = [i + (gap is not None and i >= gap) for i in range(len(bars))]
-    values = [ap for ap, _ in bars]
-    axes.barh(places, values, height=0.72, color=BAR)
-    for place, ap in zip(places, values, strict=True):
-        axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=PAPER)
-    axes.axvline(mean, color=COLORS[1], linewidth=1.3, linestyle="--", label=f"mean {mean:.3f}")
-    if gap is not None:
-        axes.text(0.008, gap, "\N{VERTICAL ELLIPSIS}", va="center", color=FAINT)
-    axes.set_yticks(places, [name for _, name in bars])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-
-
 class _Jobs(NamedTuple):
     """The jobs of a sweep; `keys` are the settings that differ between them."""
 
@@ -474,10 +379,6 @@ def _limit_above(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
     if len(values) and values.min() >= 0 and values.max() > 0:
         usual = np.percentile(values, 99)
         axes.set_ylim(0, 1.08 * (values.max() if values.max() < 2 * usual else usual))
-
-
-def _without_truth(count: int) -> list[str]:
-    return [f"{count} class{'es' if count > 1 else ''} without ground truth left out"] if count else []
 
 
 def footnote(figure: Figure, notes: Sequence[str]) -> None:

@@ -23,12 +23,13 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.task import make_shapes, read_split
+from retina_dist.detection.splits import read_split
+from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ImageError
 from retina_dist.files import Url, names_in, place
-from retina_dist.shards import write_shards
 from retina_dist.strategies.launchers import command, environment, why_missing
 from tests.azure.conftest import Storage
 from tests.chaos import alive, equal, rank_processes, steps_done

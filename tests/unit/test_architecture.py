@@ -24,8 +24,8 @@ ALLOWED = {
     "reporting": set(),
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
-    "detection": {"config.schema", "data", "engine", "model", "reporting", "strategies"},
-    "serving": {"data.images", "detection"},
+    "detection": {"config", "data", "engine", "model", "reporting", "strategies"},
+    "serving": {"config.schema", "data.images", "detection", "reporting.console", "strategies.single_device"},
     "config": {
         "benchmark.settings",
         "detection.settings",

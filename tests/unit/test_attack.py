@@ -21,11 +21,11 @@ from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.shards import annotations_of, index_of
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results, rows_of_results
 from retina_dist.detection.model.weights import load_weights
+from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoints import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.replay import _read as read_event
 from retina_dist.serving.scoring import Scorer, read_images
-from retina_dist.shards import write_shards
 from tests.unit import serving, test_mutations
 from tests.unit.mutations import mutated_bytes, mutated_json
 from tests.unit.test_mutations import COCO, IMAGES, OVERRIDES, keys_of, load_and_train, tally

@@ -27,10 +27,10 @@ from retina_dist.config.schema import PredictConfig, TrainConfig, validate
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.doctor.image_checks import box_findings, category_findings, check_image
+from retina_dist.detection.prediction import predict
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
 from retina_dist.errors import DataError, ImageError
-from retina_dist.predict import predict
 from retina_dist.run.build import build_plan
 from tests.unit import mutations
 from tests.unit.mutations import JUNK, Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
@@ -465,7 +465,7 @@ def test_no_bomb_is_decoded_by_predict(
     bombs: Annotations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     detector = SimpleNamespace(categories=Categories((1,), ("a",)))
-    monkeypatch.setattr("retina_dist.predict.Detector.from_checkpoint", lambda *_, **__: detector)
+    monkeypatch.setattr("retina_dist.detection.prediction.Detector.from_checkpoint", lambda *_, **__: detector)
     settings = {"checkpoint": "a.pt", "output_dir": str(tmp_path / "out"), "device": "cpu"}
     with pytest.raises(DataError, match="none of the 3 files"):
         predict(PredictConfig(input=str(tmp_path / "plain.*"), **settings))

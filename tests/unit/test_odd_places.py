@@ -19,13 +19,13 @@ from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
 from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.model.weights import load_weights
+from retina_dist.detection.prediction import find_images
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.task import read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import UserError
 from retina_dist.files import place
-from retina_dist.predict import find_images
 from retina_dist.replay import _read as read_event
 from retina_dist.run.folder import open_run
 

@@ -28,6 +28,7 @@ from retina_dist.detection.data.collate import (
     filler,
     raw_canvas,
 )
+from retina_dist.detection.data.deferred_resize import ResizedBy
 from retina_dist.detection.data.transforms import AugmentedSample
 from retina_dist.errors import ConfigError, ImageError
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from retina_dist.detection.readers.coco import Annotations
 
 BadImagePolicy = Literal["error", "skip"]
-ResizedBy = Literal["workers", "device"]
 
 
 class Transform(Protocol):

@@ -127,10 +127,6 @@ class CocoDataModule:
         return self._training()[1]
 
     @property
-    def num_train_images(self) -> int:
-        return len(self.train_dataset)
-
-    @property
     def steps_per_epoch(self) -> int:
         return self.train_sampler.steps_per_epoch
 

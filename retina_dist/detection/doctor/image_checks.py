@@ -215,9 +215,9 @@ def fault_of(bbox: Sequence[float], width: float, height: float) -> str | None:
 def box_findings(data: Annotations, split: str) -> list[Finding]:
     """Boxes that training leaves out or changes, crowds, and images without boxes."""
     remedies = {
-        "not finite": "mend or remove them: not trained on, and the metric cannot be trusted",
-        "of zero or negative size": "mend or remove them: not trained on, and always missed in the metric",
-        "outside the image": "mend or remove them: not trained on, and always missed in the metric",
+        "not finite": "fix or remove them: not trained on, and the metric cannot be trusted",
+        "of zero or negative size": "fix or remove them: not trained on, and always missed in the metric",
+        "outside the image": "fix or remove them: not trained on, and always missed in the metric",
         "reaching out of the image": "clipped to the image in training, left as they are in the metric",
     }
     record_of = {record.image_id: record for record in data.records}

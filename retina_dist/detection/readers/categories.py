@@ -101,10 +101,6 @@ class Categories:
         """K, the number of labels."""
         return len(self.ids)
 
-    def label_of(self, category_id: int) -> int:
-        """Raises KeyError for a category that has no label."""
-        return self._labels[category_id]
-
     def category_id_of(self, label: int) -> int:
         """The COCO id to write into results."""
         return self.ids[label]
@@ -122,7 +118,7 @@ class Categories:
         return category_id in self._labels
 
     def labels_of(self, category_ids: np.ndarray) -> np.ndarray:
-        """Labels [n] int64 of category ids [n], all of which must be known."""
+        """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has no label."""
         return np.array([self._labels[c] for c in category_ids.tolist()], dtype=np.int64)
 
     def state(self) -> dict[str, Any]:

@@ -384,8 +384,11 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 
 
 def test_who_resizes_depends_on_the_device_unless_it_is_said():
-    from retina_dist.detection.task import resized_by
+    from retina_dist.detection.data.deferred_resize import resized_by
 
     for said, on_cpu, on_gpu in (("auto", "workers", "device"), ("workers",) * 3, ("device",) * 3):
         data = load_config("train", [f"data.resize={said}"]).data
-        assert (resized_by(data, torch.device("cpu")), resized_by(data, torch.device("cuda"))) == (on_cpu, on_gpu)
+        assert (resized_by(data.resize, torch.device("cpu")), resized_by(data.resize, torch.device("cuda"))) == (
+            on_cpu,
+            on_gpu,
+        )

@@ -28,10 +28,11 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.image_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.task import DetectionTask, read_split
+from retina_dist.detection.splits import read_split
+from retina_dist.detection.task import DetectionTask
+from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.files import Url
-from retina_dist.shards import write_shards
 from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
 
 LIMIT = 20 * 1024  # bytes: a few images a shard

@@ -32,7 +32,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.image_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
-from retina_dist.detection.task import read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.files import Url, place
 from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps

@@ -22,7 +22,7 @@ ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in
 def test_contiguous_labels():
     categories = Categories.from_coco(ENTRIES)
     assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
-    assert [categories.label_of(i) for i in (1, 18)] == [0, 1]
+    assert categories.labels_of(np.array([1, 18])).tolist() == [0, 1]
     assert [categories.category_id_of(label) for label in (0, 1)] == [1, 18]
     assert categories.name_of(1) == "dog"
     assert (18 in categories, 2 in categories) == (True, False)
@@ -32,7 +32,7 @@ def test_contiguous_labels():
 def test_labels_that_are_category_ids():
     categories = Categories.from_coco(ENTRIES, "category_id")
     assert categories.num_classes == 19
-    assert categories.label_of(18) == 18
+    assert categories.labels_of(np.array([18])) == 18
     assert (categories.names[18], categories.names[2], categories.ids[2]) == ("dog", "", -1)
     assert (2 in categories, -1 in categories) == (False, False)
     with pytest.raises(DataError, match="not 123456789; use contiguous"):
@@ -43,7 +43,7 @@ def test_categories_survive_a_checkpoint():
     categories = Categories.from_coco(ENTRIES, "category_id")
     restored = Categories.from_state(json.loads(json.dumps(categories.state())))
     assert restored == categories
-    assert restored.label_of(18) == 18
+    assert restored.labels_of(np.array([18])) == 18
     assert restored != Categories.from_coco(ENTRIES)
     for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
         with pytest.raises(CheckpointError, match="categories cannot be read"):
@@ -75,18 +75,18 @@ def test_unknown_categories_and_labels():
     categories = Categories.from_coco(ENTRIES)
     for category_id in (0, 2, -1, 17):
         with pytest.raises(KeyError):
-            categories.label_of(category_id)
+            categories.labels_of(np.array([category_id]))
     with pytest.raises(KeyError):
         categories.labels_of(np.array([1, 2]))
     with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
-        Categories.from_coco(ENTRIES, "category_id").label_of(-1)
+        Categories.from_coco(ENTRIES, "category_id").labels_of(np.array([-1]))
     assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
 
 
 def test_label_zero_is_a_category_where_ids_begin_at_zero():
     for mapping in ("contiguous", "category_id"):
         categories = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 1, "name": "nucleus"}], mapping)
-        assert (categories.ids, categories.label_of(0)) == ((0, 1), 0)
+        assert (categories.ids, categories.labels_of(np.array([0]))) == ((0, 1), 0)
 
 
 def test_torchvisions_labels_are_cocos_ids(real_data: Path):
@@ -107,7 +107,7 @@ def test_padding_for_a_larger_model():
     padded = Categories((3, 8), ("cat", "dog")).padded(4)
     assert padded.ids == (3, 8, -1, -1)
     assert padded.num_classes == 4
-    assert padded.label_of(8) == 1
+    assert padded.labels_of(np.array([8])) == 1
     assert padded.padded(2) == padded
 
 

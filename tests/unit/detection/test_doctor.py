@@ -24,11 +24,11 @@ from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.doctor import image_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import anchor_coverage
 from retina_dist.detection.doctor.image_checks import check_images, fault_of, objects_table
+from retina_dist.detection.doctor.report import Remedy, examine, format_report
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.task import DetectionTask
-from retina_dist.doctor import examine, format_report
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -160,7 +160,7 @@ def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "good", "report.json"]
     printed = capsys.readouterr().out
     assert "ERRORS\n  train       1  images missing\n" in printed
-    assert printed.endswith("4 errors, 6 warnings: mend the errors before you train.\n")
+    assert printed.endswith("4 errors, 6 warnings: fix the errors before you train.\n")
 
     run(*arguments(tmp_path / "good"), "experiment=shapes", "data.shapes=null")  # as a training would be told
     assert "ERRORS" not in capsys.readouterr().out
@@ -422,7 +422,7 @@ def test_remedies_are_tried(
         assert report.remedies == []
         assert "neither other sizes nor more aspect ratios help" in text
     else:
-        assert report.remedies == [doctor.Remedy(first_remedy, 0.0)]
+        assert report.remedies == [Remedy(first_remedy, 0.0)]
         assert f"0.0% are left, tried on these boxes, with\n     {first_remedy[0]}\n" in text
 
 

@@ -26,9 +26,9 @@ from retina_dist.detection.coco_metrics import (
     rows_of_results,
     write_results,
 )
+from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError
-from retina_dist.evaluate import evaluate
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 BACKENDS = [

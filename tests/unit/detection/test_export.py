@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist import export as module
 from retina_dist.config.schema import ExportConfig
+from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.export import export
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.export import export
 from tests.unit.serving.server import small_detector
 
 

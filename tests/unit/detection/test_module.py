@@ -188,7 +188,7 @@ def test_data_set_without_any_box(annotations):
 def test_steps_cross_epochs_and_hold_accumulate_micro_batches(annotations):
     module = make_module(annotations, accumulate=2)
     assert module.steps_per_epoch == 3
-    assert module.num_train_images == 10
+    assert len(module.train_dataset) == 10
     assert module.position(4) == (1, 4)
     steps = list(module.train_steps(0, 6))
     assert [len(step) for step in steps] == [2] * 6

@@ -7,19 +7,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from retina_dist.config.compose import load_config
 from retina_dist.config.schema import DataConfig, EvaluateConfig, ShapesConfig
+from retina_dist.detection.doctor.report import examine
+from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.task import DetectionTask, data_of_checkpoint
-from retina_dist.doctor import examine
+from retina_dist.detection.splits import data_of_checkpoint
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoints import write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, DataError
-from retina_dist.evaluate import evaluate
 from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -62,7 +64,7 @@ def test_a_resumed_run_numbers_the_categories_as_its_checkpoint_does(tmp_path: P
     assert labels(now.train) == labels(now.val) == labels(before.train)
     assert (now.train.categories.ids, now.train.categories.names) == ((3, 2, 1), ("person", "dog", "cat"))
     assert now.val.categories.ids == (7, 1, 0)  # what results are written with
-    assert now.train.categories.label_of(3) == 0
+    assert now.train.categories.labels_of(np.array([3])) == 0
     now.load_checkpoint_state(before.train.categories.state(), "last.pt")
     assert labels(now.train) == labels(before.train)
 

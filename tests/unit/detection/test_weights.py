@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
 from torchvision.models import resnet18
@@ -21,7 +22,8 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.model import weights
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_weights, load_weights
-from retina_dist.detection.task import DetectionTask, build_model, read_split
+from retina_dist.detection.splits import read_split
+from retina_dist.detection.task import DetectionTask, build_model
 from retina_dist.engine.checkpoints import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
@@ -203,7 +205,7 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
     detector = Detector.from_checkpoint("RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1")
     assert detector.categories.num_classes == 91
-    assert detector.categories.label_of(90) == 90
+    assert detector.categories.labels_of(np.array([90])) == 90
     assert detector.categories.name_of(18) == "dog"
     assert 0 not in detector.categories  # torchvision's __background__
     assert 12 not in detector.categories  # a gap in COCO's ids

@@ -110,80 +110,18 @@ def test_running_median_does_not_follow_wild_or_missing_values():
     assert plots.running_median([], 3).tolist() == []
 
 
-def precision_of(*areas):
-    """[10, 101, K]: precision 1 up to the recall `area` at IoU .50 to .70, half of it above; -1 for None."""
-    recalls = np.arange(101)
-    result = np.full((10, 101, len(areas)), -1.0)
-    for k, area in enumerate(areas):
-        if area is not None:
-            result[:5, :, k] = recalls < round(101 * area)
-            result[5:, :, k] = recalls < round(101 * area / 2)
-    return result
-
-
-def test_pr_of_a_few_classes(tmp_path, figures):
-    precision = precision_of(20 / 101, None, 80 / 101)
-    plots.plot_pr(precision, ["_RBC$x$", "nothing", "WBC"], tmp_path / "pr.png")
-    at_50, at_75, mean = figures[0].axes
-    # areas under the curves, best first: 80, 20 and their mean 50 of 101 recall points; at .75 half of them
-    assert texts(at_50) == ["0.792  WBC", "0.198  _RBC$x$", "0.495  mean of 2 classes"]
-    assert texts(at_75) == ["0.396  WBC", "0.099  _RBC$x$", "0.248  mean of 2 classes"]
-    assert texts(mean) == ["0.594  WBC", "0.149  _RBC$x$", "0.371  mean of 2 classes"]
-    assert figures[0].get_supxlabel() == "1 class without ground truth left out"
-    assert at_50.lines[0].get_xdata()[-1] == pytest.approx(0.80)  # ends where precision falls to zero
-
-
-def test_pr_of_many_classes_is_their_mean(tmp_path, figures):
-    plots.plot_pr(precision_of(*[0.5] * 80), [f"class {k}" for k in range(80)], tmp_path / "pr.png")
-    assert texts(figures[0].axes[0]) == ["middle half of classes", "0.495  mean of 80 classes"]
-    assert figures[0].get_supxlabel() == ""
-
-
-@pytest.mark.parametrize("areas", [(), (None,), (None, None), (0.5,), (0.0,), (1.0,)])
-def test_pr_of_hardly_anything(tmp_path, areas):
-    plots.plot_pr(precision_of(*areas), [str(k) for k in range(len(areas))], tmp_path / "pr.png")
-    assert (tmp_path / "pr.png").exists()
-
-
-def test_per_class_bars_are_sorted_and_say_what_is_left_out(tmp_path, figures):
-    per_class = {"RBC": 0.6, "nothing": None, "Platelets": 0.3, "WBC": 0.75}
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    axes = figures[0].axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["WBC", "RBC", "Platelets"]
-    assert [bar.get_width() for bar in axes.patches] == [0.75, 0.6, 0.3]
-    assert axes.yaxis_inverted()  # so the first is on top
-    assert texts(axes) == ["mean 0.550"]
-    assert figures[0].get_supxlabel() == "1 class without ground truth left out"
-
-
-def test_per_class_shows_the_best_and_the_worst_of_many(tmp_path, figures):
-    per_class = {f"class {k}": k / 365 for k in range(365)} | {"a": None, "b": None}
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    axes = figures[0].axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [f"class {k}" for k in [*range(364, 334, -1), *range(29, -1, -1)]]
-    assert texts(axes) == ["mean 0.499"]  # of all classes
-    note = "best and worst 30 of 365 classes; 2 classes without ground truth left out"
-    assert figures[0].get_supxlabel() == note
-
-
-@pytest.mark.parametrize("per_class", [{}, {"a": None}, {"a": 0.0}, {"a": 1.0}])
-def test_per_class_of_hardly_anything(tmp_path, per_class):
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    assert (tmp_path / "per_class_ap.png").exists()
-
-
 def test_matplotlib_is_loaded_late_and_its_settings_are_left_alone(tmp_path):
     code = """
 import sys
 from pathlib import Path
 from retina_dist.detection import draw_boxes as draw
 from retina_dist.reporting import loggers
+from retina_dist.detection import plots as metric_plots
 from retina_dist.reporting import plots, progress
 assert "matplotlib" not in sys.modules and "tensorboard" not in sys.modules
 import matplotlib
 before = {name: matplotlib.rcParams[name] for name in plots.STYLE}
-plots.plot_per_class({"a": 0.5}, Path(sys.argv[1]))
+metric_plots.plot_per_class({"a": 0.5}, Path(sys.argv[1]))
 assert {name: matplotlib.rcParams[name] for name in plots.STYLE} == before
 assert "matplotlib.pyplot" not in sys.modules
 """

@@ -22,9 +22,9 @@ import pytest
 from retina_dist.config.compose import load_config
 from retina_dist.config.schema import ServeConfig
 from retina_dist.errors import ConfigError
-from retina_dist.serve import listen
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import read_images
+from retina_dist.serving.server import listen
 from tests.unit.serving.server import as_json
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
@@ -281,7 +281,7 @@ def test_a_host_that_cannot_be_listened_on(host: str) -> None:
 
 STUCK = """
 import sys, time
-from retina_dist import serve
+from retina_dist.serving import server
 from retina_dist.serving.app import create_app
 from retina_dist.config.schema import ServeConfig
 
@@ -292,8 +292,8 @@ class Stuck:
         print("decoding", flush=True)
         time.sleep(100)
 
-serve.make_app = lambda config: create_app(Stuck())
-serve.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=1))
+server.make_app = lambda config: create_app(Stuck())
+server.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=1))
 """
 
 

@@ -1,0 +1,165 @@
+"""COCO metrics of a checkpoint, over its validation set or another, or of a results json.
+
+Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from retina_dist.config.compose import settings_of
+from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate
+from retina_dist.detection.artifacts import write_metrics
+from retina_dist.detection.coco_metrics import (
+    CocoEvaluator,
+    CocoResult,
+    evaluate_rows,
+    read_results,
+    rows_of_results,
+    write_results,
+)
+from retina_dist.detection.data.deferred_resize import resized_by
+from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.weights import is_torchvision_name
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.splits import data_of_checkpoint, read_split
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import place
+from retina_dist.reporting.console import configure_logging
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.nccl import apply_nccl, describe_nccl
+from retina_dist.strategies.select import make_strategy
+
+logger = logging.getLogger(__name__)
+
+TITLES = {
+    "AP": "AP     IoU .50:.95",
+    "AP50": "AP50   IoU .50",
+    "AP75": "AP75   IoU .75",
+    "APs": "APs    area below 32^2 px",
+    "APm": "APm    area 32^2 to 96^2 px",
+    "APl": "APl    area above 96^2 px",
+    "AR1": "AR1    1 detection an image",
+    "AR10": "AR10   10 detections",
+    "AR100": "AR100  100 detections",
+    "ARs": "ARs    area below 32^2 px",
+    "ARm": "ARm    area 32^2 to 96^2 px",
+    "ARl": "ARl    area above 96^2 px",
+}
+
+
+def evaluate(config: EvaluateConfig) -> CocoResult:
+    """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
+    if (config.checkpoint is None) == (config.results is None):
+        raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
+    is_main = detect_launch().rank == 0
+    folder = Path(config.output_dir) if config.output_dir and is_main else None
+    if config.results:
+        result = _of_results(config)
+    else:
+        apply_nccl(asdict(config.nccl))
+        note = describe_nccl(asdict(config.nccl))
+        if note and detect_launch().rank == 0:
+            print(note)
+        with make_strategy(device=config.device) as strategy, configure_logging(strategy.rank):
+            result = _of_checkpoint(config, folder, strategy)
+    if folder:
+        write_metrics(result, folder)
+    return result
+
+
+def format_table(result: CocoResult) -> str:
+    """The twelve numbers and AP of each class, a line each; a dash where there is no ground truth."""
+    lines = [f"{TITLES[name]:<34}{_number(value)}" for name, value in result.stats.items()]
+    width = max((len(name) for name in result.per_class), default=0)
+    lines += ["", "AP of each class"] + [f"  {n:<{width}}  {_number(ap)}" for n, ap in result.per_class.items()]
+    return "\n".join(lines)
+
+
+def _of_results(config: EvaluateConfig) -> CocoResult:
+    if config.annotations is None:
+        raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
+    results = read_results(Path(str(config.results)))
+    truth = place(str(config.annotations))
+    annotations = load_annotations(
+        truth,
+        truth.parent,
+        categories=results.categories,
+        category_map=category_names(config.category_map),
+        missing_images="ignore",
+    )
+    rows = rows_of_results(results, annotations.coco, annotations.categories)
+    return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
+
+
+def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
+    detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
+    module = CocoDataModule(
+        train=None,
+        val=annotations,
+        batch_size=config.batch_size,
+        val_batch_size=config.batch_size,
+        min_sizes=(detector.min_size,),
+        max_size=detector.max_size,
+        num_buckets=data.num_buckets,
+        num_workers=config.num_workers,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
+        on_bad_image=data.bad_images,  # type: ignore[arg-type]
+        max_pixels=data.max_pixels,
+        resize=resized_by(data.resize, strategy.device),
+    )
+    evaluator = CocoEvaluator(
+        annotations_coco=annotations.coco,
+        categories=annotations.categories,
+        batches=module.val_batches,
+        strategy=strategy,
+        autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
+        backend=config.backend,  # type: ignore[arg-type]
+        report=logger.warning,
+    )
+    evaluator(detector.model)
+    assert evaluator.last_result is not None
+    if folder and evaluator.last_rows is not None:
+        write_results(evaluator.last_rows, folder / "results.json")
+    return evaluator.last_result
+
+
+def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DataConfig, Annotations]:
+    """The detector and the images to judge it on."""
+    path = str(config.checkpoint)
+    if is_torchvision_name(path):
+        detector = Detector.from_torchvision(path, device=str(device))
+        data = DataConfig(name="coco")
+    else:
+        content = load_checkpoint(path)
+        detector = Detector.from_content(content, path, device=str(device))
+        try:
+            data = settings_of(content["config"]["data"], DataConfig)
+            validate(data, "data.")
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
+    if config.annotations:
+        data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
+        data = replace(data, val_annotations=config.annotations, val_images=config.images)
+    else:
+        data = data_of_checkpoint(data, config.root, path)
+    data = replace(data, category_map=[*data.category_map, *config.category_map])
+    annotations = read_split(data, "val", detector.categories)
+    if annotations is None:
+        raise ConfigError(
+            f"{path} names no validation set; give annotations=FILE.json and images=FOLDER, or root=FOLDER."
+        )
+    return detector, data, annotations
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or value < 0 else f"{value:.4f}"

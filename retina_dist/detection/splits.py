@@ -1,0 +1,138 @@
+"""The training and validation splits that data settings name.
+
+Layer 4.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, replace
+from typing import Any
+
+from retina_dist.config.schema import DataConfig, category_names
+from retina_dist.data.shards import annotations_of, has_shards
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.layout import find_split
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import Place, Url, place
+from retina_dist.words import pluralize
+
+
+def draw_data(data: DataConfig) -> None:
+    """Draw the shapes data set where the settings ask for it and it is not there yet."""
+    if data.shapes is not None:
+        if data.root is None:
+            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
+        root = place(data.root)
+        if isinstance(root, Url):
+            raise ConfigError(
+                f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
+            )
+        make_shapes(root, **asdict(data.shapes))
+
+
+def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
+    """The annotations of "train" or "val"; None for a validation set that the settings do not name.
+
+    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
+    """
+    draw_data(data)
+    files = split_files(data, split)
+    if files is None:
+        return None
+    options: dict[str, Any] = {
+        "format": data.format,
+        "label_mapping": data.label_mapping,
+        "categories": categories,
+        "category_map": category_names(data.category_map),
+        "keep_empty": data.keep_empty_images or split == "val",
+        "missing_images": data.missing_images,
+        "bad_images": data.bad_images,
+        "max_pixels": data.max_pixels,
+    }
+    if data.format == "csv" and data.classes:
+        options["classes"] = place(data.classes)
+    found = load_annotations(*files, split=split, **options)
+    if not found.records:
+        raise DataError(
+            f"{files[0]} leaves no image for {split}; name the right file with data.{split}_annotations=FILE, or look at it with "
+            "retina_dist.doctor."
+        )
+    return found
+
+
+def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
+    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
+
+    Without a root, local files are read where they say. A URL is not followed, since whoever made the checkpoint would decide
+    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
+    """
+    data = replace(data, shapes=None, cache=None)
+    places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
+    if root is not None:
+        nowhere: dict[str, Any] = dict.fromkeys(places)
+        return replace(data, **{**nowhere, "root": root})
+    for key in places:
+        value = getattr(data, key)
+        if value is not None and isinstance(place(value), Url):
+            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
+            raise ConfigError(
+                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
+            )
+    return data
+
+
+def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
+    """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
+    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
+    if annotations is None and data.root is None:
+        if split == "val":
+            return None
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
+        )
+    root = place(data.root) if data.root else place(annotations).parent
+    if data.format == "voc":
+        return root, root
+    if data.format == "shards":
+        if split == "val" and annotations is None and not has_shards(root, split):
+            return None
+        return (place(annotations) if annotations else root / annotations_of(split)), root
+    file, folder = root, root
+    if annotations is not None:
+        file = place(annotations)
+    elif data.format == "csv":
+        file = root / f"{split}.csv"
+    else:
+        file, folder = find_split(root, split)
+    return file, place(images) if images else folder
+
+
+def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
+    """The first `count` images that have boxes, as a data set of its own, ground truth included."""
+    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
+    ids = {annotations.records[i].image_id for i in rows}
+    coco = copy.copy(annotations.coco)
+    coco["images"] = [image for image in coco["images"] if image["id"] in ids]
+    coco["annotations"] = [a for a in coco["annotations"] if a["image_id"] in ids]
+    return replace(
+        annotations,
+        coco=coco,
+        records=tuple(annotations.records[i] for i in rows),
+        boxes=[annotations.boxes[i] for i in rows],
+        labels=[annotations.labels[i] for i in rows],
+        num_crowd=sum(int(a.get("iscrowd", 0)) for a in coco["annotations"]),
+    )
+
+
+def describe_split(part: Annotations) -> str:
+    """Images and boxes of a split, and what was left out of it."""
+    boxes = sum(map(len, part.boxes))
+    empty = sum(1 for b in part.boxes if not len(b))
+    extra = [f"{pluralize(empty, 'image')} without boxes"] if empty else []
+    extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
+    extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])

@@ -1,0 +1,97 @@
+"""The server process: application, socket, and shutdown by signal.
+
+Layer 4.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+
+from retina_dist.config.schema import ServeConfig
+from retina_dist.detection.detector import Detector
+from retina_dist.errors import ConfigError
+from retina_dist.reporting.console import tell
+from retina_dist.serving.scoring import Scorer
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+GPU_BATCH = 8
+
+
+def make_app(config: ServeConfig) -> Any:
+    """The FastAPI application, its detector loaded and warm. Raises ConfigError where the extra is missing."""
+    try:
+        from retina_dist.serving.app import Limits, create_app
+    except ImportError as error:
+        raise ConfigError(
+            f'serving needs {error.name}, which is not installed; pip install "retina-dist[serve]".'
+        ) from error
+    device = SingleDeviceStrategy(config.device).device
+    detector = Detector.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
+    detector.predict([torch.zeros(3, 480, 640, dtype=torch.uint8)])  # the first pass is the slowest, and no request's
+    limits = Limits(
+        max_body=int(config.max_body_mb * 1e6),
+        max_queue=config.max_queue,
+        max_batch=config.max_batch or (GPU_BATCH if device.type == "cuda" else 1),
+        wait_s=config.wait_ms / 1e3,
+        prepare_threads=config.prepare_threads,
+    )
+    scorer = Scorer(
+        detector,
+        score_threshold=config.score_threshold,
+        max_pixels=config.max_pixels,
+        max_images=config.max_images,
+        max_request_pixels=config.max_request_pixels,
+    )
+    return create_app(scorer, limits, config.api_key)
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn takes it over, and sends it again when it has ended
+    app = make_app(config)
+    import uvicorn
+
+    from retina_dist.serving.connections import Connection
+
+    with listen(config.host, config.port) as listener:
+        address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
+        tell(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
+        if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+            tell(
+                "warning: whoever reaches this address can use it; give RETINA_DIST_API_KEY=… to ask for a key",
+                sys.stderr,
+            )
+        settings = uvicorn.Config(
+            app,
+            http=partial(Connection, receive_s=config.receive_s, max_connections=config.max_connections),  # type: ignore[arg-type]
+            ws="none",
+            timeout_graceful_shutdown=config.shutdown_s,
+            log_level="info",
+        )
+        try:
+            uvicorn.Server(settings).run(sockets=[listener])
+        finally:
+            if (
+                app.state.busy
+            ):  # a decode or a pass that does not end: the interpreter would wait for it, or crash beside it
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(130 if isinstance(sys.exc_info()[1], KeyboardInterrupt) else 0)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for what cannot be a name
+        raise ConfigError(
+            f"host={host} port={port} cannot be listened on ({error}); choose another, port=0 a free one."
+        ) from error
