@@ -1,26 +1,21 @@
-"""Files written whole or not at all, places behind a URL, torch data read without running what is in it. Layer 0."""
+"""Files written whole or not at all, and places behind a URL. Layer 0."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import io
 import math
 import os
 import re
 import shutil
 import stat
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.errors import ConfigError, UserError
 from retina_dist.words import pluralize
 
 T = TypeVar("T")
@@ -32,12 +27,7 @@ EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
-MAX_VALUES, MAX_DEPTH, MAX_BITS = 200_000, 64, 1024  # of what is in a torch file beside the content of its tensors
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux takes of a file's name, and of a path with the NUL at its end
-
-SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
-SEAL_LENGTH = len(SEAL) + 64
-OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -284,7 +274,7 @@ class Url:
         except Exception as error:
             protocol = self.text.partition("://")[0]
             remedy = REMEDIES.get(protocol, "give a path or a URL of fsspec's")
-            raise UserError(f"{self} cannot be opened ({_words(error)}); {remedy}.") from error
+            raise UserError(f"{self} cannot be opened ({first_line(error)}); {remedy}.") from error
         start = time.monotonic()
         for attempt, wait in enumerate((*WAITS, math.inf), 1):
             try:
@@ -297,7 +287,7 @@ class Url:
                 if not passing or took_s + wait > ENOUGH_S:
                     tries = f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s" if passing else ""
                     raise UserError(
-                        f"{self} could not be {what} ({_words(error)}{tries}); look at the network, the credentials and "
+                        f"{self} could not be {what} ({first_line(error)}{tries}); look at the network, the credentials and "
                         "the place."
                     ) from error
                 time.sleep(wait)
@@ -382,86 +372,6 @@ def write_bytes(target: Place, data: bytes) -> None:
         write_atomically(target, lambda temporary: temporary.write_bytes(data))
 
 
-def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[Any, str]:
-    """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
-
-    Every reader of weights comes by here. A checkpoint of ours must be what was written: it ends with its SHA-256, or it has
-    the one of the manifest, `sha256`, or one of `known`. Files of others have no seal and need none. What a file unpacks to is
-    bounded by its own size, and by `MAX_VALUES` and `MAX_DEPTH`. Raises CheckpointError.
-    """
-    try:
-        data = read_bytes(source)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
-    digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
-    seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
-    digest.update(seal)
-    found = digest.hexdigest()
-    if sha256 and found != sha256:
-        raise CheckpointError(
-            f"{source} is damaged: its SHA-256 is not the one in manifest.json; use another checkpoint."
-        )
-    if seal.startswith(SEAL) and seal != expected:
-        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
-    _check_zip(data, source)
-    try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        reason = _words(error)
-        if "Weights only load failed" in str(error):
-            reason = "damaged, or with objects in it that could run code, which are refused"
-        raise CheckpointError(
-            f"{source} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
-        ) from error
-    _check_tree(content, source)
-    # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
-    is_ours = isinstance(content, dict) and (content.keys() >= {"format", "step"} or len(OURS & content.keys()) > 1)
-    if is_ours and seal != expected and found not in {sha256, *known}:
-        raise CheckpointError(
-            f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
-        )
-    return content, found
-
-
-def _check_zip(data: bytes, source: Place) -> None:
-    """Raise CheckpointError for a zip file that would unpack to more than its own size; torch.save does not compress."""
-    if not data.startswith(b"PK"):  # the form of torch before 1.6, which torch checks while reading
-        return
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except Exception as error:  # a damaged directory can raise nearly anything
-        raise CheckpointError(f"{source} is a damaged zip file ({_words(error)}); use another file.") from error
-    if unpacked > len(data):
-        raise CheckpointError(
-            f"{source} is compressed, {unpacked} bytes in {len(data)}, which torch.save never writes; use another file."
-        )
-
-
-def _check_tree(content: Any, source: Place) -> None:
-    """Raise CheckpointError for values that hold themselves, or each other so often that going through them takes for ever."""
-    level, depth, count = [content], 0, 0
-    while level:
-        inner: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += [*value.keys(), *value.values()]
-            elif isinstance(value, (list, tuple, set, frozenset)):
-                inner += value
-            elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-                raise CheckpointError(f"{source} holds a number of {value.bit_length()} bits; use another file.")
-            if count + len(inner) > MAX_VALUES:
-                break
-        count, depth, level = count + len(inner), depth + 1, inner
-        if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise CheckpointError(
-                f"{source} holds more than {MAX_VALUES} values or {MAX_DEPTH} levels, which no training writes; use another file."
-            )
-
-
-def _words(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The type of an error and the first line of its text, at most 160 characters."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"

@@ -32,8 +32,9 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.detection.prediction import find_images
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import load_torch, write_atomically
+from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
+from retina_dist.torch_files import load_torch
 
 Runner = Callable[[Tensor], Detections]  # of an image [1, 3, h, w] uint8
 

@@ -27,19 +27,8 @@ from torch import Tensor
 
 from retina_dist.engine.best import BestMetric
 from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import (
-    SEAL,
-    SEAL_LENGTH,
-    Place,
-    Url,
-    load_torch,
-    names_in,
-    place,
-    read_bytes,
-    sync_folder,
-    write_atomically,
-    write_bytes,
-)
+from retina_dist.files import Place, Url, names_in, place, read_bytes, sync_folder, write_atomically, write_bytes
+from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -20,7 +20,8 @@ from torchvision.models import WeightsEnum, get_weight
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, Url, load_torch, place
+from retina_dist.files import Place, Url, place
+from retina_dist.torch_files import load_torch
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")

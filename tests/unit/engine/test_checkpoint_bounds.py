@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist import files
+from retina_dist import torch_files
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.schema import DataConfig, ModelConfig, TrainConfig
 from retina_dist.detection.detector import Detector
@@ -21,7 +21,7 @@ from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.engine.checkpoints import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import load_torch
+from retina_dist.torch_files import load_torch
 
 SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}
 
@@ -205,10 +205,10 @@ def test_a_large_training_is_within_the_bounds(monkeypatch: pytest.MonkeyPatch) 
     tensors = {f"layer{i}": torch.zeros(1) for i in range(2000)}
     state = {"model": tensors, "optimizer": {"state": {i: dict(tensors=1, step=2) for i in range(2000)}}}
     names = {"ids": list(range(20_000)), "names": ["name"] * 20_000}
-    files._check_tree({**state, "categories": names, "config": asdict(TrainConfig())}, Path("a.pt"))
-    monkeypatch.setattr(files, "MAX_VALUES", 10**4)
+    torch_files._check_tree({**state, "categories": names, "config": asdict(TrainConfig())}, Path("a.pt"))
+    monkeypatch.setattr(torch_files, "MAX_VALUES", 10**4)
     with pytest.raises(CheckpointError):
-        files._check_tree(names, Path("a.pt"))
+        torch_files._check_tree(names, Path("a.pt"))
 
 
 # its settings

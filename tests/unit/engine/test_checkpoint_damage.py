@@ -15,7 +15,7 @@ from torch import nn
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError
-from retina_dist.files import SEAL_LENGTH
+from retina_dist.torch_files import SEAL_LENGTH
 
 COPIES = 200
 FIRST, NEWEST, MANIFEST = "step_00000100.pt", "step_00000200.pt", "manifest.json"
