@@ -7,9 +7,9 @@
 
 Layer 4. Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
 the weights of each step, and of the final batch norm statistics and weight average, each relative to the largest magnitude of its
-kind. In fp64 the runs go on by themselves for all steps. In fp32 each step begins from one process's state: rounding moves
+kind. In fp64 each run keeps its own state for all steps. In fp32 each step begins from one process's state: rounding moves
 inputs of ReLUs across zero, and what a network makes of that in two steps (a hundredth of a gradient, with batch norm from random
-weights) says nothing about the backend. Exit code 1 past the tolerance.
+weights) does not concern the backend. Exit code 1 past the tolerance.
 
 Each launcher starts once for each number of processes and goes through all cases. Progress goes to stderr.
 """

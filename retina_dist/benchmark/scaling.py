@@ -3,8 +3,8 @@
     python -m retina_dist.benchmark scaling                            2 processes under every launcher that is there
     python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
 
-Layer 4. The base is plain `python` with strategy=single. Each process trains on batches of its own of the same size, read
-beforehand, so that steps and communication are timed and nothing else. All jobs take turns, `rounds` times, and ratios are
+Layer 4. The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
+beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
 medians over the rounds, because a machine's speed drifts. output=NAME.json also writes NAME.csv and NAME.png, the length of an
 epoch over the number of processes, as the images a second give it: without reading, validation and checkpoints.
 """

@@ -3,7 +3,7 @@
 Layer 2. Pure file work without a strategy: the trainer calls it on the main process only. A folder, local or behind a URL,
 holds `step_N.pt` files and `manifest.json` (step, metric, SHA-256 and second names of each). A local one also holds
 `last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
-the SHA-256 of what is before it (a comment, to zip and torch), so that it is verified wherever it lies.
+the SHA-256 of the bytes before it (a comment to zip and torch), so that it can be verified without the manifest.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class CheckpointStore:
     """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `save_top_k` by `best`.
 
     `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
-    kept until there is one ranked by this metric. A run that goes on says by `resumed_at` from which step; later checkpoints
-    in the folder go once it saves its first. `check` is called before anything is written or removed, and raises a UserError
+    kept until there is one ranked by this metric. `resumed_at` is the step that a run resumed from; its first save removes
+    later checkpoints in the folder. `check` is called before anything is written or removed, and raises a UserError
     when the folder is another process's.
     """
 
@@ -90,7 +90,7 @@ class CheckpointStore:
             if isinstance(self.folder, Path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_bytes(probe, b"")
-            with contextlib.suppress(OSError, UserError):  # some stores let nobody delete
+            with contextlib.suppress(OSError, UserError):  # some stores do not permit deletion
                 probe.unlink()
                 if made and isinstance(self.folder, Path):
                     self.folder.rmdir()
@@ -165,7 +165,7 @@ class CheckpointStore:
         files = {e["file"] for e in kept}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
-                with contextlib.suppress(OSError, UserError):  # what cannot be removed is in nobody's way
+                with contextlib.suppress(OSError, UserError):  # a file that cannot be removed does no harm
                     (self.folder / name).unlink()
 
     def _found(self) -> list[dict[str, Any]]:
@@ -292,7 +292,7 @@ def _located(source: Place) -> tuple[Place, list[dict[str, Any]]]:
     """The file and the manifest of its folder, if that can be read."""
     try:
         entries = read_manifest(source.parent)
-    except CheckpointError:  # the file can speak for itself
+    except CheckpointError:  # the file can be verified by its own SHA-256
         entries = []
     if isinstance(source, Url):
         source = next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)

@@ -1,7 +1,7 @@
-"""Forward and backward pass as one CUDA graph for each shape of a batch: the host launches one thing instead of a thousand.
+"""Forward and backward pass as one CUDA graph for each shape of a batch: one launch instead of a thousand.
 
-Layer 2. Batches come in few shapes, since what they hold is padded. The averaging over ranks and the optimizer stay outside, so
-the same graphs serve every strategy.
+Layer 2. Batches come in few shapes, since they are padded. Gradient reduction and optimizer stay outside of the graphs, so
+that every strategy can use them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class CUDAGraphRunner:
 
 
 class _CudaCapture:
-    """Warm-up and capture on a stream of its own; all graphs share one pool, since only one of them runs at a time."""
+    """Warm-up and capture on a side stream; all graphs share one memory pool, since only one of them runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -124,7 +124,7 @@ class _CudaCapture:
         losses: Losses = {}
         failure: RuntimeError | None = None
         try:
-            # what other threads do meanwhile, such as pinning memory for the next batch, is none of the graph's business
+            # other threads may use CUDA meanwhile, for example to pin memory for the next batch
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 try:
                     losses = {name: value.detach() for name, value in work().items()}

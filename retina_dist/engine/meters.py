@@ -30,7 +30,7 @@ class StepMeter:
         self._started = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """What `compute` would tell of, for a run that is stopped before it; {} when there is nothing. Every rank must call it."""
+        """What `compute` has not returned yet, for a checkpoint; {} when there is nothing. Every rank must call it."""
         if self.sums is None:
             return {}
         self.pause()
@@ -39,7 +39,7 @@ class StepMeter:
         return {"names": self.names, "sums": sums, "steps": self.steps, "images": self.images, "seconds": self.seconds}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned, on any number of ranks."""
+        """Restore what `state` returned, on any number of ranks."""
         self._clear()
         if state:
             self.names, self.sums = list(state["names"]), state["sums"].to(self.strategy.device)

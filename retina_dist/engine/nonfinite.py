@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped by all ranks together, and written down. Layer 2."""
+"""Steps with an infinite or NaN loss or gradient: skipped on all ranks, and reported in a file. Layer 2."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
 
 
 class Divergence(CollectiveError):
-    """Loss or gradients stay infinite or NaN, on all ranks."""
+    """The loss or the gradients stay infinite or NaN, on all ranks."""
 
 
 def poison_if_nonfinite(loss: Tensor, parameter: nn.Parameter) -> Tensor:
-    """`loss`, with a NaN in the gradient of `parameter` if it is infinite or NaN; else the gradient is the same in every bit.
+    """`loss`, which puts a NaN into the gradient of `parameter` if it is infinite or NaN; a finite loss keeps its exact gradients.
 
-    An infinite loss may have finite gradients. This way the mean gradient of all ranks says whether every loss was finite.
+    An infinite loss may have finite gradients. With the NaN, the mean gradient shows whether the loss of every rank was finite.
     """
     nothing = loss.detach() - loss.detach()  # 0, or NaN
     return loss + nothing * parameter.flatten()[0].to(loss.dtype)
 
 
 class NonFiniteGuard:
-    """Decides with all ranks, in the same step, that a step is left out; raises Divergence after `limit` of them in a row.
+    """Skips a step on all ranks when its gradient is not finite; raises Divergence after more than `limit` skips in a row.
 
     Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
     as `inspect` gives them in the precision of the step, loss, gradient norm and learning rate on each rank, and the command that
@@ -67,7 +67,7 @@ class NonFiniteGuard:
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # those of one type, as they are and as they were
 
     def begin(self) -> None:
-        """Remember what a forward pass changes, with one operator for each type of number."""
+        """Save the running statistics, which a forward pass changes, with one operator for each dtype."""
         statistics = list(_running_statistics(self.state.model))
         if list(map(id, statistics)) != list(map(id, self._statistics)):
             groups: dict[torch.dtype, list[Tensor]] = {}
@@ -79,7 +79,7 @@ class NonFiniteGuard:
             torch._foreach_copy_(before, group)
 
     def accept(self, norm: Tensor) -> bool:
-        """Whether the step is to be taken; `norm` is that of the mean gradient, the same on all ranks."""
+        """Whether to apply the step; if not, restore the running statistics. `norm` of the mean gradient is equal on all ranks."""
         if bool(norm.isfinite()):
             self.state.consecutive_skips = 0
             return True
@@ -94,7 +94,7 @@ class NonFiniteGuard:
         norm: Tensor,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Note a step that was left out. Every rank must call it."""
+        """Count and report a skipped step. Every rank must call it."""
         state, scaler = self.state, self.state.scaler
         facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         bad = not all(value.isfinite() for value in losses.values())

@@ -1,8 +1,8 @@
-"""Where the time of a training goes: every moment belongs to one part, so the parts add up to the whole.
+"""Where the time of a training goes: every moment belongs to one phase, so the phases add up to the total.
 
-Layer 2. One line of marks: `mark(part)` gives the time since the mark before to `part`. On a CPU the clock is the host's; on CUDA
-the marks are events in the stream, so that work is counted where it runs and not where it is queued, and a device that waits for
-data shows it as such. Nothing is waited for until the figures are asked for.
+Layer 2. `mark(part)` attributes the time since the previous mark to `part`. On a CPU the clock is the host's; on CUDA
+the marks are events in the stream, so that work is counted when it runs and not when it is queued, and a device that waits for
+data shows it. The host does not wait for the device until the times are read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PERCENTILES = (50, 90, 99)
 
 
 class PhaseTimer:
-    """Seconds of each part since `start`, and of each step's parts. `start` again after a pause that is nobody's."""
+    """Seconds of each part since `start`, and of each step's parts. `start` again after a pause that must not count."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,24 +60,24 @@ class PhaseTimer:
         self._begun = 0.0
 
     def start(self) -> None:
-        """The first moment that counts."""
+        """Start to measure."""
         self._last, self._begun = self._now(), time.perf_counter()
 
     def stop(self) -> None:
-        """The last moment that counts."""
+        """Stop; the time since the last mark is "other"."""
         self.settle()  # before the last mark: the time that settling takes belongs to a part too
         self.mark("other")
         self.wall += time.perf_counter() - self._begun
         self.settle()
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note when each of their gradients is made: what the backward pass does after the last is waiting for other ranks."""
+        """Note when each gradient of `parameters` is computed: after the last one, the backward pass only waits for other ranks."""
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_hook(self._gradient_made)
 
     def mark(self, part: str) -> None:
-        """What happened since the last mark was `part`."""
+        """Attribute the time since the last mark to `part`."""
         self._marks.append((part, self._now()))
 
     @contextmanager
@@ -97,7 +97,7 @@ class PhaseTimer:
             self.mark("other")
 
     def mark_backward(self) -> None:
-        """`mark("backward")`, but for the time after the last gradient of the watched parameters."""
+        """`mark("backward")`; the time after the last gradient of the watched parameters is "communication"."""
         if self._gradient is not None:
             self._marks.append(("backward", self._gradient))
             self._gradient = None
@@ -106,7 +106,7 @@ class PhaseTimer:
             self.mark("backward")
 
     def end_step(self) -> None:
-        """What is marked from now on is the next step's."""
+        """The marks from now on belong to the next step."""
         self._marks.append((END, self._marks[-1][1]))
         if len(self._marks) > MOST_MARKS:
             self.settle()

@@ -1,6 +1,6 @@
-"""Notices that this process is about to be ended: a signal, or an event that the cloud has scheduled.
+"""Preemption notices: signals, and events that the cloud has scheduled.
 
-Layer 2. It only notices; the trainer ends all ranks at one agreed step.
+Layer 2. The watch only notes the reason; the trainer stops all ranks at the same step.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PreemptionWatch:
 
 def _tell(text: str) -> None:
     """From a signal's handler, which may have interrupted a print."""
-    with contextlib.suppress(OSError):  # the reader of a pipe may have gone by the same signal
+    with contextlib.suppress(OSError):  # the same signal may have ended the reader of the pipe
         os.write(2, f"\n{text}\n".encode())
 
 

@@ -11,8 +11,8 @@ import torch
 def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:
     """The same steps in the same order; on CUDA with their batches on `device`, elsewhere as they come.
 
-    Copies, and what `to` computes, run on a stream of their own, one step ahead; with pinned memory the host does not wait for
-    them. An error of `steps` is raised where it would be without this. Closing closes `steps`.
+    Copies, and what `to` computes, run on a side stream, one step ahead; with pinned memory the host does not wait for them. An
+    error of `steps` is raised at the step that it belongs to. Closing the generator closes `steps`.
     """
     try:
         yield from _one_ahead(steps, device) if device.type == "cuda" else steps

@@ -68,7 +68,7 @@ class Trainer:
         except BaseException:
             try:
                 self.checkpointer.wait_here()
-            except Exception as error:  # the error that ended the run must not be hidden by this one
+            except Exception as error:  # it must not hide the error that ended the run
                 logger.warning(error)
             raise
 
