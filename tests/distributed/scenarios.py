@@ -316,7 +316,7 @@ PARTS = {
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
     "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
     "strided": lambda s: small_training(s, accumulate=4, strided=True),
-    "clip": lambda s: small_training(s, accumulate=2, gradient_clip=0.05),
+    "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),
     **{f"wire {compression}": wire for compression in ("none", "bf16", "fp16")},
     "start": start,
