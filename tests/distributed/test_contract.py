@@ -11,8 +11,8 @@ import torch
 
 from tests.distributed.ranks import Job, run_ranks
 
-LONG = [("ddp", 1), ("horovod", 3)]
-JOBS = [("single", 1), ("ddp", 2), ("horovod", 2), ("mpi", 2), ("ddp", 3), *LONG]
+LONG = [("ddp", 1), ("ddp", 2), ("horovod", 3)]
+JOBS = [("single", 1), ("horovod", 2), ("mpi", 2), ("ddp", 3), *LONG]
 
 
 @cache

@@ -77,10 +77,10 @@ def usable(launcher: str) -> None:
 
 
 @cache
-def undisturbed(place: Path) -> Path:
+def undisturbed(place: Path, module: str = MODULE) -> Path:
     """Two processes of DDP; Horovod on two gives the same sums, and so the same bits."""
     place.mkdir()
-    with started(command("torchrun", 2, MODULE, [*JOB, "output_dir=run"]), place) as job:
+    with started(command("torchrun", 2, module, [*JOB, "output_dir=run"]), place) as job:
         assert job.wait(END_S) == 0, log_of(place)
     return place / "run"
 
@@ -90,10 +90,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return undisturbed(tmp_path_factory.getbasetemp() / "undisturbed")
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "mpirun")]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "horovodrun", "mpirun")]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun", *LONG])
+@pytest.mark.parametrize("launcher", ["torchrun", *LONG])
 def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
     arguments = [*JOB, "output_dir=run", "trainer.max_duration=1000steps"]
     if launcher == "python":
@@ -117,6 +117,7 @@ def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str,
     assert content["step"] >= steps_done(run) - 1
 
 
+@pytest.mark.long
 def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path) -> None:
     line = command("torchrun", 2, MODULE, [*JOB, "output_dir=run", "resume=auto"])
     line[3:3] = ["--max-restarts", "1"]

@@ -79,7 +79,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "alone"
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "mpi" else ()) for kind in COMMANDS]
+)
 def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, request: pytest.FixtureRequest) -> None:
     skip_where_missing(kind)
     alone: Path = request.getfixturevalue("alone")  # only now, since it takes a while

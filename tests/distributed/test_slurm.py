@@ -66,6 +66,7 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
     )
 
 
+@pytest.mark.long
 def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -80,7 +81,7 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     stopped = checkpoint(run)["step"]
     assert 3 <= stopped < 24
     alone = undisturbed(
-        tmp_path_factory.getbasetemp() / "undisturbed"
+        tmp_path_factory.getbasetemp() / "undisturbed-fp32", "retina_dist.train"
     )  # while the nodes are free: Slurm waits two minutes
     cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, log)

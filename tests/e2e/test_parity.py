@@ -48,6 +48,7 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
     assert len(marked) == (0 if good else sum(case.agrees for case in parity.CASES))
 
 
+@pytest.mark.long
 def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path: Path) -> None:
     arguments = [
         "scaling",

@@ -26,8 +26,9 @@ from retina_dist.engine.checkpoints import MANIFEST, CheckpointStore, load_check
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.replay import _read as read_event
 from retina_dist.serving.scoring import Scorer, read_images
-from tests.unit import serving, test_mutations
+from tests.unit import test_mutations
 from tests.unit.mutations import mutated_bytes, mutated_json
+from tests.unit.serving import server
 from tests.unit.test_mutations import COCO, IMAGES, OVERRIDES, keys_of, load_and_train, tally
 from tests.unit.test_mutations import images as images  # the fixture
 
@@ -147,14 +148,14 @@ def event_case(folder: Path, _: Path, draw: random.Random) -> None:
 
 @cache
 def scorer() -> Scorer:
-    return Scorer(serving.small_detector(), max_pixels=serving.MAX_PIXELS)
+    return Scorer(server.small_detector(), max_pixels=server.MAX_PIXELS)
 
 
 def request_case(_: Path, __: Path, draw: random.Random) -> None:
     """A request's body and content type; every fourth is scored to the end."""
     image = IMAGES[draw.choice(("plain.jpg", "turned.png", "lossy.webp", "moving.gif"))]
     kind, body = draw.choice(
-        (("image/jpeg", image), ("application/json", serving.as_json(image)), serving.as_multipart(image, image))
+        (("image/jpeg", image), ("application/json", server.as_json(image)), server.as_multipart(image, image))
     )
     if kind == "application/json" and draw.random() < 0.5:
         body = mutated_json(json.loads(body), draw)

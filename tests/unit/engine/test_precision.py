@@ -10,6 +10,7 @@ import torch
 
 from retina_dist.benchmark import step
 from retina_dist.config import schema as settings
+from retina_dist.config.fields import limits_of
 from retina_dist.engine.precision import Precision, autocast, describe_precision
 from tests.unit.engine.test_trainer import Classifier, trainer
 
@@ -61,7 +62,8 @@ def test_the_benchmark_means_the_same_by_each_name() -> None:
     for precision in get_args(Precision):
         with autocast(CPU, precision)():
             assert flags() == (precision == "tf32",) * 2
-    assert settings.CHOICES["trainer.precision"] == settings.CHOICES["precision"] == get_args(Precision)
+    for schema in (settings.TrainerConfig, settings.EvaluateConfig, settings.PredictConfig):
+        assert limits_of(schema, "precision").choices == get_args(Precision)
 
 
 def test_the_start_up_line(monkeypatch: pytest.MonkeyPatch) -> None:
