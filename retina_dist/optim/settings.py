@@ -34,7 +34,7 @@ class OptimizerConfig:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1.")
         if self.nesterov and self.momentum == 0:
-            raise ConfigError("optimizer.nesterov=true needs a momentum; give self.momentum=0.9.")
+            raise ConfigError("optimizer.nesterov=true needs a momentum; give optimizer.momentum=0.9.")
 
 
 @dataclass

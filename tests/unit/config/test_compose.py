@@ -222,7 +222,7 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
 
 
 def test_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="nesterov=true needs a momentum"):
+    with pytest.raises(ConfigError, match=r"nesterov=true needs a momentum; give optimizer\.momentum=0\.9"):
         load_config("train", ["optimizer.nesterov=true", "optimizer.momentum=0"])
     with pytest.raises(ConfigError, match="trainer.max_duration=12 is not a duration"):
         build_plan(load_config("train", ["trainer.max_duration=12"]), 100, 1)
