@@ -130,7 +130,8 @@ class DetectionTask:
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The categories that a checkpoint's labels number."""
-        return dict(checkpoint.get("categories", {}))
+        state: dict[str, Any] = checkpoint.get("categories", {})  # of any type: `load_checkpoint_state` checks it
+        return state
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Number the categories as a checkpoint, `source`, does, by their names. Raises CheckpointError where those do not agree.

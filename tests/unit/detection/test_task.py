@@ -79,6 +79,8 @@ def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dic
         now.load_checkpoint_state(state, "last.pt")
     with pytest.raises(CheckpointError, match=r"last.pt .*cannot be read"):
         now.load_checkpoint_state({}, "last.pt")
+    with pytest.raises(CheckpointError, match="categories cannot be read"):
+        now.load_checkpoint_state(now.checkpoint_state({"categories": 3}), "last.pt")
 
 
 def test_names_are_mapped_on_resume(tmp_path: Path) -> None:
