@@ -21,7 +21,7 @@ from retina_dist.optim.clipping import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
-STEPS, ROWS = 4, 24  # of the small training; 24 rows a step divide evenly over 1, 2, 3, 4 and 8 ranks
+STEPS, ROWS = 4, 24  # of the small training
 TOLERANCE = 1e-12  # relative, in float64, to one process
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -156,28 +156,34 @@ def small_training(
 
     `backwards` is how many of the `accumulate` micro-batches there are in the last step.
     """
+    device = strategy.device
     torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
     model = Net().double()
     if strategy.is_main:
         torch.manual_seed(0)
         model.load_state_dict(Net().double().state_dict())
+    model.to(device)
     for p in model.parameters() if strided else ():
         p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
     net = strategy.prepare(model, optimizer, accumulate, hooks)
     norms, moved, scales = [], [], []
 
     def fit() -> None:
         for step in range(STEPS):
-            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-            labels = torch.arange(ROWS) % 3
+            generator = torch.Generator().manual_seed(step)
+            rows = torch.randn(ROWS, 6, generator=generator, dtype=torch.float64).to(device)
+            labels = torch.arange(ROWS, device=device) % 3
             count = backwards if backwards and step == STEPS - 1 else accumulate
-            shares = [c.chunk(strategy.world_size)[strategy.rank] for c in torch.arange(ROWS).chunk(accumulate)[:count]]
-            for i, share in enumerate(shares):
-                with strategy.gradient_sync(net, enabled=i == len(shares) - 1):
-                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share]) / len(shares)
+            groups = torch.arange(ROWS).chunk(accumulate)[:count]
+            for i, group in enumerate(groups):
+                share = group.tensor_split(strategy.world_size)[strategy.rank]
+                with strategy.gradient_sync(net, enabled=i == len(groups) - 1):
+                    loss = nn.functional.cross_entropy(net(rows[share]), labels[share], reduction="sum")
+                    # ranks may have unequal shares, so that the mean over ranks is the mean over rows
+                    loss = loss * strategy.world_size / (len(group) * len(groups))
                     if bad == (strategy.rank, step):
                         loss = loss * float("inf")
                     scaler.scale(loss).backward()

@@ -313,6 +313,7 @@ PARTS = {
     "collectives": collectives,
     "plain": small_training,
     "accumulate": lambda s: small_training(s, accumulate=4),
+    "unequal shares": lambda s: small_training(s, accumulate=3),
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
     "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
     "strided": lambda s: small_training(s, accumulate=4, strided=True),

@@ -66,7 +66,7 @@ def test_collectives_by_hand(job: Job) -> None:
         assert found["object"] == {"a": [0, 1, 2], "b": [1, 2.5, None, "x"], "c": {"d": True}}
 
 
-@pytest.mark.parametrize("part", ["plain", "accumulate", "clip", "without_hooks", "strided"])
+@pytest.mark.parametrize("part", ["plain", "accumulate", "unequal shares", "clip", "without_hooks", "strided"])
 def test_training_is_that_of_one_process(job: Job, alone: dict[str, Any], part: str) -> None:
     for found in (rank[part] for rank in job.ranks):
         assert found["weights"] == job.ranks[0][part]["weights"], "equal on all ranks, to the bit"
