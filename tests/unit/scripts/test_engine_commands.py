@@ -42,7 +42,9 @@ def from_lists(node: Any) -> Iterator[list[str]]:
 
 def commands() -> list[Any]:
     found = []
-    for path in sorted(p for folder in ("kubernetes", "skypilot", "ray") for p in (SCRIPTS / folder).iterdir()):
+    for path in sorted(
+        p for folder in ("kubernetes", "skypilot", "ray") for p in (SCRIPTS / folder).iterdir() if p.is_file()
+    ):
         text = path.read_text()
         settings = (
             list(from_lists(list(yaml.safe_load_all(text))))
