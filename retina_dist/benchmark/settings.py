@@ -122,7 +122,7 @@ class ModelBenchmarkConfig(TrainConfig):
     backward_share: float | None = setting(None, "of a step; null: by the model's operations", fraction=True)
     compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
     bucket_mb: float = setting(25.0, "gradients averaged together", above=0)
-    overlap: bool = setting(True, "average while the backward pass goes on")
+    overlap: bool = setting(True, "average gradients during the backward pass")
     allreduce: str = setting("auto", "auto: the faster one", choices=("auto", "ring", "hierarchical"))
     straggler_cv: float = setting(
         0.0, "deviation over mean of GPUs' step times; 0: all are always equally fast", at_least=0

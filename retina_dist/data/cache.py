@@ -97,7 +97,7 @@ class DecodedCache:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.write(trailer.tobytes())
-            os.chmod(temporary, 0o644)  # for whoever shares the folder; temporary files are private
+            os.chmod(temporary, 0o644)  # for other users of the folder; temporary files are private
             os.replace(temporary, kept)
         except BaseException:
             os.unlink(temporary)

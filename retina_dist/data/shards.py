@@ -113,7 +113,7 @@ def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
 
 
 class ShardWriter:
-    """Writes the shards of one split. A second writer of the same images goes on where the first one was interrupted.
+    """Writes the shards of one split. A second writer of the same images resumes where the first one was interrupted.
 
     Raises DataError when the folder holds shards of images of other names or lengths, or of other sizes.
     """

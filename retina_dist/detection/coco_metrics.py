@@ -291,7 +291,7 @@ class CocoEvaluator:
         return {"val/loss": sum(means.values()), **means}
 
     def _gathered(self, rows: np.ndarray) -> np.ndarray:
-        """All ranks' rows by image, whoever held it; of an image that several ranks held, those of the first."""
+        """All ranks' rows by image; of an image that several ranks held, those of the first."""
         ranked = np.column_stack((rows, np.full(len(rows), self.strategy.rank, dtype=np.float64)))
         everyone = self.strategy.all_gather(torch.from_numpy(ranked).to(self.strategy.device)).cpu().numpy()
         everyone = everyone[np.argsort(everyone[:, 0], kind="stable")]  # of one image, still in the order of ranks

@@ -49,7 +49,7 @@ def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
 def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
     """AP of every class as horizontal bars, best on top; of very many, the best and the worst thirty.
 
-    Classes without ground truth (None) are left out, and a line below says so.
+    Classes without ground truth (None) are left out and counted below the plot.
     """
     known = [(ap, name) for name, ap in per_class.items() if ap is not None]
     known.sort(key=lambda pair: -pair[0])

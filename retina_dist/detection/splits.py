@@ -66,7 +66,7 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
 def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
     """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
 
-    Without a root, local files are read where they say. A URL is not followed, since whoever made the checkpoint would decide
+    Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
     which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
     """
     data = replace(data, shapes=None, cache=None)
@@ -111,7 +111,7 @@ def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
-    """The first `count` images that have boxes, as a data set of its own, ground truth included."""
+    """The first `count` images that have boxes, as a data set with their ground truth."""
     rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
     ids = {annotations.records[i].image_id for i in rows}
     coco = copy.copy(annotations.coco)

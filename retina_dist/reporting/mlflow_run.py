@@ -87,7 +87,7 @@ class MlflowRun(TrackedRun):
 
     No method raises for what the server does, and none waits for it but `wait` and `end`, which have their limits. What could
     not be sent is sent again, as long as no more than 200,000 values wait. The first failure is logged, as is what is
-    missing in the end. The status of a run that was joined is left to whoever made it.
+    missing in the end. The status of a run that was joined is left to its creator.
 
     At the end the images, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
     `files` into the artifact folder "checkpoints".

@@ -1,6 +1,6 @@
 """The REST endpoint: FastAPI over a scorer and a batcher.
 
-Layer 4. `POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for whoever runs the server.
+Layer 4. `POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for the server's operator.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
         app.state.batcher = Batcher(detect, max_batch=limits.max_batch, wait_s=limits.wait_s)
         app.state.readers = Batcher(run, max_batch=1, wait_s=0, threads=limits.prepare_threads)
         yield
-        # Every request is answered or cut off. A decode or a pass cannot be: whoever runs the app must not wait for `busy`.
+        # Every request is answered or cut off. A decode or a pass cannot be: the server must not wait for `busy`.
         ended = [await run_in_threadpool(pool.close, GRACE_S) for pool in (app.state.readers, app.state.batcher)]
         app.state.busy = not all(ended)
 

@@ -65,7 +65,7 @@ def serve(config: ServeConfig) -> None:
         tell(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
         if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
             tell(
-                "warning: whoever reaches this address can use it; give RETINA_DIST_API_KEY=… to ask for a key",
+                "warning: anyone who reaches this address can use it; give RETINA_DIST_API_KEY=… to ask for a key",
                 sys.stderr,
             )
         settings = uvicorn.Config(

@@ -95,7 +95,7 @@ class DistributedStrategy(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         """The module to call in training. `optimizer` is stepped as it is by the trainer.
 
-        With `hooks` gradients are sent while the backward pass goes on; without, all of them by `reduce_gradients`, as must be
+        With `hooks` gradients are sent during the backward pass; without, all of them by `reduce_gradients`, as must be
         where a graph replays the pass.
         Called by every rank; nothing of the module needs to be equal yet, `run` sees to that.
         """

@@ -44,9 +44,9 @@ _jobs = 0
 
 
 class DDPStrategy(DistributedStrategy):
-    """One of the processes that torchrun started, or srun, mpirun, Azure ML or whoever says where rank 0 is.
+    """One of the processes that torchrun started, or srun, mpirun, Azure ML or any launcher that gives rank 0's address.
 
-    Gradients are averaged in buckets of `bucket_mb` megabytes while the backward pass goes on. `static_graph` promises torch
+    Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. `static_graph` promises torch
     that every step uses the same parameters, which saves bookkeeping. A collective that takes longer than `timeout_s` seconds
     ends the process. `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` keeps the buckets of
     the first step, which torch would arrange anew after it: a sum over three or more ranks then has the same order in a run that

@@ -356,7 +356,7 @@ class HorovodStrategy(DistributedStrategy):
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"rank {self.rank} waited {self.timeout_s:g} s in vain for another rank at {self.phase}"
+                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank at {self.phase}"
                 remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
                 os.write(2, f"error: {words}; {remedy}.\n".encode())
                 os._exit(1)  # mpirun then ends the others

@@ -33,4 +33,4 @@ def lost(rank: int, missing: list[int], phase: str, reason: str) -> str:
     if not missing:
         return f"rank {rank} lost another process at {phase} ({reason})."
     names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-    return f"rank {rank} waited in vain for {names} at {phase} ({reason}); what {names} printed last says more."
+    return f"rank {rank} waited for {names} at {phase} ({reason}); what {names} printed last says more."

@@ -27,6 +27,6 @@ def test_all_there_or_no_way_to_ask_names_nobody(monkeypatch: pytest.MonkeyPatch
 
 def test_the_sentence_names_ranks_and_what_was_going_on() -> None:
     assert lost(0, [2, 3], "step 7", "timed out") == (
-        "rank 0 waited in vain for ranks 2, 3 at step 7 (timed out); what ranks 2, 3 printed last says more."
+        "rank 0 waited for ranks 2, 3 at step 7 (timed out); what ranks 2, 3 printed last says more."
     )
     assert lost(1, [], "the start", "closed") == "rank 1 lost another process at the start (closed)."
