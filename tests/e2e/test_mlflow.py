@@ -434,7 +434,7 @@ def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path, ca
     run.log({"a": 1.0, "b": 2.0}, 1)
     started = time.monotonic()
     run.end("FAILED")
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
     assert [runs(client)[0].info.status, runs(client)[0].data.metrics] == ["RUNNING", {}]
     assert caplog.messages[-1].startswith(
         f"warning: 2 values did not reach MLflow at {door.uri}; {tmp_path}/a/metrics.csv and the"

@@ -69,13 +69,13 @@ def test_a_file_that_asks_for_much_is_refused_at_once(tmp_path: Path, name: str)
     content, message = BOMBS[name]
     path = tmp_path / "bomb"
     path.write_bytes(content)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ImageError, match=rf"it .* \(.*{message}\); restore the file"):
         decode_image(content)
     with pytest.raises(ImageError, match=rf"bomb .* \(.*{message}\); restore the file"):
         read_image(path)
     checked = check_image(ImageRecord(1, path, "bomb", 0, 0), decode=True, max_pixels=178_956_970)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10
     assert checked.problem == "unreadable"
     if name not in ("strips", "tiles"):  # for these Pillow's own reading of the header is what costs
         with pytest.raises(ImageError, match=message):

@@ -330,7 +330,7 @@ def with_scans(scans: int, side: int = 1000) -> bytes:
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
     (tmp_path / "a.jpg").write_bytes(with_scans(33_000))  # 400 kB that a decoder takes 20 s for
-    start = time.perf_counter()
+    start = time.process_time()
     for options in ({}, {"content": (tmp_path / "a.jpg").read_bytes()}):
         with pytest.raises(
             ImageError, match=r"a.jpg cannot be decoded \(it has more than 100 scans, .*bad_images=skip"
@@ -340,7 +340,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
         decode_image((tmp_path / "a.jpg").read_bytes())
     checked = check_image(ImageRecord(1, tmp_path / "a.jpg", "a.jpg", 0, 0), decode=True, max_pixels=MAX_PIXELS)
     assert (checked.problem, "more than 100 scans" in checked.detail) == ("unreadable", True)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10
     assert decode_image(with_scans(100, side=64)).shape == (3, 64, 64)
 
 

@@ -52,12 +52,12 @@ def test_categories_survive_a_checkpoint():
 
 def test_more_categories_than_a_head_can_have():
     many = [{"id": i, "name": str(i)} for i in range(1_000_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     for mapping in ("contiguous", "category_id"):
         with pytest.raises(DataError, match="20000|19999"):
             Categories.from_coco(many, mapping)
     assert Categories.from_coco(many[:20_000]).matched(many[:20_000], {}, "val.json").num_classes == 20_000
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_a_model_may_have_as_many_classes_as_data():

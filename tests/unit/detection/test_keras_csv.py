@@ -89,9 +89,9 @@ def test_numbers_as_programs_write_them(tmp_path: Path):
 
 def test_many_classes_take_no_longer_each(tmp_path: Path):
     classes = "".join(f"class {i},{i}\n" for i in range(100_000))  # a scan of those before took minutes
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(read_csv(*write(tmp_path, "a.jpg,1,2,3,4,class 7\n", classes))["categories"]) == 100_000
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path: Path):

@@ -66,10 +66,10 @@ def test_a_sound_one_is_read(content: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_model_arguments(content: dict[str, Any], key: str, value: object, words: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match=words) as caught:
         Detector.from_content({**content, "model_arguments": {**SMALL, key: value}}, "a.pt")
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert len(str(caught.value)) < 2000
 
 
@@ -188,10 +188,10 @@ def test_values_that_refer_to_each_other(
     file = io.BytesIO()
     torch.save({**write, "format": 1}, file)
     (tmp_path / "a.pt").write_bytes(file.getvalue())
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match="more than 200000 values or 64 levels"):
         load_checkpoint(tmp_path / "a.pt")
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_numbers_that_no_training_has(content: dict[str, Any], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
     seconds = time.perf_counter() - started
     found = summary(one.timer, one.strategy)["ranks"][0]
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=1e-3)
-    assert found["wall_s"] == pytest.approx(seconds, rel=0.03)
+    assert seconds / 2 < found["wall_s"] <= seconds
     assert found["seconds"]["evaluation"] >= 8 * 0.05
     assert found["steps"] == one.state.step == 24
     assert all(found["seconds"][part] > 0 for part in IN_A_STEP)
@@ -123,11 +123,11 @@ def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
 def test_the_start_of_the_data_workers_is_no_step_s_wait_for_data(tmp_path: Path) -> None:
     class SlowToStart(Data):
         def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
-            time.sleep(0.3)  # as workers that start
+            time.sleep(1)  # as workers that start
             yield from super().train_steps(start, stop)
 
     one = trainer(tmp_path, max_duration="2epochs", data=SlowToStart())
     one.fit()
     (rank,) = summary(one.timer, one.strategy)["ranks"]
-    assert rank["seconds"]["first_batch"] >= 0.3 > rank["seconds"]["data"] > 0
-    assert rank["step_ms"]["data"]["p99"] < 300
+    assert rank["seconds"]["first_batch"] >= 1 > rank["seconds"]["data"] > 0
+    assert rank["step_ms"]["data"]["p99"] < 1000
