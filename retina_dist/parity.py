@@ -11,7 +11,8 @@ kind. In fp64 each run keeps its own state for all steps. In fp32 each step begi
 inputs of ReLUs across zero, and what a network makes of that in two steps (a hundredth of a gradient, with batch norm from random
 weights) does not concern the backend. Exit code 1 past the tolerance.
 
-Each launcher starts once for each number of processes and goes through all cases. Progress goes to stderr.
+Each launcher starts once for each number of processes and goes through all cases; the first of them computes what one process
+gives. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -171,12 +172,20 @@ def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
                 in_step, name = dtype == "fp32", f"{dtype}/{case.name}"
                 reference = Outcome()
                 if strategy.is_main:
-                    reference = run_case(case, dtype, config, alone, keep_states=in_step)
+                    reference = _reference(case, dtype, config, alone)
                 outcome = run_case(case, dtype, config, strategy, states=reference.states if in_step else None)
                 if strategy.is_main:
                     found[name] = reference.difference(outcome)
                     print(f"{PROGRESS}{name} differs by {_largest(found[name].values()):.1e}", flush=True)
     return found
+
+
+def _reference(case: Case, dtype: str, config: ParityConfig, alone: DistributedStrategy) -> Outcome:
+    """What one process gives: computed by the first job, read from a file beside its results by those after it."""
+    file = Path(str(config.worker)).with_name(f"one process, {dtype}, {case.name}.pt")
+    if not file.exists():
+        torch.save(vars(run_case(case, dtype, config, alone, keep_states=dtype == "fp32")), file)
+    return Outcome(**torch.load(file, map_location="cpu", weights_only=True))
 
 
 def parity(config: ParityConfig) -> bool:
