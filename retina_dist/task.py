@@ -1,15 +1,22 @@
 """The contract between a training and what it trains: data, model and metrics of one task, such as object detection."""
 
+# ruff: noqa: B027  a task overrides the empty methods that it needs
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
+from retina_dist.redaction import redacted_tree
+
 if TYPE_CHECKING:
     from retina_dist.engine.train_step import TrainBatch
+    from retina_dist.strategies.base import DistributedStrategy
 
 Validator = Callable[[nn.Module], dict[str, float]]
 
@@ -28,17 +35,18 @@ class TaskData(Protocol):
         """The epoch, and the images taken of it, before `step`."""
 
 
-class Task(Protocol):
-    """What a run needs of its task. `Task(config, strategy)` reads the data; it must not communicate.
+class Task(ABC):
+    """What a run needs of its task. The assembler calls the methods in the order below, on every rank unless stated otherwise.
 
-    The assembler calls the methods in the order below, on every rank unless it says otherwise. `metric_names` are what a
-    validation returns; `default_monitor` is the one that chooses the best checkpoint where `trainer.monitor` is null. A resume
-    must find `locked_settings`, dotted keys, as they were.
+    `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
+    `config.task.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
+    chooses the best checkpoint where `trainer.monitor` is null. A resume must find `locked_settings`, dotted keys, as they were.
     """
 
-    metric_names: ClassVar[Sequence[str]]
-    default_monitor: ClassVar[str]
-    locked_settings: ClassVar[frozenset[str]]
+    settings: ClassVar[type]
+    metric_names: ClassVar[Sequence[str]] = ("val/loss",)
+    default_monitor: ClassVar[str] = "val/loss"
+    locked_settings: ClassVar[frozenset[str]] = frozenset()
 
     @staticmethod
     def prepare(config: Any) -> None:
@@ -47,47 +55,63 @@ class Task(Protocol):
     @staticmethod
     def planned_images(config: Any) -> int | None:
         """Images of an epoch where the settings alone tell, so that an impossible plan is an error before `prepare`."""
+        return None
+
+    def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
+        """Read the data. Must not communicate."""
+        self.config, self.strategy = config, strategy
 
     @property
+    @abstractmethod
     def num_images(self) -> int:
         """Images of an epoch."""
 
     @property
     def validates(self) -> bool:
         """Whether there is validation data."""
+        return True
 
     def describe(self) -> str:
         """What was read, as lines of the log."""
+        return f"  {'train':<9}{self.num_images} images"
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """What `load_checkpoint_state` needs on every rank; plain values. On the main rank."""
+        return {}
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Adapt to the checkpoint `source`. Raises CheckpointError where its data is other data. Must not communicate."""
 
+    @abstractmethod
     def build_data(self) -> TaskData:
         """The batches of this rank. Must not communicate."""
 
+    @abstractmethod
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
-        """The model on the CPU: in training mode it maps a batch to a dict of losses.
+        """The model on the CPU: in training mode it maps a batch to a dict of losses, means over the batch's examples.
 
         Pretrained weights are loaded on the main rank only, and not when the run is `resumed`.
         """
 
+    @abstractmethod
     def build_evaluator(self, data: Any) -> Validator | None:
         """Metrics of a model, equal on all ranks; None without validation data."""
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the passes of the model cannot be captured; empty if they can."""
+        return []
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """A digest of the training data, which a resume must find again."""
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         """What a checkpoint holds beside the state, plain values: "config", "images" (`fingerprint`), what inference needs."""
+        return {"config": redacted_tree(asdict(self.config)), "images": self.fingerprint()}
 
     def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:
         """Each example of a batch with its losses, for the report of a step that is not finite."""
+        return []
 
     def draw_inputs(self, data: Any, folder: Path) -> None:
         """Draw the first training batch into the run folder; on the main rank."""
@@ -97,3 +121,4 @@ class Task(Protocol):
 
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""
+        return []

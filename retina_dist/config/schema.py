@@ -21,7 +21,7 @@ from retina_dist.config.commands import (
     ShardsConfig,
 )
 from retina_dist.config.fields import leaves, limits_of, validate
-from retina_dist.config.train import TrainConfig
+from retina_dist.config.train import RunConfig, TrainConfig
 from retina_dist.config.trainer import TrainerConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig, ShapesConfig, category_names
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
@@ -69,6 +69,7 @@ __all__ = [
     "ParityConfig",
     "PredictConfig",
     "ReplayConfig",
+    "RunConfig",
     "ScalingConfig",
     "ScheduleConfig",
     "ServeConfig",

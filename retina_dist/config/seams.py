@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_type_hints
 
-from retina_dist.config.fields import setting
+from retina_dist.config.fields import MISSING, setting
+from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
+from retina_dist.config.train import RunConfig, TrainConfig
 from retina_dist.errors import ConfigError
 
 PLUGINS = "retina_dist.plugins"
@@ -24,9 +26,10 @@ class Seam:
 
     group: str
     contract: str
-    settings: str
+    settings: str = "builtins.object"
 
 
+TASK = Seam("task", "retina_dist.task.Task")
 SEAMS = (
     Seam(
         "strategy",
@@ -48,22 +51,38 @@ def load_plugins() -> bool:
 def schema_with(schema: type, groups: dict[str, Any]) -> type:
     """`schema` with the settings of the classes that `groups`, a composition without types, names by `_target_`.
 
-    Raises ConfigError unless each is a class that implements its seam's contract.
+    A task's settings stand in place of detection's. Raises ConfigError unless each is a class that implements its seam's contract.
     """
     sections: list[tuple[str, type, Any]] = []
+    if names_class(groups.get(TASK.group)):
+        if schema is not TrainConfig:
+            raise ConfigError(f"task={groups['task'].get('name')} is for training; this command is for task=detection.")
+        implementation, settings = _implementation(TASK, groups["task"]["_target_"])
+        schema = _with_sections(settings)
+        sections.append(_section(groups, TASK.group, _OutsideTask, implementation))
     for seam in SEAMS:
-        section = groups.get(seam.group)
-        if isinstance(section, dict) and "_target_" in section:
-            settings = _settings_of(seam, section["_target_"])
-            sections.append((seam.group, settings, field(default_factory=settings)))
+        if names_class(groups.get(seam.group)):
+            implementation, settings = _implementation(seam, groups[seam.group]["_target_"])
+            sections.append(_section(groups, seam.group, settings, implementation))
     return make_dataclass(schema.__name__, sections, bases=(schema,)) if sections else schema
 
 
+def names_class(section: Any) -> bool:
+    """Whether a section of the settings names a class, which is from outside the package."""
+    return isinstance(section, dict) and "_target_" in section
+
+
 def without_outside(content: Any) -> Any:
-    """Settings that a file holds without the sections that a class from outside the package would read."""
+    """Settings that a file holds without the sections that a class from outside the package would read.
+
+    Raises ConfigError where their task is from outside the package.
+    """
     if not isinstance(content, dict):
         return content
-    outside = [s.group for s in SEAMS if isinstance(content.get(s.group), dict) and "_target_" in content[s.group]]
+    if names_class(content.get(TASK.group)):
+        name = content[TASK.group].get("name")
+        raise ConfigError(f"the checkpoint is of task={name}; this command takes checkpoints of task=detection.")
+    outside = [s.group for s in SEAMS if names_class(content.get(s.group))]
     return {key: value for key, value in content.items() if key not in outside}
 
 
@@ -80,13 +99,50 @@ def import_class(key: str, name: Any, *kinds: type) -> type:
     return found
 
 
-def _settings_of(seam: Seam, target: Any) -> type:
-    """The settings of the class `target`, with the class itself as their `implementation`."""
+def _implementation(seam: Seam, target: Any) -> tuple[type, type]:
+    """The class `target` and its settings. Raises ConfigError."""
     key = f"{seam.group}._target_"
     contract, base = (import_class(seam.group, name, object) for name in (seam.contract, seam.settings))
     found = import_class(key, target, contract)
     settings = getattr(found, "settings", None)
     if not (isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)):
-        raise ConfigError(f"{key}={target} has no settings; give it a dataclass below {base.__name__} as `settings`.")
+        kind = "dataclass" if base is object else f"dataclass below {base.__name__}"
+        raise ConfigError(f"{key}={target} has no settings; give it a {kind} as `settings`.")
+    return found, settings
+
+
+def _section(groups: dict[str, Any], group: str, settings: type, implementation: type) -> tuple[str, type, Any]:
+    """The field of `group`: `settings` whose instances know their class as `implementation`."""
+    target = groups[group]["_target_"]
     named = ("_target_", str, setting(target, choices=(target,)))
-    return make_dataclass(settings.__name__, [named], bases=(settings,), namespace={"implementation": found})
+    section = make_dataclass(
+        settings.__name__, [named], bases=(settings,), namespace={"implementation": implementation}
+    )
+    return group, section, field(default_factory=section)
+
+
+@dataclass
+class _OutsideTask(TaskConfig):
+    """Which task from outside the package is trained; its settings stand in sections beside this one."""
+
+    name: str = setting(MISSING, "the group entry's name")
+
+
+def _with_sections(settings: type) -> type:
+    """The schema of a training whose task has `settings`. Raises ConfigError where these take a key of the run."""
+    names = {f.name for f in fields(settings)} - {"data", "model"}
+    if taken := names & {f.name for f in fields(RunConfig)}:
+        raise ConfigError(
+            f"{settings.__name__}.{min(taken)} is a key of every run; give the task's section another name."
+        )
+    for name, base in (("data", DataSettings), ("model", ModelSettings)):
+        kind = get_type_hints(settings).get(name, base)
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            raise ConfigError(f"{settings.__name__}.{name} is not a dataclass below {base.__name__}; make it one.")
+
+    def check(self: Any) -> None:
+        for base in (settings, RunConfig):
+            if hasattr(base, "check"):
+                base.check(self)
+
+    return make_dataclass(TrainConfig.__name__, [], bases=(settings, RunConfig), namespace={"check": check})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from retina_dist.config.fields import setting
+from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
 from retina_dist.config.trainer import TrainerConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.errors import ConfigError
@@ -14,17 +15,18 @@ from retina_dist.strategies.settings import NcclConfig, StrategyConfig
 
 
 @dataclass
-class TrainConfig:
-    """`python -m retina_dist.train`."""
+class RunConfig:
+    """The settings of a training, whatever its task, which has more of `data` and `model`."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     seed: int = setting(0, at_least=0)
     output_dir: str | None = setting(None, "null: runs/NAME, runs/NAME-2, ...")
     resume: str | None = setting(
@@ -44,3 +46,11 @@ class TrainConfig:
                 f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
                 "average all gradients; give strategy.static_graph=false."
             )
+
+
+@dataclass
+class TrainConfig(RunConfig):
+    """`python -m retina_dist.train`, with the data and the model of the task `detection`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)

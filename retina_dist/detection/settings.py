@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from retina_dist.config.fields import MISSING, setting
+from retina_dist.config.fields import setting
+from retina_dist.config.task import DataSettings, ModelSettings
 from retina_dist.errors import ConfigError
 
 
@@ -20,10 +20,9 @@ class ShapesConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(DataSettings):
     """Where the images are and how they become batches."""
 
-    name: str = MISSING
     format: str = setting("coco", choices=("coco", "csv", "voc", "shards"))
     root: str | None = setting(
         None,
@@ -54,9 +53,6 @@ class DataConfig:
     )
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
-    batch_size: int = setting(
-        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
-    )
     val_batch_size: int = setting(8, at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
     resize: str = setting(
@@ -80,8 +76,7 @@ class DataConfig:
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
-        if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
-            raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+        super().check()
         check_category_map("data.category_map", self.category_map)
         if not self.min_sizes or min(self.min_sizes) < 1:
             raise ConfigError(f"data.min_sizes={self.min_sizes} needs at least one size in pixels, such as [800].")
@@ -103,7 +98,7 @@ class DataConfig:
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(ModelSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
     num_classes: int | None = setting(
@@ -154,6 +149,14 @@ class ModelConfig:
             raise ConfigError(
                 f"model.aspect_ratios={ratios} needs at least one ratio of height to width, such as [1.0]."
             )
+
+
+@dataclass
+class DetectionSettings:
+    """The sections of the task `detection`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
 
 
 def check_category_map(key: str, pairs: list[list[str | None]]) -> None:

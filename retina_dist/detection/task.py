@@ -6,6 +6,7 @@ Layer 4. Translates settings into the flat arguments of the layers below; the tr
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -30,12 +31,15 @@ from retina_dist.detection.model.weights import (
 )
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DetectionSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
-from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Task
+
+logger = logging.getLogger(__name__)
 
 MAX_LOGGED_CLASSES = 20  # whose AP is logged at the end
 
@@ -70,12 +74,13 @@ def cuda_graph_blockers(model: ModelConfig, world_size: int) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-class DetectionTask:
+class DetectionTask(Task):
     """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
 
     Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
     """
 
+    settings: ClassVar[type] = DetectionSettings
     metric_names: ClassVar[Sequence[str]] = CocoEvaluator.metric_names
     default_monitor: ClassVar[str] = "coco/AP"
     locked_settings: ClassVar[frozenset[str]] = frozenset(
@@ -95,10 +100,11 @@ class DetectionTask:
         self,
         config: TrainConfig,
         strategy: DistributedStrategy,
-        report: Callable[[str], None] = print,
-        warn: Callable[[str], None] = print,
+        report: Callable[[str], None] = logger.info,
+        warn: Callable[[str], None] = logger.warning,
     ) -> None:
-        self.config, self.strategy, self.report, self.warn = config, strategy, report, warn
+        super().__init__(config, strategy)
+        self.report, self.warn = report, warn
         train = read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
@@ -269,10 +275,8 @@ class DetectionTask:
         arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
         arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
         arguments["norm_eps"] = batch_norm_eps(model)
-        return {
-            "config": redacted_tree(asdict(self.config)),
+        return super().metadata(model) | {
             "categories": self.train.categories.state(),
-            "images": self.fingerprint(),
             "resize": resized_by(self.config.data.resize, self.strategy.device),
             "model_arguments": arguments,
             "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},

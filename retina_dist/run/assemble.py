@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import retina_dist
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore
@@ -53,7 +53,7 @@ from retina_dist.words import pluralize
 logger = logging.getLogger(__name__)
 
 
-def train(config: TrainConfig) -> dict[str, float]:
+def train(config: RunConfig) -> dict[str, float]:
     """Train by `config` and return the metrics of the last validation. Every rank calls it."""
     configure_torch(config.trainer)
     with (
@@ -72,7 +72,7 @@ def train(config: TrainConfig) -> dict[str, float]:
 
 
 def assemble(
-    config: TrainConfig,
+    config: RunConfig,
     strategy: DistributedStrategy,
     carryover: ElasticCarryover,
     committed: dict[str, Any] | None,
@@ -123,7 +123,7 @@ def assemble(
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
 
 
-def _log_environment(config: TrainConfig, strategy: DistributedStrategy) -> None:
+def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
     logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     logger.info(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
     for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
@@ -131,7 +131,7 @@ def _log_environment(config: TrainConfig, strategy: DistributedStrategy) -> None
             logger.info(note)
 
 
-def _prepare_data(config: TrainConfig, world_size: int, participants: int, fresh: bool) -> None:
+def _prepare_data(config: RunConfig, world_size: int, participants: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
     if fresh and not (config.resume or config.dry_run):
@@ -143,7 +143,7 @@ def _prepare_data(config: TrainConfig, world_size: int, participants: int, fresh
     task.prepare(config)
 
 
-def _log_plan(config: TrainConfig, task: Task, plan: Plan, best: BestMetric | None) -> None:
+def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None) -> None:
     logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if best:
         until = (
@@ -154,7 +154,7 @@ def _log_plan(config: TrainConfig, task: Task, plan: Plan, best: BestMetric | No
         logger.info(f"  {'best':<9}{best}{until}")
 
 
-def _checkpoint_store(config: TrainConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:
+def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:
     return CheckpointStore(
         checkpoint_folder(config, run.folder),
         keep_last=config.trainer.keep_last,
@@ -165,14 +165,14 @@ def _checkpoint_store(config: TrainConfig, run: Run, state: TrainState, carryove
     )
 
 
-def _begin_folder(config: TrainConfig, run: Run, task: Task, data: TaskData) -> None:
+def _begin_folder(config: RunConfig, run: Run, task: Task, data: TaskData) -> None:
     write_config(config, run.folder)
     if config.logging.plots and not run.resume_step:
         task.draw_inputs(data, run.folder)
 
 
 def _metric_logger(
-    config: TrainConfig,
+    config: RunConfig,
     plan: Plan,
     run: Run,
     strategy: DistributedStrategy,
@@ -202,7 +202,7 @@ def _metric_logger(
 
 
 def _trainer(
-    config: TrainConfig,
+    config: RunConfig,
     strategy: DistributedStrategy,
     task: Task,
     data: TaskData,

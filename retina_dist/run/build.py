@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import torch
 
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.compiled import compile_model
@@ -26,29 +26,29 @@ from retina_dist.task import Task
 logger = logging.getLogger(__name__)
 
 
-def build_strategy(config: TrainConfig) -> DistributedStrategy:
+def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
     trainer = config.trainer
     apply_nccl(asdict(config.nccl))
     return strategy_of(config.strategy, loss_is_scaled=trainer.precision == "fp16", deterministic=trainer.deterministic)
 
 
-def task_class(config: TrainConfig) -> type[Task]:
+def task_class(config: RunConfig) -> type[Task]:
     """The class of the task that the settings choose."""
-    return DetectionTask
+    return getattr(config.task, "implementation", DetectionTask)
 
 
-def build_task(config: TrainConfig, strategy: DistributedStrategy) -> Task:
+def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:
     """The task of the settings, with its annotations read. It does not communicate."""
-    return DetectionTask(config, strategy, logger.info, logger.warning)
+    return task_class(config)(config, strategy)
 
 
-def monitor_of(config: TrainConfig) -> str:
+def monitor_of(config: RunConfig) -> str:
     """The metric that decides which checkpoint is best: `trainer.monitor`, or the task's own."""
     return config.trainer.monitor or task_class(config).default_monitor
 
 
-def build_plan(config: TrainConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
+def build_plan(config: RunConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
     trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
     if trainer.fast_dev_run:
@@ -78,7 +78,7 @@ def build_plan(config: TrainConfig, num_images: int, world_size: int, participan
     )
 
 
-def best_metric(config: TrainConfig, validates: bool) -> BestMetric:
+def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
     trainer = config.trainer
     check_metric(monitor_of(config), task_class(config).metric_names)
@@ -91,7 +91,7 @@ def best_metric(config: TrainConfig, validates: bool) -> BestMetric:
 
 
 def build_state(
-    config: TrainConfig,
+    config: RunConfig,
     model: torch.nn.Module,
     strategy: DistributedStrategy,
     best: BestMetric | None = None,
@@ -127,7 +127,7 @@ def build_state(
     return TrainState(model, optimizer, scaler, ema, best)
 
 
-def uses_graphs(config: TrainConfig, strategy: DistributedStrategy, blockers: Sequence[str] = ()) -> bool:
+def uses_graphs(config: RunConfig, strategy: DistributedStrategy, blockers: Sequence[str] = ()) -> bool:
     """Whether to capture CUDA graphs; logs why not, of which the task's `blockers`, where the setting has no effect."""
     if not config.trainer.cuda_graphs:
         return False

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.files import place
 from retina_dist.reporting.mlflow_run import TrackedRun
@@ -37,7 +37,7 @@ class ElasticCarryover:
 
     def open_run(
         self,
-        config: TrainConfig,
+        config: RunConfig,
         strategy: DistributedStrategy,
         committed: dict[str, Any] | None,
         locked: frozenset[str],
@@ -58,7 +58,7 @@ class ElasticCarryover:
         self.owners.update(owners)
         return opened[0] if opened else Run(self.folder, resume_step, place(source))
 
-    def _reopen(self, config: TrainConfig, committed: dict[str, Any] | None, locked: frozenset[str]) -> Run:
+    def _reopen(self, config: RunConfig, committed: dict[str, Any] | None, locked: frozenset[str]) -> Run:
         assert self.folder is not None
         lock_run(self.locks, config, self.folder, self.owners)
         if committed:
@@ -70,7 +70,7 @@ class ElasticCarryover:
         return run
 
     def track(
-        self, server: str | None, config: TrainConfig, run: Run, strategy: DistributedStrategy, is_restart: bool
+        self, server: str | None, config: RunConfig, run: Run, strategy: DistributedStrategy, is_restart: bool
     ) -> None:
         """Start the MLflow run, on the main rank, unless an attempt before has."""
         if strategy.is_main and not self.tracked:

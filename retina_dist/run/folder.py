@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError
@@ -31,6 +31,7 @@ RESUME_LOCKED = (
     "seed",
     "data.batch_size",
     "data.shuffle",
+    "task.name",
     "optimizer.name",
     "trainer.overfit_batches",
 )
@@ -65,7 +66,7 @@ class Run:
 
 
 def open_run(
-    config: TrainConfig,
+    config: RunConfig,
     locks: FolderLocks | None = None,
     locked: frozenset[str] = frozenset(),
 ) -> Run:
@@ -130,7 +131,7 @@ def open_run(
 
 
 def lock_run(
-    locks: FolderLocks, config: TrainConfig, folder: Path | None, predecessors: Mapping[str, str] | None = None
+    locks: FolderLocks, config: RunConfig, folder: Path | None, predecessors: Mapping[str, str] | None = None
 ) -> None:
     """Lock the run folder and that of its checkpoints, as far as they are known. See `FolderLocks.acquire`."""
     if folder:
@@ -141,7 +142,7 @@ def lock_run(
         locks.acquire(folder / CHECKPOINTS, "output_dir", predecessors)
 
 
-def checkpoint_folder(config: TrainConfig, folder: Path) -> Place:
+def checkpoint_folder(config: RunConfig, folder: Path) -> Place:
     """Where the run in `folder` keeps its checkpoints."""
     return place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
 
@@ -182,13 +183,13 @@ def _refuse_checkpoints(folder: Place | None) -> None:
         )
 
 
-def write_config(config: TrainConfig, folder: Path) -> None:
+def write_config(config: RunConfig, folder: Path) -> None:
     """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
     text = OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
-def _continued(config: TrainConfig, locked: frozenset[str], folder: Path, path: Place, content: dict[str, Any]) -> Run:
+def _continued(config: RunConfig, locked: frozenset[str], folder: Path, path: Place, content: dict[str, Any]) -> Run:
     before, now = content.get("config"), asdict(config)
     if not isinstance(before, dict):
         raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.schema import LoggingConfig, TrainConfig
+from retina_dist.config.schema import LoggingConfig, RunConfig
 from retina_dist.engine.checkpoints import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place
@@ -63,7 +63,7 @@ def _why_not(uri: str) -> str | None:
 
 def tracked_run(
     uri: str | None,
-    config: TrainConfig,
+    config: RunConfig,
     run: Run,
     tags: Mapping[str, Any],
     go_on: bool = False,
@@ -101,7 +101,7 @@ def tracked_run(
     )
 
 
-def tracked_sweep(config: TrainConfig | None, folder: Path, keys: Iterable[str]) -> tuple[TrackedRun, str | None]:
+def tracked_sweep(config: RunConfig | None, folder: Path, keys: Iterable[str]) -> tuple[TrackedRun, str | None]:
     """The run that those of the sweep's jobs are children of, and its id; MLFLOW_RUN_ID, where it is set. None for None."""
     uri = tracking_server(config.logging) if config else None
     if uri is None or config is None:
@@ -113,7 +113,7 @@ def tracked_sweep(config: TrainConfig | None, folder: Path, keys: Iterable[str])
     return run, joined or run.wait(PARENT_WITHIN_S)
 
 
-def as_child(config: TrainConfig, parent: str | None) -> TrainConfig:
+def as_child(config: RunConfig, parent: str | None) -> RunConfig:
     """The settings of a sweep's job."""
     if parent is None:
         return config

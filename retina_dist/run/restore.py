@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
@@ -16,7 +16,7 @@ from retina_dist.task import Task, TaskData
 logger = logging.getLogger(__name__)
 
 
-def restore(state: TrainState, run: Run, config: TrainConfig, task: Task, data: TaskData, plan: Plan) -> bool:
+def restore(state: TrainState, run: Run, config: RunConfig, task: Task, data: TaskData, plan: Plan) -> bool:
     """Load the checkpoint of `run`, if it has one, into `state`; return whether the plan is already done.
 
     Raises CheckpointError when the checkpoint is of other data, lacks something, or has it in another form.
@@ -39,7 +39,7 @@ def restore(state: TrainState, run: Run, config: TrainConfig, task: Task, data: 
     return state.step >= plan.stop_step and not owes_validation
 
 
-def _check_data(run: Run, config: TrainConfig, task: Task, data: TaskData) -> None:
+def _check_data(run: Run, config: RunConfig, task: Task, data: TaskData) -> None:
     """Raise CheckpointError unless step n of this run has the examples of step n of the checkpoint's run."""
     assert run.checkpoint is not None
     sampler = run.checkpoint["sampler"]
@@ -51,7 +51,7 @@ def _check_data(run: Run, config: TrainConfig, task: Task, data: TaskData) -> No
         )
 
 
-def _log_changes(run: Run, config: TrainConfig, now: BestMetric) -> None:
+def _log_changes(run: Run, config: RunConfig, now: BestMetric) -> None:
     """Log each setting that differs from the checkpoint's, and whether the best value starts anew."""
     assert run.checkpoint is not None
     before = run.checkpoint["best"]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from retina_dist.config.overrides import SweepJob
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.best import default_mode
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError
@@ -59,7 +59,7 @@ class Row:
     images_per_s: float | None = None
 
 
-def run_sweep(jobs: list[SweepJob], train: Callable[[TrainConfig], Any]) -> int:
+def run_sweep(jobs: list[SweepJob], train: Callable[[RunConfig], Any]) -> int:
     """Train every job, tell how each went, and return the exit code: 0 if one of them was trained to its end, else 2.
 
     A job that fails is marked and the next one begins. Of several processes, one that fails alone raises its error: the
@@ -113,7 +113,7 @@ class Sweep:
         if self.launch.rank == 0:
             tell(text)
 
-    def run(self, number: int, job: SweepJob, train: Callable[[TrainConfig], Any]) -> None:
+    def run(self, number: int, job: SweepJob, train: Callable[[RunConfig], Any]) -> None:
         """Train one job and add its row, also when it ends the sweep."""
         folder = self.folder / job_name(number, job.swept)
         row = Row(number, job.swept, str(folder))
@@ -133,7 +133,7 @@ class Sweep:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _attempt(self, job: SweepJob, folder: Path, train: Callable[[TrainConfig], Any]) -> str | None:
+    def _attempt(self, job: SweepJob, folder: Path, train: Callable[[RunConfig], Any]) -> str | None:
         """Why the job failed, None if it did not."""
         try:
             config = job.load()
@@ -236,7 +236,7 @@ class Sweep:
         )
 
 
-def _first_config(jobs: list[SweepJob]) -> TrainConfig:
+def _first_config(jobs: list[SweepJob]) -> RunConfig:
     """Of the first job whose settings are possible: it tells what concerns the whole sweep."""
     for job in jobs:
         with contextlib.suppress(ConfigError):
@@ -244,7 +244,7 @@ def _first_config(jobs: list[SweepJob]) -> TrainConfig:
     return jobs[0].load()
 
 
-def _sweep_folder(config: TrainConfig, locks: FolderLocks | None) -> Path:
+def _sweep_folder(config: RunConfig, locks: FolderLocks | None) -> Path:
     """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep; locked, if that is asked for."""
     if config.output_dir:
         folder = Path(config.output_dir)

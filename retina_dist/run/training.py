@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.schema import RunConfig
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.phase_timer import in_words, summary
 from retina_dist.engine.preemption import PreemptionWatch
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Training:
     """A run with all its objects; `fit` trains it on every rank, and its main rank writes the result."""
 
-    config: TrainConfig
+    config: RunConfig
     strategy: DistributedStrategy
     task: Task
     data: TaskData

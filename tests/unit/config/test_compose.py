@@ -21,7 +21,7 @@ from retina_dist.run.build import build_plan
 
 CONF = Path(config_dir())
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
-GROUPS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
+GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
 COCO_IMAGES = 117_266
 
 
@@ -144,7 +144,8 @@ def test_files_begin_with_what_they_are() -> None:
         ("dat=coco", "dat is not a setting; did you mean data?"),
         (
             "name=a",
-            "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name or nccl.name?",
+            "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name or nccl.name or "
+            "task.name?",
         ),
         ("zzzzzz=3", "zzzzzz is not a setting; see the keys with python -m retina_dist.train --cfg job."),
         ("+lr=1", "lr is not a setting; did you mean optimizer.lr?"),

@@ -1,0 +1,36 @@
+"""Settings that every task has; a task has subclasses with its own. Layer 0."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from retina_dist.config.fields import MISSING, setting
+from retina_dist.errors import ConfigError
+
+
+@dataclass
+class TaskConfig:
+    """Which task is trained; an entry from outside the package names its class by `_target_`."""
+
+    name: str = setting("detection", choices=("detection",))
+
+
+@dataclass
+class DataSettings:
+    """What every task's data has."""
+
+    name: str = MISSING
+    batch_size: int = setting(
+        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that cannot be a folder's."""
+        if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
+            raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+
+
+@dataclass
+class ModelSettings:
+    """What every task's model has: no setting."""

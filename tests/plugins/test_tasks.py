@@ -1,0 +1,117 @@
+"""A task from outside the package: its settings, its contract, a training on the command line with resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import TrainConfig
+from retina_dist.detection.task import DetectionTask
+from retina_dist.errors import ConfigError
+from retina_dist.run.build import task_class
+from retina_dist.testing.task_contract import task_contract
+from tests.plugins.disc_task import DiscData, DiscTask
+from tests.plugins.test_plugins import FOUND, HERE, run, under_mpirun
+
+QUIET = ["logging=quiet", "trainer.num_threads=1", "trainer.log_every=1"]
+
+
+def settings(*overrides: str) -> list[str]:
+    return [FOUND, "task=discs", *overrides]
+
+
+def test_a_task_from_outside_keeps_the_contract() -> None:
+    task_contract(DiscTask, load_config("train", settings("data.batch_size=7", "trainer.accumulate=2")))
+
+
+def test_detection_keeps_the_contract(tmp_path: Path) -> None:
+    small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path}"]
+    task_contract(DetectionTask, load_config("train", small))
+
+
+def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
+    """On the command line; a run that was stopped and resumed ends with the bits of one that was not."""
+    train = [sys.executable, "-m", "retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
+    train += ["trainer.max_duration=8steps", "trainer.validate_every=4steps", "data.batch_size=24", "optimizer.lr=0.01"]
+    whole = run([*train, "output_dir=whole"], tmp_path)
+    assert "data: discs" in whole
+    run([*train, "output_dir=half", "trainer.stop_after=3steps"], tmp_path)
+    run([*train, "output_dir=half", "resume=auto"], tmp_path)
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
+        for name in ("whole", "half")
+    )
+    for name, weights in one["model"].items():
+        assert torch.equal(two["model"][name], weights), name
+    assert one["config"]["task"]["name"] == "discs"
+    result = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert result["step"] == 8
+    with pytest.raises(ConfigError, match="the checkpoint is of task=discs"):
+        settings_of(one["config"], TrainConfig)
+
+
+def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
+    """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
+    train = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET, "data.batch_size=24"]
+    train += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
+    run([sys.executable, "-m", *train, "output_dir=alone"], tmp_path)
+    run(under_mpirun(*train, "strategy=mpi4py", "output_dir=two"), tmp_path)
+    alone, two = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
+        for name in ("alone", "two")
+    )
+    for name, weights in alone.items():
+        assert torch.allclose(two[name], weights, rtol=1e-4, atol=1e-6), name
+
+
+def test_the_settings_of_a_task_are_sections_of_the_configuration() -> None:
+    config = load_config("train", settings("data.num_train=5", "model.width=2"))
+    assert isinstance(config.data, DiscData)
+    assert (config.data.num_train, config.model.width, config.data.batch_size) == (5, 2, 16)
+    assert task_class(config) is DiscTask
+    assert sorted(asdict(config)["model"]) == ["width"], "nothing of detection's"
+    assert task_class(load_config("train", [FOUND])) is DetectionTask, "what was chosen before leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.num_trains=5", "data.num_trains is not a setting; did you mean data.num_train?"),
+        ("data.num_train=0", "data.num_train=0 is too small; it must be at least 1."),
+        ("model.backbone=resnet18", "model.backbone is not a setting"),
+        ("data.name=a/b", "data.name=a/b is no name for a folder below runs/."),
+        ("task._target_=torch.load", "task._target_=torch.load is not one of tests.plugins.disc_task.DiscTask"),
+        ("strategy.static_graph=true trainer.accumulate=2", "do not go together"),
+        ("task=disc", "task=disc does not exist; did you mean discs?"),
+    ],
+)
+def test_wrong_settings_of_a_task_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("train", settings(*override.split()))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("torch.load", "is not a class of the kind Task"),
+        ("tests.plugins.mpi_strategy.MPIStrategy", "is not a class of the kind Task"),
+        ("nowhere.Task", "cannot be imported"),
+    ],
+)
+def test_an_entry_names_a_task_and_nothing_else(tmp_path: Path, target: str, message: str) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text(f"_target_: {target}\nname: mine\n")
+    with pytest.raises(ConfigError, match=rf"task\._target_={target} {message}"):
+        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "task=mine"])
+
+
+def test_other_commands_are_for_detection() -> None:
+    with pytest.raises(ConfigError, match="this command is for task=detection"):
+        load_config("doctor", [FOUND, "+task=discs"])
