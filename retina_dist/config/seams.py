@@ -36,6 +36,8 @@ SEAMS = (
         "retina_dist.strategies.base.DistributedStrategy",
         "retina_dist.strategies.settings.StrategySettings",
     ),
+    Seam("optimizer", "torch.optim.Optimizer", "retina_dist.optim.settings.OptimizerSettings"),
+    Seam("schedule", "retina_dist.optim.schedule.Decay", "retina_dist.optim.settings.ScheduleSettings"),
 )
 
 
@@ -73,7 +75,7 @@ def names_class(section: Any) -> bool:
 
 
 def without_outside(content: Any) -> Any:
-    """Settings that a file holds without the sections that a class from outside the package would read.
+    """Settings that a file holds without what only a class from outside the package would read; none is imported.
 
     Raises ConfigError where their task is from outside the package.
     """
@@ -82,8 +84,13 @@ def without_outside(content: Any) -> Any:
     if names_class(content.get(TASK.group)):
         name = content[TASK.group].get("name")
         raise ConfigError(f"the checkpoint is of task={name}; this command takes checkpoints of task=detection.")
-    outside = [s.group for s in SEAMS if names_class(content.get(s.group))]
-    return {key: value for key, value in content.items() if key not in outside}
+    return content | {s.group: _shared(s, content[s.group]) for s in SEAMS if names_class(content.get(s.group))}
+
+
+def _shared(seam: Seam, section: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a section that the built-in classes of the seam have too."""
+    shared = {f.name for f in fields(import_class(seam.group, seam.settings, object))} - {"name"}
+    return {key: value for key, value in section.items() if key in shared}
 
 
 def import_class(key: str, name: Any, *kinds: type) -> type:

@@ -8,14 +8,15 @@ number of processes can share any batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.stop import StopAction
 from retina_dist.errors import ConfigError
-from retina_dist.optim.schedule import Schedule, ScheduleName
+from retina_dist.optim.schedule import Decay, Schedule
 from retina_dist.words import pluralize
 
 LrRule = Literal["none", "linear", "sqrt", "adasum"]
@@ -122,12 +123,13 @@ def resolve_plan(
     lr_rule: LrRule = "none",
     lr_reference_batch: int = 16,
     participants: int = 1,
-    schedule: ScheduleName = "constant",
+    schedule: str = "constant",
     warmup: str = "0steps",
     warmup_factor: float = 0.001,
     milestones: Sequence[str] = (),
     gamma: float = 0.1,
     final_factor: float = 0.0,
+    decay: Callable[[int, int, Callable[[str], int]], Decay] | None = None,
     validate_every: str = "1epoch",
     checkpoint_every: str = "0steps",
     stop_after: str | None = None,
@@ -139,8 +141,9 @@ def resolve_plan(
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
     `lr_rule` scales `lr` by batch_size / lr_reference_batch ("linear": Goyal et al. 2017, https://arxiv.org/abs/1706.02677)
     or by its square root. "adasum" scales it by the batch of one of the `participants` that Adasum combines, which needs no
-    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a
-    plan that is impossible, with the nearest possible values.
+    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). `decay` makes a schedule from
+    outside the package, from the steps of the run and of its warm-up. Raises ConfigError for a plan that is impossible, with the
+    nearest possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -184,7 +187,16 @@ def resolve_plan(
         total_steps=total,
         stop_step=stop,
         lr=lr * scale[lr_rule],
-        schedule=Schedule(schedule, total, warmup_steps, warmup_factor, tuple(drops), gamma, final_factor),
+        schedule=Schedule(
+            schedule,
+            total,
+            warmup_steps,
+            warmup_factor,
+            tuple(drops),
+            gamma,
+            final_factor,
+            decay(total, warmup_steps, partial(steps, "schedule")) if decay else None,
+        ),
         validate_every=steps("trainer.validate_every", validate_every),
         checkpoint_every=steps("trainer.checkpoint_every", checkpoint_every),
         log_every=log_every,

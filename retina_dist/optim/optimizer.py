@@ -13,8 +13,38 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.errors import ConfigError
+from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 
 OptimizerName = Literal["sgd", "adamw", "adam"]
+
+
+def optimizer_of(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The optimizer of a configuration: a built-in one, or the class that the group's entry names, made by CLASS(groups, settings).
+
+    Raises ConfigError when nothing is trainable.
+    """
+    groups = parameter_groups(
+        model,
+        weight_decay=settings.weight_decay,
+        norm_weight_decay=settings.norm_weight_decay,
+        bias_weight_decay=settings.bias_weight_decay,
+        backbone_lr_scale=settings.backbone_lr_scale,
+    )
+    outside: Any = getattr(settings, "implementation", None)
+    if outside is not None:
+        _check_trainable(groups)
+        found: torch.optim.Optimizer = outside(groups, settings)
+        return found
+    assert isinstance(settings, OptimizerConfig)
+    return build_optimizer(
+        groups,
+        name=settings.name,  # type: ignore[arg-type]
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        betas=settings.betas,
+        eps=settings.eps,
+    )
 
 
 def parameter_groups(
@@ -58,12 +88,16 @@ def build_optimizer(
 
     Raises ConfigError when nothing is trainable.
     """
-    if not groups:
-        raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
+    _check_trainable(groups)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return kind(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+
+
+def _check_trainable(groups: list[dict]) -> None:
+    if not groups:
+        raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from retina_dist.errors import ConfigError
 
 
 @dataclass
-class OptimizerConfig:
-    """Arguments of `retina_dist.optim.optimizer`."""
+class OptimizerSettings:
+    """What every optimizer can set; one from outside the package has a subclass, with its own settings beside these."""
 
-    name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
+    name: str = setting(MISSING, "the group entry's name")
     lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
     lr_rule: str = setting(
         "none",
@@ -20,14 +20,21 @@ class OptimizerConfig:
         choices=("none", "linear", "sqrt", "adasum"),
     )
     lr_reference_batch: int = setting(16, at_least=1, at_most=10**6)
-    momentum: float = setting(0.9, below=1, fraction=True)
-    nesterov: bool = False
-    betas: list[float] = setting([0.9, 0.999])
-    eps: float = setting(1e-8, above=0, at_most=1)
     weight_decay: float = setting(0.0, at_least=0, at_most=10**3)
     norm_weight_decay: float | None = setting(None, "null: as weight_decay", at_least=0, at_most=10**3)
     bias_weight_decay: float | None = setting(None, at_least=0, at_most=10**3)
     backbone_lr_scale: float = setting(1.0, at_least=0, at_most=10**4)
+
+
+@dataclass
+class OptimizerConfig(OptimizerSettings):
+    """Arguments of `retina_dist.optim.optimizer`."""
+
+    name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
+    momentum: float = setting(0.9, below=1, fraction=True)
+    nesterov: bool = False
+    betas: list[float] = setting([0.9, 0.999])
+    eps: float = setting(1e-8, above=0, at_most=1)
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
@@ -38,12 +45,19 @@ class OptimizerConfig:
 
 
 @dataclass
-class ScheduleConfig:
+class ScheduleSettings:
+    """What every schedule can set; one from outside the package has a subclass, with its own settings beside these."""
+
+    name: str = setting(MISSING, "the group entry's name")
+    warmup: str = "0steps"
+    warmup_factor: float = setting(0.001, fraction=True)
+
+
+@dataclass
+class ScheduleConfig(ScheduleSettings):
     """Arguments of `retina_dist.optim.schedule.Schedule`; durations as 16epochs, 1000steps or 5000images."""
 
     name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
-    warmup: str = "0steps"
-    warmup_factor: float = setting(0.001, fraction=True)
     milestones: list[str] = setting([])
     gamma: float = setting(0.1, fraction=True)
     final_factor: float = setting(0.0, fraction=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +19,8 @@ from retina_dist.engine.state import TrainState
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
-from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.optim.optimizer import optimizer_of
+from retina_dist.optim.settings import ScheduleConfig, ScheduleSettings
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import strategy_of
@@ -53,7 +56,7 @@ def build_plan(config: RunConfig, num_images: int, world_size: int, participants
     trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
     if trainer.fast_dev_run:
         trainer = replace(trainer, max_duration="2steps", validate_every="2steps", stop_after=None)
-        schedule = replace(schedule, name="constant", warmup="0steps")
+        schedule = ScheduleConfig(name="constant")
     return resolve_plan(
         num_images=num_images,
         batch_size=config.data.batch_size,
@@ -69,13 +72,18 @@ def build_plan(config: RunConfig, num_images: int, world_size: int, participants
         lr_reference_batch=optimizer.lr_reference_batch,
         participants=participants,
         check_every=trainer.check_replicas_every,
-        schedule=schedule.name,  # type: ignore[arg-type]
+        schedule=schedule.name,
         warmup=schedule.warmup,
         warmup_factor=schedule.warmup_factor,
-        milestones=schedule.milestones,
-        gamma=schedule.gamma,
-        final_factor=schedule.final_factor,
+        **_decay(schedule),
     )
+
+
+def _decay(settings: ScheduleSettings) -> dict[str, Any]:
+    """The arguments of `resolve_plan` for the schedule after its warm-up, a built-in one or one from outside the package."""
+    if outside := getattr(settings, "implementation", None):
+        return {"decay": partial(outside, settings)}
+    return {name: getattr(settings, name) for name in ("milestones", "gamma", "final_factor")}
 
 
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
@@ -99,26 +107,11 @@ def build_state(
     num_shapes: int = 1,
 ) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device. `num_shapes` of batches are compiled for, if any."""
-    settings, trainer = config.optimizer, config.trainer
+    trainer = config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
     device = strategy.device
     model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-    groups = parameter_groups(
-        model,
-        weight_decay=settings.weight_decay,
-        norm_weight_decay=settings.norm_weight_decay,
-        bias_weight_decay=settings.bias_weight_decay,
-        backbone_lr_scale=settings.backbone_lr_scale,
-    )
-    optimizer = build_optimizer(
-        groups,
-        name=settings.name,  # type: ignore[arg-type]
-        lr=settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        betas=settings.betas,
-        eps=settings.eps,
-    )
+    optimizer = optimizer_of(model, config.optimizer)
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:

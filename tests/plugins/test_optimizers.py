@@ -1,0 +1,86 @@
+"""An optimizer and a schedule from outside the package: their settings, and a training with resume."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import TrainConfig
+from retina_dist.errors import ConfigError
+from retina_dist.run.assemble import train
+from retina_dist.run.build import build_plan
+from tests.plugins.lion import LionSettings
+from tests.plugins.test_plugins import FOUND
+
+CHOSEN = [FOUND, "optimizer=lion", "schedule=polynomial"]
+
+
+def test_a_training_with_both_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped and resumed ends with the bits of one that was not, and validates better than it began."""
+    monkeypatch.chdir(tmp_path)
+    small = ["task=discs", "logging=quiet", "data.batch_size=16", "trainer.max_duration=30steps", "optimizer.lr=1e-4"]
+    small += ["trainer.validate_every=10steps", "schedule.warmup=2steps", "optimizer.weight_decay=0.01"]
+
+    def run(*overrides: str) -> dict[str, float]:
+        return train(load_config("train", [*CHOSEN, *small, *overrides]))
+
+    first = run("output_dir=half", "trainer.stop_after=10steps")
+    resumed = run("output_dir=half", "resume=auto")
+    whole = run("output_dir=whole")
+    assert resumed == whole
+    assert whole["val/loss"] < first["val/loss"]
+    one, two = (
+        torch.load(Path(name) / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
+        for name in ("whole", "half")
+    )
+    assert all(torch.equal(two["model"][name], weights) for name, weights in one["model"].items())
+    with pytest.raises(ConfigError, match="optimizer.name=adamw differs from the lion"):
+        train(load_config("train", [FOUND, *small, "output_dir=half", "resume=auto", "optimizer=adamw"]))
+
+
+def test_their_settings_are_typed() -> None:
+    config = load_config("train", [*CHOSEN, "optimizer.beta1=0.5", "optimizer.lr=0.1", "schedule.power=2"])
+    assert isinstance(config.optimizer, LionSettings)
+    assert (config.optimizer.beta1, config.optimizer.lr, config.optimizer.name) == (0.5, 0.1, "lion")
+    config.trainer.max_duration, config.schedule.warmup = "10steps", "2steps"
+    plan = build_plan(config, 100, 1)
+    assert [round(plan.lr_at(step), 4) for step in (0, 2, 6, 9)] == [0.0001, 0.1, 0.025, 0.0016]
+    assert "polynomial, warm-up over 2 steps" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.beta1=1", "optimizer.beta1=1.0 is too large; it must be below 1."),
+        ("optimizer.momentum=0.5", "optimizer.momentum is not a setting"),
+        ("schedule.power=0", "schedule.power=0.0 is too small; it must be above 0."),
+        ("schedule.milestones=[1epoch]", "schedule.milestones is not a setting"),
+        ("optimizer=adan", "optimizer=adan does not exist; did you mean adam?"),
+        ("optimizer._target_=torch.load", "optimizer._target_=torch.load is not one of tests.plugins.lion.Lion"),
+    ],
+)
+def test_wrong_settings_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("train", [*CHOSEN, override])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("group", ["optimizer", "schedule"])
+def test_an_entry_names_a_class_of_its_kind(tmp_path: Path, group: str) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text("_target_: torch.nn.Linear\nname: mine\n")
+    with pytest.raises(ConfigError, match=rf"{group}\._target_=torch.nn.Linear is not a class of the kind"):
+        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", f"{group}=mine"])
+
+
+def test_a_checkpoint_names_no_class() -> None:
+    """What all optimizers have is read back; nothing that it names is imported."""
+    content = asdict(load_config("train", [*CHOSEN, "optimizer.lr=0.3"]))
+    content["optimizer"]["_target_"] = content["schedule"]["_target_"] = "no.such.module.Class"
+    found = settings_of(content, TrainConfig)
+    assert type(found) is TrainConfig
+    assert (found.optimizer.lr, found.schedule.name) == (0.3, "cosine")
