@@ -30,7 +30,10 @@ class Seam:
 
 
 TASK = Seam("task", "retina_dist.task.Task")
-SEAMS = (
+DATA = Seam(
+    "data", "retina_dist.detection.readers.reader.AnnotationReader", "retina_dist.detection.settings.DataConfig"
+)
+RUN_SEAMS = (
     Seam(
         "strategy",
         "retina_dist.strategies.base.DistributedStrategy",
@@ -39,6 +42,7 @@ SEAMS = (
     Seam("optimizer", "torch.optim.Optimizer", "retina_dist.optim.settings.OptimizerSettings"),
     Seam("schedule", "retina_dist.optim.schedule.Decay", "retina_dist.optim.settings.ScheduleSettings"),
 )
+SEAMS = (DATA, *RUN_SEAMS)
 
 
 @functools.cache
@@ -62,7 +66,7 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
         implementation, settings = _implementation(TASK, groups["task"]["_target_"])
         schema = _with_sections(settings)
         sections.append(_section(groups, TASK.group, _OutsideTask, implementation))
-    for seam in SEAMS:
+    for seam in RUN_SEAMS if names_class(groups.get(TASK.group)) else SEAMS:
         if names_class(groups.get(seam.group)):
             implementation, settings = _implementation(seam, groups[seam.group]["_target_"])
             sections.append(_section(groups, seam.group, settings, implementation))
@@ -81,6 +85,8 @@ def without_outside(content: Any) -> Any:
     """
     if not isinstance(content, dict):
         return content
+    if names_class(content):  # the data of a checkpoint
+        return _shared(DATA, content)
     if names_class(content.get(TASK.group)):
         name = content[TASK.group].get("name")
         raise ConfigError(f"the checkpoint is of task={name}; this command takes checkpoints of task=detection.")
@@ -89,8 +95,8 @@ def without_outside(content: Any) -> Any:
 
 def _shared(seam: Seam, section: dict[str, Any]) -> dict[str, Any]:
     """The settings of a section that the built-in classes of the seam have too."""
-    shared = {f.name for f in fields(import_class(seam.group, seam.settings, object))} - {"name"}
-    return {key: value for key, value in section.items() if key in shared}
+    shared = {f.name for f in fields(import_class(seam.group, seam.settings, object))}
+    return {k: v for k, v in section.items() if k in shared and (k != "name" or seam is DATA)}
 
 
 def import_class(key: str, name: Any, *kinds: type) -> type:

@@ -15,6 +15,7 @@ from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
+from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
 from retina_dist.words import pluralize
@@ -39,10 +40,14 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
     """
     draw_data(data)
-    files = split_files(data, split)
+    options: dict[str, Any] = {}
+    if reader := getattr(data, "implementation", None):
+        options["coco"], files = _read_outside(reader(data), data, split)
+    else:
+        files = split_files(data, split)
     if files is None:
         return None
-    options: dict[str, Any] = {
+    options |= {
         "format": data.format,
         "label_mapping": data.label_mapping,
         "categories": categories,
@@ -61,6 +66,19 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
             "retina_dist.doctor."
         )
     return found
+
+
+def _read_outside(
+    reader: AnnotationReader, data: DataConfig, split: str
+) -> tuple[dict[str, Any] | None, tuple[Place, Place] | None]:
+    """What a reader from outside the package gives: a COCO dictionary, its source and the folder of the images."""
+    found = reader.read(split)
+    if found is None:
+        if split == "train":
+            raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
+        return None, None
+    coco, images = found
+    return coco, (place(data.root or images), place(images))
 
 
 def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:

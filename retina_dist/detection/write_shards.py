@@ -64,7 +64,7 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
 def _annotations(data: DataConfig, split: str, part: Annotations) -> bytes:
     """The annotation file as it is, if it is COCO's and says how large each image is; else all of that as COCO json."""
     sized = all(entry.get("width") and entry.get("height") for entry in part.coco["images"])
-    if data.format in ("coco", "shards") and sized:
+    if data.format in ("coco", "shards") and sized and not hasattr(data, "implementation"):
         files = split_files(data, split)
         assert files is not None, "the split has been read"
         return read_bytes(files[0])

@@ -48,6 +48,7 @@ def load_annotations(
     images: Place,
     *,
     format: Literal["coco", "csv", "voc", "shards"] = "coco",
+    coco: dict[str, Any] | None = None,
     classes: Place | None = None,
     split: str = "train",
     label_mapping: LabelMapping = "contiguous",
@@ -62,6 +63,8 @@ def load_annotations(
     beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
     "shards", with a COCO json, the one that holds the shards of `split`. Both may be behind a URL.
 
+    `coco` is the content of `annotations` where a reader from outside the package has read it.
+
     `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
     `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
     theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
@@ -71,7 +74,9 @@ def load_annotations(
     Raises DataError, naming file and entry.
     """
     slices = None
-    if format == "csv":
+    if coco is not None:
+        pass
+    elif format == "csv":
         coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
     elif format == "voc":
         if isinstance(annotations, Url):

@@ -1,0 +1,96 @@
+"""A data format from outside the package: the same annotations as from COCO, a training, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import DataConfig, TrainConfig
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.splits import read_split
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.run.assemble import train
+from tests.plugins.test_plugins import FOUND
+from tests.plugins.yolo_reader import YoloData
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drawn data set, in COCO's layout below coco/ and in YOLO's below yolo/."""
+    folder = tmp_path_factory.mktemp("data")
+    make_shapes(folder / "coco", num_train=6, num_val=2, image_size=64, seed=0)
+    for split in ("train", "val"):
+        content = json.loads((folder / "coco" / "annotations" / f"instances_{split}.json").read_text())
+        numbers = {category["id"]: i for i, category in enumerate(content["categories"])}
+        images, labels = (folder / "yolo" / kind / split for kind in ("images", "labels"))
+        shutil.copytree(folder / "coco" / split, images)
+        labels.mkdir(parents=True)
+        for image in content["images"]:
+            width, height = Image.open(images / image["file_name"]).size
+            lines = []
+            entries = [a for a in content["annotations"] if a["image_id"] == image["id"] and not a["iscrowd"]]
+            for entry in entries:
+                x, y, w, h = entry["bbox"]
+                shares = ((x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
+                lines.append(" ".join(map(repr, (numbers[entry["category_id"]], *shares))))
+            (labels / Path(image["file_name"]).with_suffix(".txt")).write_text("\n".join(lines))
+        names = [category["name"] for category in content["categories"]]
+        (folder / "yolo" / "names").write_text(",".join(names))
+    return folder
+
+
+def overrides(root: Path) -> list[str]:
+    names = (root / "yolo" / "names").read_text()
+    return [FOUND, "data=yolo", f"data.root={root / 'yolo'}", f"data.class_names=[{names}]"]
+
+
+def test_it_reads_what_coco_has(root: Path) -> None:
+    config = load_config("train", overrides(root))
+    assert isinstance(config.data, YoloData)
+    for split in ("train", "val"):
+        found = read_split(config.data, split)
+        expected = read_split(DataConfig(name="coco", root=str(root / "coco")), split)
+        assert found is not None
+        assert expected is not None
+        assert found.categories.names == expected.categories.names
+        by_name = {r.file_name: i for i, r in enumerate(expected.records)}
+        for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+            other = by_name[record.file_name]
+            assert np.allclose(boxes, expected.boxes[other], atol=1e-3)
+            assert labels.tolist() == expected.labels[other].tolist()
+
+
+def test_it_trains(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["data.batch_size=3", "data.min_sizes=[64]", "data.max_size=64", "data.num_workers=0", "logging=quiet"]
+    small += ["trainer.max_duration=2steps", "schedule=constant", "output_dir=run"]
+    assert "coco/AP" in train(load_config("train", [*overrides(root), *small]))
+
+
+def test_a_checkpoint_names_no_class(root: Path) -> None:
+    content = asdict(load_config("train", overrides(root)))
+    content["data"]["_target_"] = "no.such.module.Reader"
+    whole, data = settings_of(content, TrainConfig), settings_of(content["data"], DataConfig)
+    assert type(data) is type(whole.data) is DataConfig
+    assert (data.name, data.root) == (whole.data.name, whole.data.root) == ("yolo", str(root / "yolo"))
+
+
+def test_errors_name_the_setting_or_the_file(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_name is not a setting; did you mean data\.class_names\?"):
+        load_config("train", [*overrides(root), "data.class_name=[a]"])
+    with pytest.raises(ConfigError, match=r"data\.class_names is not a setting"):
+        load_config("train", [FOUND, "data=coco", "data.class_names=[a]"])
+    with pytest.raises(DataError, match="has no images to train on"):
+        read_split(load_config("train", [*overrides(root), f"data.root={tmp_path}"]).data, "train")
+    assert read_split(load_config("train", [*overrides(root), f"data.root={tmp_path}"]).data, "val") is None
+    shutil.copytree(root / "yolo", tmp_path / "wrong")
+    next((tmp_path / "wrong" / "labels" / "train").iterdir()).write_text("1 0.5 0.5 cat 0.1")
+    with pytest.raises(DataError, match="write class x y width height"):
+        read_split(load_config("train", [*overrides(root), f"data.root={tmp_path / 'wrong'}"]).data, "train")
