@@ -41,6 +41,7 @@ RUN_SEAMS = (
     ),
     Seam("optimizer", "torch.optim.Optimizer", "retina_dist.optim.settings.OptimizerSettings"),
     Seam("schedule", "retina_dist.optim.schedule.Decay", "retina_dist.optim.settings.ScheduleSettings"),
+    Seam("logging", "retina_dist.reporting.loggers.MetricLogger", "retina_dist.reporting.settings.LoggingConfig"),
 )
 SEAMS = (DATA, *RUN_SEAMS)
 

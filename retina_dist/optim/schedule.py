@@ -7,11 +7,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from retina_dist.optim.settings import ScheduleSettings
-
-ScheduleName = Literal["multistep", "cosine", "constant"]
 
 
 class Decay(ABC):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, runtime_checkable
 
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import write_atomically
@@ -19,8 +19,13 @@ from retina_dist.files import write_atomically
 STEP = "step"
 
 
+@runtime_checkable
 class MetricLogger(Protocol):
-    """Takes metrics as they come; only the main rank has a real one."""
+    """Takes metrics as they come; only the main rank has a real one.
+
+    An entry of the group `logging` may name a class of this kind, which is made by CLASS(settings, folder, resume_step): its
+    `settings` are below `LoggingConfig`, `folder` is the run's, `resume_step` is None in a fresh run.
+    """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 

@@ -179,7 +179,7 @@ def _metric_logger(
     console: Console,
     tracked: list[TrackedRun],
 ) -> MetricLogger:
-    """Progress, metrics.csv, MLflow and TensorBoard on the main rank; the log file of each rank where it is on."""
+    """Progress, metrics.csv, MLflow, TensorBoard and an outside logger on the main rank; each rank's log file where it is on."""
     loggers: list[MetricLogger] = []
     if strategy.is_main:
         progress = Progress(
@@ -192,6 +192,8 @@ def _metric_logger(
         loggers += [progress, CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
             loggers.append(TensorBoardLogger(run.folder / "tensorboard", run.resume_step))
+        if outside := getattr(config.logging, "implementation", None):
+            loggers.append(outside(config.logging, run.folder, run.resume_step))
     if config.logging.per_rank_logs:
         console.log_file = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
         log.write(

@@ -38,7 +38,8 @@ def build_strategy(config: RunConfig) -> DistributedStrategy:
 
 def task_class(config: RunConfig) -> type[Task]:
     """The class of the task that the settings choose."""
-    return getattr(config.task, "implementation", DetectionTask)
+    found: type[Task] = getattr(config.task, "implementation", DetectionTask)
+    return found
 
 
 def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:

@@ -1,0 +1,51 @@
+"""A logger from outside the package: what it writes is what metrics.csv holds, over a resume too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retina_dist.config.compose import load_config
+from retina_dist.errors import ConfigError
+from retina_dist.reporting.loggers import read_metrics
+from retina_dist.run.assemble import train
+from tests.plugins.test_plugins import FOUND
+
+CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]
+
+
+def test_it_logs_what_the_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = [*CHOSEN, "output_dir=run", "trainer.max_duration=6steps", "trainer.log_every=1", "schedule=constant"]
+    train(load_config("train", [*run, "trainer.stop_after=3steps"]))
+    path = Path("run/metrics.jsonl")
+    path.write_text(path.read_text() + '{"step": 4}\n')  # of a run that was killed after its checkpoint
+    train(load_config("train", [*run, "resume=auto"]))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    steps, values = read_metrics(Path("run/metrics.csv"))["train/loss"]
+    found = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert found == [(step, float(f"{value:.3g}")) for step, value in zip(steps, values, strict=True)]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("logging.digits=0", "logging.digits=0 is too small; it must be at least 1."),
+        ("logging.digit=2", "logging.digit is not a setting; did you mean logging.digits?"),
+        ("logging.mlflow=maybe", "logging.mlflow=maybe is not one of auto, true, false"),
+    ],
+)
+def test_wrong_settings_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("train", [*CHOSEN, override])
+    assert message in str(caught.value)
+
+
+def test_an_entry_names_a_logger_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "logging").mkdir()
+    (tmp_path / "logging" / "mine.yaml").write_text("_target_: torch.optim.SGD\n")
+    with pytest.raises(ConfigError, match=r"logging\._target_=torch.optim.SGD is not a class of the kind MetricLogger"):
+        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "logging=mine"])
