@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
 from retina_dist.config.train import RunConfig, TrainConfig
+from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.errors import ConfigError
 
 PLUGINS = "retina_dist.plugins"
@@ -33,17 +34,22 @@ TASK = Seam("task", "retina_dist.task.Task")
 DATA = Seam(
     "data", "retina_dist.detection.readers.reader.AnnotationReader", "retina_dist.detection.settings.DataConfig"
 )
-RUN_SEAMS = (
+MODEL = Seam(
+    "model", "retina_dist.detection.model.outside.DetectionModel", "retina_dist.detection.settings.DetectorSettings"
+)
+DETECTION = {DATA: DataConfig, MODEL: ModelConfig}  # where the task has these sections
+SEAMS = (
+    DATA,
+    MODEL,
+    Seam("optimizer", "torch.optim.Optimizer", "retina_dist.optim.settings.OptimizerSettings"),
+    Seam("schedule", "retina_dist.optim.schedule.Decay", "retina_dist.optim.settings.ScheduleSettings"),
     Seam(
         "strategy",
         "retina_dist.strategies.base.DistributedStrategy",
         "retina_dist.strategies.settings.StrategySettings",
     ),
-    Seam("optimizer", "torch.optim.Optimizer", "retina_dist.optim.settings.OptimizerSettings"),
-    Seam("schedule", "retina_dist.optim.schedule.Decay", "retina_dist.optim.settings.ScheduleSettings"),
     Seam("logging", "retina_dist.reporting.loggers.MetricLogger", "retina_dist.reporting.settings.LoggingConfig"),
 )
-SEAMS = (DATA, *RUN_SEAMS)
 
 
 @functools.cache
@@ -60,14 +66,19 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
 
     A task's settings stand in place of detection's. Raises ConfigError unless each is a class that implements its seam's contract.
     """
+    for seam in (TASK, MODEL):
+        if names_class(groups.get(seam.group)) and schema is not TrainConfig:
+            raise ConfigError(
+                f"an entry of {seam.group} from outside the package is for training; this command takes none."
+            )
     sections: list[tuple[str, type, Any]] = []
     if names_class(groups.get(TASK.group)):
-        if schema is not TrainConfig:
-            raise ConfigError(f"task={groups['task'].get('name')} is for training; this command is for task=detection.")
         implementation, settings = _implementation(TASK, groups["task"]["_target_"])
         schema = _with_sections(settings)
         sections.append(_section(groups, TASK.group, _OutsideTask, implementation))
-    for seam in RUN_SEAMS if names_class(groups.get(TASK.group)) else SEAMS:
+    for seam in SEAMS:
+        if seam in DETECTION and get_type_hints(schema).get(seam.group) is not DETECTION[seam]:
+            continue
         if names_class(groups.get(seam.group)):
             implementation, settings = _implementation(seam, groups[seam.group]["_target_"])
             sections.append(_section(groups, seam.group, settings, implementation))
@@ -156,7 +167,6 @@ def _with_sections(settings: type) -> type:
 
     def check(self: Any) -> None:
         for base in (settings, RunConfig):
-            if hasattr(base, "check"):
-                base.check(self)
+            getattr(base, "check", lambda config: None)(self)
 
     return make_dataclass(TrainConfig.__name__, [], bases=(settings, RunConfig), namespace={"check": check})

@@ -98,12 +98,18 @@ class DataConfig(DataSettings):
 
 
 @dataclass
-class ModelConfig(ModelSettings):
-    """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
+class DetectorSettings(ModelSettings):
+    """What every detection model can set; one from outside the package has a subclass, with its own settings beside these."""
 
     num_classes: int | None = setting(
         None, "null: as many as the data has", at_least=1, at_most=20_000
     )  # data.categories.MAX_LABELS
+
+
+@dataclass
+class ModelConfig(DetectorSettings):
+    """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
+
     backbone: str = setting("resnet50", "resnet18 | resnet34 | resnet50 | resnet101")
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(256, at_least=1, at_most=4096)

@@ -21,6 +21,7 @@ from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.model.outside import DetectionModel
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import (
     batch_norm_eps,
@@ -31,7 +32,7 @@ from retina_dist.detection.model.weights import (
 )
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DetectionSettings
+from retina_dist.detection.settings import DetectionSettings, DetectorSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast
@@ -50,12 +51,8 @@ def build_model(
     """The detector with its weights, if any are named; what was left out is reported. `categories` are its labels' names."""
     arguments = asdict(settings)
     weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
-    stated, eps = arguments.pop("num_classes"), arguments.pop("norm_eps")
-    if stated is not None and stated < num_classes:
-        raise ConfigError(
-            f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
-        )
-    model = build_retinanet(num_classes=stated or num_classes, **arguments)
+    eps = arguments.pop("norm_eps")
+    model = build_retinanet(**arguments | {"num_classes": count_classes(settings, num_classes)})
     if weights:
         report(str(load_weights(model, str(located(weights)), categories)))
     elif backbone_weights:
@@ -63,6 +60,16 @@ def build_model(
     if eps is not None:
         set_batch_norm_eps(model, eps)
     return model
+
+
+def count_classes(settings: DetectorSettings, num_classes: int) -> int:
+    """How many labels the model tells apart, of which the data has `num_classes`. Raises ConfigError for fewer."""
+    stated = settings.num_classes
+    if stated is not None and stated < num_classes:
+        raise ConfigError(
+            f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
+        )
+    return stated or num_classes
 
 
 def cuda_graph_blockers(model: ModelConfig, world_size: int) -> list[str]:
@@ -117,6 +124,7 @@ class DetectionTask(Task):
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
         self.evaluator: CocoEvaluator | None = None
+        self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
 
     @staticmethod
     def prepare(config: TrainConfig) -> None:
@@ -178,13 +186,8 @@ class DetectionTask(Task):
         lines = [f"  {'train':<9}{describe_split(self.train)}"]
         lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         names = [name for name in self.train.categories.names if name]
-        model, data = self.config.model, self.config.data
-        weights = model.weights or (
-            f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
-        )
-        lines.append(
-            f"  {'model':<9}RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
-        )
+        data = self.config.data
+        lines.append(f"  {'model':<9}{self._describe_model()}")
         sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
         lines.append(f"  {'scale':<9}short side {sides} px, long side at most {data.max_size} px")
         if data.cache:
@@ -193,6 +196,15 @@ class DetectionTask(Task):
         lines.append(f"  {'classes':<9}{len(names)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
         return "\n".join(lines)
+
+    def _describe_model(self) -> str:
+        if self.outside_model:
+            return self.outside_model.__name__
+        model = self.config.model
+        weights = model.weights or (
+            f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
+        )
+        return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
     def build_data(self) -> CocoDataModule:
         """The batches of this rank."""
@@ -225,17 +237,20 @@ class DetectionTask(Task):
             pin_memory=self.strategy.device.type == "cuda",
         )
 
-    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> RetinaNet:
+    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
         """The detector, on the CPU. Every rank calls it.
 
         Pretrained weights are loaded on the main rank only, from which the others will have them, and not in a run that is
         `resumed`: its `checkpoint`, which the main rank holds, brings them. What no tensor carries, the epsilon of the batch
         norms, is the main rank's on every rank.
         """
-        settings = self.config.model
+        settings, labels = self.config.model, self.train.categories
+        if outside := self.outside_model:
+            return self.strategy.run_collectively(
+                lambda: outside(settings, count_classes(settings, labels.num_classes))
+            )
         if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
-        labels = self.train.categories
         model = self.strategy.run_collectively(
             lambda: build_model(settings, labels.num_classes, self.report, labels.names)
         )
@@ -272,18 +287,26 @@ class DetectionTask(Task):
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         """What a checkpoint of `model` needs beside the weights to be used on its own."""
         settings = self.config.model
-        arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
-        arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
-        arguments["norm_eps"] = batch_norm_eps(model)
-        return super().metadata(model) | {
-            "categories": self.train.categories.state(),
-            "resize": resized_by(self.config.data.resize, self.strategy.device),
-            "model_arguments": arguments,
-            "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
-        }
+        described: dict[str, Any] = {}
+        if not self.outside_model:
+            arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
+            arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
+            arguments["norm_eps"] = batch_norm_eps(model)
+            described["model_arguments"] = arguments
+        return (
+            described
+            | super().metadata(model)
+            | {
+                "categories": self.train.categories.state(),
+                "resize": resized_by(self.config.data.resize, self.strategy.device),
+                "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
+            }
+        )
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the model's passes cannot be captured in CUDA graphs."""
+        if self.outside_model:
+            return ["the model is from outside the package, and may wait for the device"]
         return cuda_graph_blockers(self.config.model, self.strategy.world_size)
 
     def fingerprint(self) -> str:

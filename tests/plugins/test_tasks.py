@@ -113,5 +113,5 @@ def test_an_entry_names_a_task_and_nothing_else(tmp_path: Path, target: str, mes
 
 
 def test_other_commands_are_for_detection() -> None:
-    with pytest.raises(ConfigError, match="this command is for task=detection"):
+    with pytest.raises(ConfigError, match="an entry of task from outside the package is for training"):
         load_config("doctor", [FOUND, "+task=discs"])

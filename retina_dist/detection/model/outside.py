@@ -1,0 +1,35 @@
+"""A detection model from outside the package. Layer 1."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.settings import DetectorSettings
+
+
+class DetectionModel(nn.Module, ABC):
+    """A module that an entry of the group `model` names. It is made by CLASS(settings, num_classes); `settings` are below
+    `DetectorSettings`.
+    """
+
+    settings: ClassVar[type[DetectorSettings]] = DetectorSettings
+
+    def __init__(self, settings: Any, num_classes: int) -> None:
+        super().__init__()
+        self.options, self.num_classes = settings, num_classes
+
+    def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:
+        """In training mode the losses, else the detections of each image."""
+        losses, detections = self.evaluate(batch)
+        return losses if self.training else detections
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
+        """The losses "classification" and "bbox_regression", means over the batch's real images, and each image's detections.
+
+        The losses of an image must not depend on the other images of its batch.
+        """

@@ -1,0 +1,62 @@
+"""A detection model from outside the package: each cell of 16 x 16 px predicts the box whose centre lies in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
+
+from retina_dist.config.fields import setting
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.model.outside import DetectionModel
+from retina_dist.detection.settings import DetectorSettings
+
+CELL = 16  # px
+
+
+@dataclass
+class CellSettings(DetectorSettings):
+    width: int = setting(16, "channels", at_least=1)
+
+
+class CellDetector(DetectionModel):
+    settings = CellSettings
+
+    def __init__(self, settings: CellSettings, num_classes: int) -> None:
+        super().__init__(settings, num_classes)
+        channels = [3, *[settings.width] * 4]
+        strided = [nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(channels, channels[1:], strict=False)]
+        layers: list[nn.Module] = [layer for conv in strided for layer in (conv, nn.ReLU())]
+        self.net = nn.Sequential(*layers, nn.Conv2d(settings.width, num_classes + 4, 1))
+
+    def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
+        outputs = self.net(batch.images.float() / 255)
+        rows, columns = outputs.shape[-2:]
+        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        centres = (torch.stack((x, y, x, y), -1).view(-1, 4).to(outputs.device) + 0.5) * CELL
+        outputs = outputs.flatten(2).transpose(1, 2)  # [B, cells, K + 4]
+        images = [(outputs[i], batch.image(i)) for i in batch.real_rows()]
+        parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
+        losses = dict(zip(("classification", "bbox_regression"), parts.view(-1, 2).mean(0).unbind(), strict=True))
+        return losses, [self._detections(outputs[i].detach(), batch.image(i), centres) for i in range(len(batch))]
+
+    def _losses(self, output: Tensor, image: Batch, centres: Tensor, columns: int) -> Tensor:
+        count = int(image.num_boxes)
+        boxes, labels = image.boxes[0, :count], image.labels[0, :count]
+        column, row = ((boxes[:, :2] + boxes[:, 2:]) / 2 // CELL).long().unbind(1)
+        cells = row * columns + column
+        targets = torch.zeros_like(output[:, :-4])
+        targets[cells, labels] = 1
+        classification = binary_cross_entropy_with_logits(output[:, :-4], targets, reduction="sum")
+        regression = l1_loss(output[cells, -4:], (boxes - centres[cells]) / CELL, reduction="sum")
+        return torch.stack((classification, regression)) / max(1, count)
+
+    def _detections(self, output: Tensor, image: Batch, centres: Tensor) -> Detections:
+        scores, labels = output[:, :-4].sigmoid().max(1)
+        scores, cells = scores.topk(min(20, len(scores)))
+        scale: Any = (image.original_sizes / image.image_sizes)[0].flip(0).repeat(2)  # x, y, x, y
+        boxes = (output[cells, -4:] * CELL + centres[cells]) * scale
+        return {"boxes": boxes.float(), "scores": scores.float(), "labels": labels[cells]}

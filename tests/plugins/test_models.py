@@ -1,0 +1,76 @@
+"""A detection model and an evaluator from outside the package: contract, training, and what a checkpoint says of the model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.schema import ModelConfig, TrainConfig
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.task import DetectionTask
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.run.assemble import train
+from retina_dist.testing.task_contract import task_contract
+from tests.plugins.cell_detector import CellSettings
+from tests.plugins.test_plugins import FOUND
+
+CHOSEN = [FOUND, "data=parity", "model=cells"]
+
+
+def test_detection_keeps_its_contract_with_it(tmp_path: Path) -> None:
+    task_contract(DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path}"]))
+
+
+def test_it_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = [*CHOSEN, "model.width=8", "logging=quiet", "schedule=constant", "trainer.max_duration=12steps"]
+    run += ["trainer.validate_every=6steps"]
+
+    def trained(*overrides: str) -> dict[str, float]:
+        return train(load_config("train", [*run, *overrides]))
+
+    first = trained("output_dir=half", "trainer.stop_after=6steps")
+    resumed = trained("output_dir=half", "resume=auto")
+    assert resumed == trained("output_dir=whole")
+    assert resumed["val/loss"] < first["val/loss"]
+    with pytest.raises(CheckpointError, match="does not describe a detector"):
+        Detector.from_checkpoint("whole/checkpoints/last.pt")
+
+
+def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry chooses data and model, which the command line replaces."""
+    monkeypatch.chdir(tmp_path)
+    run = [
+        FOUND,
+        "task=counting",
+        "logging=quiet",
+        "schedule=constant",
+        "trainer.max_duration=2steps",
+        "output_dir=run",
+    ]
+    config = load_config("train", run)
+    assert (config.data.name, config.model.backbone, config.task.name) == ("parity", "resnet18", "counting")
+    assert load_config("train", [*run, "model=retinanet_r50"]).model.backbone == "resnet50"
+    assert load_config("train", [*run, "model=cells"]).model.num_classes is None
+    assert list(train(config)) == ["count/ratio"]
+
+
+def test_its_settings_are_typed() -> None:
+    config = load_config("train", [*CHOSEN, "model.width=3", "model.num_classes=9"])
+    assert isinstance(config.model, CellSettings)
+    assert (config.model.width, config.model.num_classes) == (3, 9)
+    with pytest.raises(ConfigError, match=r"model\.backbone is not a setting"):
+        load_config("train", [*CHOSEN, "model.backbone=resnet18"])
+    with pytest.raises(ConfigError, match="an entry of model from outside the package is for training"):
+        load_config("doctor", [*CHOSEN])
+
+
+def test_a_checkpoint_names_no_class() -> None:
+    content = asdict(load_config("train", [*CHOSEN, "model.num_classes=9"]))
+    content["model"]["_target_"] = "no.such.module.Model"
+    found = settings_of(content, TrainConfig)
+    assert type(found.model) is ModelConfig
+    assert found.model.num_classes == 9
