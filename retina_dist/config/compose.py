@@ -97,16 +97,17 @@ def to_object(composed: Any, name: str) -> Any:
 def settings_of(content: Any, schema: type[T]) -> T:
     """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
 
-    They are data: nothing in them is looked up or made. A section of a class from outside the package has the built-in one's
-    defaults instead. Raises ConfigError.
+    They are data: nothing in them is looked up or made. Of a section of a class from outside the package, the built-in one's
+    settings are taken. Raises ConfigError, also where the task or the model is from outside.
     """
     for key, value in leaves(content):
         if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too
             raise ConfigError(
                 f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
             )
+    builtin = without_outside(content)
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), without_outside(content)))
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), builtin))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(
             f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]})."

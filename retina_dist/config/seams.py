@@ -93,15 +93,18 @@ def names_class(section: Any) -> bool:
 def without_outside(content: Any) -> Any:
     """Settings that a file holds without what only a class from outside the package would read; none is imported.
 
-    Raises ConfigError where their task is from outside the package.
+    Raises ConfigError where their task or model is from outside the package.
     """
     if not isinstance(content, dict):
         return content
     if names_class(content):  # the data of a checkpoint
         return _shared(DATA, content)
-    if names_class(content.get(TASK.group)):
-        name = content[TASK.group].get("name")
-        raise ConfigError(f"the checkpoint is of task={name}; this command takes checkpoints of task=detection.")
+    for seam in (TASK, MODEL):
+        if names_class(content.get(seam.group)):
+            raise ConfigError(
+                f"the checkpoint's {seam.group} is of a class from outside the package, which no checkpoint imports; use one "
+                f"of a built-in {seam.group}."
+            )
     return content | {s.group: _shared(s, content[s.group]) for s in SEAMS if names_class(content.get(s.group))}
 
 

@@ -52,7 +52,7 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
     assert one["config"]["task"]["name"] == "discs"
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert result["step"] == 8
-    with pytest.raises(ConfigError, match="the checkpoint is of task=discs"):
+    with pytest.raises(ConfigError, match="the checkpoint's task is of a class from outside"):
         settings_of(one["config"], TrainConfig)
 
 
