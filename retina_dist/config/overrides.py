@@ -59,8 +59,6 @@ def check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
 
     Returns the jobs of a sweep, none without --multirun. A sweep passes when one of its jobs can be composed.
     """
-    if any(a in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for a in arguments):
-        return []
     search = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--config-dir", "-cd")]
     search += [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
     for folder in search:
@@ -70,6 +68,9 @@ def check_overrides(name: str, arguments: list[str]) -> list[SweepJob]:
     values = [a for a, before in pairs if not a.startswith("-") and before not in FLAGS_WITH_VALUE]
     if search:
         values.append(f"hydra.searchpath=[{','.join('file://' + str(Path(s).resolve()) for s in search)}]")
+    if any(a in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for a in arguments):
+        register_for(name, values)
+        return []
     check_numbers(values)
     looking = any(a in ("--cfg", "-c") for a in arguments)  # a configuration may be looked at unfinished
     multirun = any(a in ("--multirun", "-m") for a in arguments)

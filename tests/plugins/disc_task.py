@@ -22,7 +22,7 @@ SIZE = 32  # px
 @dataclass
 class DiscData(DataSettings):
     name: str = "discs"
-    num_train: int = setting(64, "drawn discs", at_least=1)
+    num_train: int = setting(256, "drawn discs", at_least=1)
 
 
 @dataclass

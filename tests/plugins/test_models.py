@@ -21,7 +21,7 @@ CHOSEN = [FOUND, "data=parity", "model=cells"]
 
 
 def test_detection_keeps_its_contract_with_it(tmp_path: Path) -> None:
-    task_contract(DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path}"]))
+    task_contract(DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path / 'shapes'}"]))
 
 
 def test_it_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.overrides import check_overrides
+from retina_dist.config.schema import ACTIVE, TrainConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import task_class
@@ -27,11 +28,13 @@ def settings(*overrides: str) -> list[str]:
 
 
 def test_a_task_from_outside_keeps_the_contract() -> None:
-    task_contract(DiscTask, load_config("train", settings("data.batch_size=7", "trainer.accumulate=2")))
+    task_contract(
+        DiscTask, load_config("train", settings("data.num_train=64", "data.batch_size=7", "trainer.accumulate=2"))
+    )
 
 
 def test_detection_keeps_the_contract(tmp_path: Path) -> None:
-    small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path}"]
+    small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path / 'shapes'}"]
     task_contract(DetectionTask, load_config("train", small))
 
 
@@ -39,6 +42,7 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
     """On the command line; a run that was stopped and resumed ends with the bits of one that was not."""
     train = [sys.executable, "-m", "retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
     train += ["trainer.max_duration=8steps", "trainer.validate_every=4steps", "data.batch_size=24", "optimizer.lr=0.01"]
+    train += ["data.num_train=64", "schedule.warmup=2steps"]
     whole = run([*train, "output_dir=whole"], tmp_path)
     assert "data: discs" in whole
     run([*train, "output_dir=half", "trainer.stop_after=3steps"], tmp_path)
@@ -58,7 +62,8 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
     """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
-    train = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET, "data.batch_size=24"]
+    train = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
+    train += ["data.batch_size=24", "data.num_train=64"]
     train += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
     run([sys.executable, "-m", *train, "output_dir=alone"], tmp_path)
     run(under_mpirun(*train, "strategy=mpi4py", "output_dir=two"), tmp_path)
@@ -110,6 +115,12 @@ def test_an_entry_names_a_task_and_nothing_else(tmp_path: Path, target: str, mes
     (tmp_path / "task" / "mine.yaml").write_text(f"_target_: {target}\nname: mine\n")
     with pytest.raises(ConfigError, match=rf"task\._target_={target} {message}"):
         load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "task=mine"])
+
+
+@pytest.mark.parametrize("looking", [["--help"], ["--info", "defaults"], ["--cfg", "job"]])
+def test_the_settings_of_a_task_can_be_looked_at(looking: list[str]) -> None:
+    assert check_overrides("train", [*looking, "--config-dir", str(HERE / "conf"), "task=discs"]) == []
+    assert ACTIVE["train"]().data.num_train == 256
 
 
 def test_other_commands_are_for_detection() -> None:
