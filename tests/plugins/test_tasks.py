@@ -15,6 +15,7 @@ from retina_dist.config.overrides import check_overrides
 from retina_dist.config.schema import ACTIVE, TrainConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
+from retina_dist.run.assemble import train
 from retina_dist.run.build import task_class
 from retina_dist.testing.task_contract import task_contract
 from tests.plugins.disc_task import DiscData, DiscTask
@@ -38,23 +39,25 @@ def test_detection_keeps_the_contract(tmp_path: Path) -> None:
     task_contract(DetectionTask, load_config("train", small))
 
 
-def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
-    """On the command line; a run that was stopped and resumed ends with the bits of one that was not."""
-    train = [sys.executable, "-m", "retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
-    train += ["trainer.max_duration=8steps", "trainer.validate_every=4steps", "data.batch_size=24", "optimizer.lr=0.01"]
-    train += ["data.num_train=64", "schedule.warmup=2steps"]
-    whole = run([*train, "output_dir=whole"], tmp_path)
-    assert "data: discs" in whole
-    run([*train, "output_dir=half", "trainer.stop_after=3steps"], tmp_path)
-    run([*train, "output_dir=half", "resume=auto"], tmp_path)
+def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped and resumed ends with the bits of one that was not."""
+    monkeypatch.chdir(tmp_path)
+    small = ["logging=quiet", "data.batch_size=24", "data.num_train=64", "schedule.warmup=2steps", "optimizer.lr=0.01"]
+    small += ["trainer.max_duration=8steps", "trainer.validate_every=4steps"]
+    for one_run in (
+        ["output_dir=whole"],
+        ["output_dir=half", "trainer.stop_after=3steps"],
+        ["output_dir=half", "resume=auto"],
+    ):
+        train(load_config("train", settings(*small, *one_run)))
     one, two = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
+        torch.load(Path(name) / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
         for name in ("whole", "half")
     )
     for name, weights in one["model"].items():
         assert torch.equal(two["model"][name], weights), name
     assert one["config"]["task"]["name"] == "discs"
-    result = json.loads((tmp_path / "whole" / "result.json").read_text())
+    result = json.loads(Path("whole/result.json").read_text())
     assert result["step"] == 8
     with pytest.raises(ConfigError, match="the checkpoint's task is of a class from outside"):
         settings_of(one["config"], TrainConfig)
@@ -62,11 +65,11 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path) -> None:
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
     """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
-    train = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
-    train += ["data.batch_size=24", "data.num_train=64"]
-    train += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
-    run([sys.executable, "-m", *train, "output_dir=alone"], tmp_path)
-    run(under_mpirun(*train, "strategy=mpi4py", "output_dir=two"), tmp_path)
+    line = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
+    line += ["data.batch_size=24", "data.num_train=64"]
+    line += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
+    assert "data: discs" in run([sys.executable, "-m", *line, "output_dir=alone"], tmp_path)
+    run(under_mpirun(*line, "strategy=mpi4py", "output_dir=two"), tmp_path)
     alone, two = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
         for name in ("alone", "two")
