@@ -62,7 +62,7 @@ class TrainStep:
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        self.net = strategy.prepare(state.model, state.optimizer, plan.accumulate, hooks=not cuda_graphs)
+        self.net = strategy.prepare(state.model, plan.accumulate, hooks=not cuda_graphs)
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1 and not cuda_graphs:  # no event may be recorded while a graph is captured
             self.timer.watch(state.model.parameters())

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import Self
 
 from retina_dist.errors import PeerLost, UserError
@@ -92,8 +91,8 @@ class DistributedStrategy(ABC):
     # training
 
     @abstractmethod
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
-        """The module to call in training. `optimizer` is stepped as it is by the trainer.
+    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+        """The module to call in training.
 
         With `hooks` gradients are sent during the backward pass; without, all of them by `reduce_gradients`, as must be
         where a graph replays the pass.

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, is_collective
@@ -203,7 +202,7 @@ class DDPStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         if self.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
             raise ConfigError(
                 f"static_graph=True and accumulate={accumulate} do not go together, as torch would no longer average all "

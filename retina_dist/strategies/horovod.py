@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
@@ -230,7 +229,7 @@ class HorovodStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         self._forget()
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if hooks and self._sends_each_gradient() and self.world_size > 1:

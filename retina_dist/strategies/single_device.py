@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.devices import resolve_device
@@ -21,7 +20,7 @@ class SingleDeviceStrategy(DistributedStrategy):
     def __init__(self, device: str = "auto") -> None:
         self.device = resolve_device(device)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         return model
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:

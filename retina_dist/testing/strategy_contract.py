@@ -168,7 +168,7 @@ def small_training(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
-    net = strategy.prepare(model, optimizer, accumulate, hooks)
+    net = strategy.prepare(model, accumulate, hooks)
     norms, moved, scales = [], [], []
 
     def fit() -> None:

@@ -123,7 +123,7 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
         model = Pixels().to(dtype).to(memory_format=layout)
         exact = Pixels().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        net = strategy.prepare(model, optimizer, accumulate, hooks)
+        net = strategy.prepare(model, accumulate, hooks)
         before = strategy.counters().get("fp16_overflows", 0)
         errors = {}
         for step, (kind, factor) in enumerate(WIRE_FACTORS.items()):
@@ -160,7 +160,7 @@ def start(strategy: DistributedStrategy) -> Any:
     torch.manual_seed(strategy.rank)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    strategy.prepare(model, optimizer)
+    strategy.prepare(model)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
     state.step = strategy.rank + 5
     weights = strategy.run(lambda: flat(model).tolist(), state)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from retina_dist.config.fields import setting
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
@@ -59,7 +58,7 @@ class MPIStrategy(DistributedStrategy):
     ) -> None:
         self._parameters = []
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
