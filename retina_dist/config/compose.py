@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -49,7 +51,8 @@ def register_schema(name: str, schema: Any = None) -> None:
 def register_for(name: str, overrides: list[str]) -> None:
     """Register the schema for these overrides, with the settings of the classes that entries from outside name.
 
-    Only where there can be such entries: a first composition, of the groups' choices alone, then tells which are chosen.
+    Only where there can be such entries: a first composition, of the groups' choices alone, then tells which are chosen. Of a
+    sweep, it is that of the first job; each job is composed again by `load_config`.
     """
     if not load_plugins() and not any(o.lstrip("+").startswith("hydra.searchpath") for o in overrides):
         register_schema(name)
@@ -57,9 +60,12 @@ def register_for(name: str, overrides: list[str]) -> None:
     register_schema(name, {})
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
-            groups = {*GlobalHydra.instance().config_loader().list_groups(""), "hydra.searchpath"}
-            chosen = compose(name, [o for o in overrides if o.lstrip("+").partition("=")[0] in groups])
-        schema = schema_with(COMMANDS[name], OmegaConf.to_container(chosen))  # type: ignore[arg-type]
+            loader = GlobalHydra.instance().config_loader()
+            groups = {*loader.list_groups(""), "hydra.searchpath"}
+            chosen = [o for o in overrides if o.lstrip("+").partition("=")[0] in groups]
+            jobs = BasicSweeper.split_arguments(OverridesParser.create(loader).parse_overrides(chosen), None)[0]
+            composed = compose(name, jobs[0])
+        schema = schema_with(COMMANDS[name], OmegaConf.to_container(composed))  # type: ignore[arg-type]
     except (HydraException, OmegaConfBaseException, ValueError, OSError, AssertionError, yaml.YAMLError) as error:
         if isinstance(error, ConfigError):
             raise

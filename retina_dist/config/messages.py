@@ -71,6 +71,8 @@ def _sentence(name: str, error: Exception) -> str:
             f'{key}={value} is more than one value; write "{key}={one}" if one is meant, or add --multirun for a run '
             "with each."
         )
+    if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", str(error)):
+        return unknown_key(name, absent[1])
     cause, key = _cause(error)
     file = re.match(r"In '([^']+)'", str(error))
     where = f"{file[1]}.yaml: " if file else ""

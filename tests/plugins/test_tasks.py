@@ -126,6 +126,17 @@ def test_the_settings_of_a_task_can_be_looked_at(looking: list[str]) -> None:
     assert ACTIVE["train"]().data.num_train == 256
 
 
+def test_a_sweep_tries_classes_from_outside_and_built_in_ones() -> None:
+    jobs = check_overrides(
+        "train",
+        ["--multirun", "--config-dir", str(HERE / "conf"), "task=discs", "optimizer=lion,sgd", "model.width=1,2"],
+    )
+    found = [(job.load().optimizer.name, job.load().model.width) for job in jobs]
+    assert found == [("lion", 1), ("lion", 2), ("sgd", 1), ("sgd", 2)]
+
+
 def test_other_commands_are_for_detection() -> None:
+    with pytest.raises(ConfigError, match="task is not a setting; see the keys with python -m retina_dist.doctor"):
+        load_config("doctor", [FOUND, "task=discs"])
     with pytest.raises(ConfigError, match="an entry of task from outside the package is for training"):
         load_config("doctor", [FOUND, "+task=discs"])
