@@ -72,7 +72,7 @@ def _sentence(name: str, error: Exception) -> str:
             "with each."
         )
     if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", str(error)):
-        return unknown_key(name, absent[1])
+        return f"python -m retina_dist.{name.replace('_', ' ')} has no choice of {absent[1]}; leave {absent[1]}=… out."
     cause, key = _cause(error)
     file = re.match(r"In '([^']+)'", str(error))
     where = f"{file[1]}.yaml: " if file else ""
