@@ -156,15 +156,7 @@ def small_training(
 
     `backwards` is how many of the `accumulate` micro-batches there are in the last step.
     """
-    device = strategy.device
-    torch.manual_seed(strategy.rank)  # unequal at first: `run` must see to that
-    model = Net().double()
-    if strategy.is_main:
-        torch.manual_seed(0)
-        model.load_state_dict(Net().double().state_dict())
-    model.to(device)
-    for p in model.parameters() if strided else ():
-        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
+    device, model = strategy.device, _net(strategy, strided)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
@@ -173,8 +165,7 @@ def small_training(
 
     def fit() -> None:
         for step in range(STEPS):
-            generator = torch.Generator().manual_seed(step)
-            rows = torch.randn(ROWS, 6, generator=generator, dtype=torch.float64).to(device)
+            rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(device)
             labels = torch.arange(ROWS, device=device) % 3
             count = backwards if backwards and step == STEPS - 1 else accumulate
             groups = torch.arange(ROWS).chunk(accumulate)[:count]
@@ -206,6 +197,15 @@ def small_training(
         "scales": scales,
         "keys": sorted(state.state_dict()["model"]),
     }
+
+
+def _net(strategy: DistributedStrategy, strided: bool) -> Net:
+    """On the strategy's device, with other weights on each rank, which `run` must make equal."""
+    torch.manual_seed(strategy.rank)
+    model = Net().double().to(strategy.device)
+    for p in model.parameters() if strided else ():
+        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data  # as channels last: dense, in another order
+    return model
 
 
 def flat(model: nn.Module) -> Tensor:
