@@ -83,10 +83,6 @@ class TrainSampler(_Sharded):
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * self.batch_size
 
-    def step_at(self, epoch: int, cursor: int) -> int:
-        """The inverse of `position`; between two steps, as after a change of batch size, the later one."""
-        return epoch * self.steps_per_epoch + -(-cursor // self.batch_size)
-
     def step(self, step: int) -> list[BatchSpec]:
         """The `accumulate` micro-batches of this rank, all on the same canvas as those of the other ranks."""
         epoch, index = divmod(step, self.steps_per_epoch)

@@ -13,6 +13,7 @@ import copy
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -29,6 +30,8 @@ from retina_dist.engine.best import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import Place, Url, names_in, place, read_bytes, sync_folder, write_atomically, write_bytes
 from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -240,21 +243,19 @@ def read_manifest(folder: Place) -> list[dict[str, Any]]:
         ) from error
 
 
-def load_latest(
-    folder: str | Place, report: Callable[[str], None] = lambda text: None
-) -> tuple[Place, dict[str, Any]] | None:
-    """The newest checkpoint of a folder that is what was written, and its content; None when the folder has none.
+def load_latest(folder: str | Place) -> tuple[Place, dict[str, Any]] | None:
+    """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
-    One that is damaged is passed to `report` and the one before it is taken. The manifest says which there are; when it is
-    damaged or missing, which is reported too, or when none of its checkpoints is sound, the `step_N.pt` files do. When all
-    are damaged, CheckpointError.
+    It warns of one that is damaged and takes the one before it. The manifest lists the checkpoints; when it is damaged or missing,
+    which it warns of too, or when none of its checkpoints is sound, the `step_N.pt` files do. When all are damaged,
+    CheckpointError.
     """
     folder = place(folder)
     entries: list[dict[str, Any]] = []
     try:
         entries = read_manifest(folder)
     except CheckpointError as error:
-        report(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
+        logger.warning(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
     listed: list[tuple[str, str | None]] = [(e["file"], e["sha256"]) for e in reversed(entries)]
     files: list[tuple[str, str | None]] = [(name, None) for _, name in reversed(_step_files(folder))]
     reported: set[str] = set()
@@ -265,7 +266,7 @@ def load_latest(
             raise
         except CheckpointError as error:
             if name not in reported:
-                report(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
+                logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
                 reported.add(name)
     if reported:
         raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start anew with resume=null.")

@@ -112,7 +112,7 @@ def open_run(
     if config.resume == "auto":
         folder = lock(given or _newest_folder(name))
         where = elsewhere or (folder / CHECKPOINTS if folder else None)
-        newest = load_latest(where, logger.info) if where else None
+        newest = load_latest(where) if where else None
         if newest is None:
             logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
             return fresh(given if elsewhere else folder)
@@ -163,7 +163,7 @@ def _named(source: Place) -> tuple[Place, dict[str, Any]]:
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
-    found = load_latest(source / CHECKPOINTS, logger.info) or load_latest(source, logger.info)
+    found = load_latest(source / CHECKPOINTS) or load_latest(source)
     if found is None:
         raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
     return found

@@ -110,10 +110,9 @@ def test_pipes_are_refused(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_pipe_instead_of_a_manifest_is_passed_over(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_manifest_is_passed_over(tmp_path: Path, said: list[str]) -> None:
     os.mkfifo(tmp_path / "manifest.json")
-    said: list[str] = []
-    assert load_latest(tmp_path, said.append) is None
+    assert load_latest(tmp_path) is None
     assert "manifest.json cannot be read" in said[0]
 
 

@@ -106,7 +106,7 @@ def is_as_written(found: dict) -> bool:
     return all(torch.equal(value, found["model"][name]) for name, value in expected["model"].items())
 
 
-def test_no_damaged_checkpoint_is_loaded_silently(sound: Path, other: Path, tmp_path: Path) -> None:
+def test_no_damaged_checkpoint_is_loaded_silently(sound: Path, other: Path, tmp_path: Path, said: list[str]) -> None:
     """The newest, or a second one too, or the manifest too is damaged: back to a sound one with a word, or an error."""
     dice = random.Random(0)
     outcomes = {"went back": 0, "error": 0, "newest is sound": 0}
@@ -134,9 +134,9 @@ def test_no_damaged_checkpoint_is_loaded_silently(sound: Path, other: Path, tmp_
         elif kind == 9:
             damage(folder / NEWEST, dice)
             damage(folder / MANIFEST, dice) if number % 20 == 9 else (folder / MANIFEST).unlink()
-        said: list[str] = []
+        said.clear()
         try:
-            newest = load_latest(folder, said.append)
+            newest = load_latest(folder)
         except CheckpointError:
             outcomes["error"] += 1
             assert {FIRST, NEWEST} == set(damaged)
@@ -183,14 +183,13 @@ def test_copies_under_other_names_are_verified_too(sound: Path, tmp_path: Path, 
             load_checkpoint(tmp_path / name)
 
 
-def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path) -> None:
+def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path, said: list[str]) -> None:
     shutil.copytree(sound, tmp_path / "run")
     entries = json.loads((sound / MANIFEST).read_text())
     (tmp_path / "run" / MANIFEST).write_text(
         json.dumps([*entries, {**entries[1], "step": 300, "file": "step_00000300.pt"}])
     )
-    said: list[str] = []
-    newest = load_latest(tmp_path / "run", said.append)
+    newest = load_latest(tmp_path / "run")
     assert newest is not None
     assert newest[0].name == NEWEST
     assert said == [f"there is no checkpoint {tmp_path}/run/step_00000300.pt; going back to the checkpoint before it."]

@@ -128,7 +128,7 @@ def test_going_back_replaces_the_later_steps(folder: Place) -> None:
     assert load_latest(folder)[1]["model"]["w"][0] == 20
 
 
-def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place) -> None:
+def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place, said: list[str]) -> None:
     first = CheckpointStore(folder, keep_last=2, save_top_k=1)
     save(first, content(100), 100, 0.5)
     damaged = save(first, content(200), 200, 0.9)
@@ -139,8 +139,8 @@ def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place)
     save(second, content(300), 300, 0.4)  # at another rhythm: nothing is written at 200
     assert steps_in(folder) == ["step_00000100.pt", "step_00000300.pt"]
     assert value_of(folder / "best.pt") == 100
-    said: list[str] = []
-    assert load_latest(folder, said.append)[1]["step"] == 300
+    said.clear()
+    assert load_latest(folder)[1]["step"] == 300
     assert said == []
 
 
@@ -164,15 +164,14 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_a_damaged_newest_is_reported_and_the_one_before_is_used(
-    tmp_path: Path, damage: str, with_manifest: bool
+    tmp_path: Path, damage: str, with_manifest: bool, said: list[str]
 ) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     first, second = save(store, content(1), 1), save(store, content(2), 2)
     DAMAGE[damage](second)
     if not with_manifest:
         (tmp_path / "manifest.json").unlink()
-    said: list[str] = []
-    assert load_latest(tmp_path, said.append)[0] == first
+    assert load_latest(tmp_path)[0] == first
     assert [second.name in text for text in said] == [True] if with_manifest else said
     with pytest.raises(CheckpointError, match=second.name):
         load_checkpoint(second)
@@ -184,21 +183,21 @@ def test_a_damaged_newest_is_reported_and_the_one_before_is_used(
     ]
 
 
-def test_a_file_that_may_not_be_read_is_reported_and_the_one_before_is_used() -> None:
+def test_a_file_that_may_not_be_read_is_reported_and_the_one_before_is_used(said: list[str]) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)
         store = CheckpointStore(folder, keep_last=2)
         first, second = save(store, content(1), 1), save(store, content(2), 2)
         second.chmod(0)
-        said: list[str] = []
+        said.clear()
         with as_nobody():
-            assert load_latest(folder, said.append)[0] == first
+            assert load_latest(folder)[0] == first
             assert len(said) == 1
             assert "step_00000002.pt cannot be read" in said[0]
         (folder / "manifest.json").chmod(0)
         with as_nobody():
-            assert load_latest(folder, said.append)[0] == first
+            assert load_latest(folder)[0] == first
         assert "manifest.json cannot be read" in said[1]
 
 
@@ -219,7 +218,7 @@ def as_nobody() -> Iterator[None]:
     "text",
     [None, "", "{", "null", "[1]", "{}", '[{"file": "../x"}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
 )
-def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes | None) -> None:
+def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes | None, said: list[str]) -> None:
     store = CheckpointStore(folder, keep_last=2)
     save(store, content(1), 1, 0.9)
     save(store, content(2), 2, 0.1)
@@ -227,8 +226,7 @@ def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes |
         (folder / "manifest.json").unlink()
     else:
         (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    said: list[str] = []
-    assert load_latest(folder, said.append)[1]["step"] == 2
+    assert load_latest(folder)[1]["step"] == 2
     assert ["manifest.json" in words and "themselves" in words for words in said] == [True] * (text != "{}")
     assert value_of(folder / "step_00000001.pt") == 1
     if text == "{}":  # an empty list would be the same
