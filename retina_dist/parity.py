@@ -115,7 +115,7 @@ def run_case(
     """
     config = _settings(case, config)
     seed_everything(config.seed)
-    task = DetectionTask(config, strategy, report=lambda text: None)
+    task = DetectionTask(config, strategy)
     data = task.build_data()
     plan = build_plan(config, task.num_images, strategy.world_size)
     state = build_state(config, task.build_model().to(DTYPES[dtype]), strategy)

@@ -58,7 +58,7 @@ def replay(config: ReplayConfig) -> None:
     data_settings = replace(data_settings, num_workers=0, resize=content.get("resize", settings.data.resize))
     settings = replace(settings, data=data_settings, trainer=replace(settings.trainer, compile=False))
     with make_strategy("single", device=config.device) as strategy:
-        task = DetectionTask(settings, strategy, report=lambda text: None)
+        task = DetectionTask(settings, strategy)
         task.load_checkpoint_state(content.get("categories", {}), event["checkpoint"])
         model = task.build_model(resumed=True, checkpoint=content)
         state = build_state(settings, model, strategy)

@@ -104,7 +104,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             make_images(folder, config.num_images)
             data = replace(config.data, train_annotations=f"{folder}/images.json", train_images=f"{folder}/images")
             config = replace(config, data=data)
-        task = DetectionTask(config, strategy, report=lambda text: None)
+        task = DetectionTask(config, strategy)
         by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
         specs = _first_batches(by_workers, config.num_images)
         records = [task.train.records[i] for spec in specs for i in spec.indices]

@@ -332,7 +332,7 @@ def _timeline(config: ModelBenchmarkConfig) -> Timeline:
         raise ConfigError("gpus=[] is empty; give numbers of GPUs such as [1,8].")
     settings = replace(config.model, weights=None, backbone_weights=None)
     with torch.device("meta"):
-        model = build_model(settings, settings.num_classes or 1, report=lambda text: None)
+        model = build_model(settings, settings.num_classes or 1)
     found = timeline(model, *config.canvas)
     if config.gradient_mb is not None:
         if config.gradient_mb <= 0:

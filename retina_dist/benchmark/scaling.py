@@ -52,7 +52,7 @@ def measure(config: ScalingConfig) -> dict[str, Any] | None:
         )
         config = replace(config, data=replace(config.data, batch_size=total), trainer=trainer_settings)
         seed_everything(config.seed)
-        task = strategy.run_collectively(lambda: DetectionTask(config, strategy, report=lambda text: None))
+        task = strategy.run_collectively(lambda: DetectionTask(config, strategy))
         plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
         with_data = task.build_data()
         batches = [batch.to(strategy.device) for batch in next(iter(with_data.train_steps(0, 1)))]

@@ -173,7 +173,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
     """One row of the table for each path: seconds, ratios, flops, memory, and the first loss."""
     device = SingleDeviceStrategy(config.strategy.device).device
     seed_everything(config.seed)
-    model = build_model(config.model, config.num_classes, lambda text: None)
+    model = build_model(config.model, config.num_classes)
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{'x'.join(map(str, canvas))}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
@@ -260,7 +260,7 @@ def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str,
     rows = []
     for size in COUNTED:
         tell(f"counting operators: batch {size}", sys.stderr)
-        model = build_model(config.model, config.num_classes, lambda text: None)
+        model = build_model(config.model, config.num_classes)
         theirs = as_torchvision(model, canvas).train()
         batch = random_batch(size, canvas, config.num_classes, config.boxes, config.seed)
         images, targets = torchvision_inputs(batch)

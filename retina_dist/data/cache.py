@@ -9,10 +9,10 @@ number of processes may fill one folder.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.sources import Source, version_of
 from retina_dist.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 VERSION = 1
 LEAST_FREE = 2**30  # bytes left on the disk for everything else, checkpoints above all
 TRAILER = 3  # 64-bit words at the end of a file: height, width, check sum
@@ -31,8 +33,8 @@ TRAILER = 3  # 64-bit words at the end of a file: height, width, check sum
 class DecodedCache:
     """Reads images as `read_image` does, from `folder` where they are there, and puts them there where they are not.
 
-    What is damaged is decoded and written anew. When the disk is full, or has less than a gigabyte left, or refuses, images
-    are decoded as without a cache. Both are said through `warn`, the second once.
+    A damaged file is decoded and written again. When the disk is full, or has less than a gigabyte left, or cannot be written,
+    images are decoded as without a cache. It warns of both, of the second once.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -55,7 +57,6 @@ class DecodedCache:
         path: Source,
         annotated_size: tuple[int, int],
         max_pixels: int = MAX_PIXELS,
-        warn: Callable[[str], None] = lambda text: None,
         content: bytes | None = None,
     ) -> Tensor:
         """`read_image(path, annotated_size, max_pixels, content)`, bit for bit. Raises ImageError as that does."""
@@ -66,14 +67,16 @@ class DecodedCache:
             pixels = _load(kept, annotated_size)
             if pixels is not None:
                 return pixels
-            warn(f"{kept} of data.cache is damaged; {path} is decoded instead.")
+            logger.warning(f"{kept} of data.cache is damaged; {path} is decoded instead.")
         pixels = read_image(path, annotated_size, max_pixels, content)
         if self._writes:
             try:
                 self._write(kept, pixels)
             except OSError as error:
                 self._writes = False
-                warn(f"data.cache={self.folder} takes no more images ({error}); this process decodes those not in it.")
+                logger.warning(
+                    f"data.cache={self.folder} cannot be written ({error}); this process decodes the images that it does not hold."
+                )
         return pixels
 
     def _place(self, path: Source, annotated_size: tuple[int, int]) -> Path | None:

@@ -1,11 +1,16 @@
-"""Processes that read and decode images, started without the main script. Layer 0."""
+"""Processes that read and decode images: they start without the main script, and hand over what they log. Layer 0."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from torch.utils.data import get_worker_info
+
+LOGGER = logging.getLogger("retina_dist")
 
 
 @contextmanager
@@ -24,3 +29,17 @@ def without_main() -> Iterator[None]:
     finally:
         main.pop("__spec__", None)
         main.update(hidden)
+
+
+@contextmanager
+def worker_records() -> Iterator[list[logging.LogRecord]]:
+    """In a data worker: what the package logs within it, for the main process to handle; in the main process always empty."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    if get_worker_info() is not None:
+        LOGGER.addHandler(handler)
+    try:
+        yield records
+    finally:
+        LOGGER.removeHandler(handler)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import tarfile
 import tempfile
@@ -27,6 +28,8 @@ from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.words import showable
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MEMBER_NAME = re.compile(r"(\d{12,20})\.[a-z0-9]{1,8}", re.ASCII)
@@ -147,13 +150,7 @@ class ShardWriter:
         facts = zip(self.names, self.lengths, strict=True)
         return [i for i, (name, length) in enumerate(facts) if i >= len(self._shards) or there.get(name) != length]
 
-    def write(
-        self,
-        annotations: bytes,
-        *,
-        progress: Callable[[int], object] = lambda count: None,
-        report: Callable[[str], object] = lambda text: None,
-    ) -> int:
+    def write(self, annotations: bytes, *, progress: Callable[[int], object] = lambda count: None) -> int:
         """Write what is not there, the annotations and, last, an index that says so; return how many shards were written.
 
         A shard that is there is read and kept if it is, to the last bit, what was written. `progress` gets numbers of bytes.
@@ -165,7 +162,7 @@ class ShardWriter:
                 if damage is None:
                     progress(self.lengths[i])
                     continue
-                report(f"{damage} It is written again.")
+                logger.warning(f"{damage} It is written again.")
             shard = self._write_one(name, members, progress)
             self._shards[i : i + 1] = [shard]
             written += 1

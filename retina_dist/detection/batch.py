@@ -40,7 +40,6 @@ class Batch:
     labels: Tensor  # [B, M] int64; rows past num_boxes are 0
     num_boxes: Tensor  # [B] int64
     weight: float = 1.0
-    warnings: tuple[str, ...] = ()  # what the reader had to say, for the main process to log
     real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
 
     def __len__(self) -> int:

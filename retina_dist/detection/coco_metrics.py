@@ -235,10 +235,9 @@ class CocoEvaluator:
         image_ids: Sequence[int] | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         backend: Backend = "auto",
-        report: Callable[[str], None] = print,
     ) -> None:
         self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
-        self.image_ids, self.autocast, self.backend, self.report = image_ids, autocast, backend, report
+        self.image_ids, self.autocast, self.backend = image_ids, autocast, backend
         self.last_result: CocoResult | None = None
         self.last_rows: np.ndarray | None = None
 
@@ -263,8 +262,6 @@ class CocoEvaluator:
         images = 0
         seen: set[int] = set()
         for batch in self.batches():
-            for warning in batch.warnings:
-                self.report(f"warning: {warning}")
             if batch.weight == 0:  # nothing of it could be read
                 continue
             with self.autocast():

@@ -124,7 +124,6 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
         strategy=strategy,
         autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
         backend=config.backend,  # type: ignore[arg-type]
-        report=logger.warning,
     )
     evaluator(detector.model)
     assert evaluator.last_result is not None

@@ -45,18 +45,16 @@ logger = logging.getLogger(__name__)
 MAX_LOGGED_CLASSES = 20  # whose AP is logged at the end
 
 
-def build_model(
-    settings: ModelConfig, num_classes: int, report: Callable[[str], None], categories: Sequence[str] | None = None
-) -> RetinaNet:
-    """The detector with its weights, if any are named; what was left out is reported. `categories` are its labels' names."""
+def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None) -> RetinaNet:
+    """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
     arguments = asdict(settings)
     weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
     eps = arguments.pop("norm_eps")
     model = build_retinanet(**arguments | {"num_classes": count_classes(settings, num_classes)})
     if weights:
-        report(str(load_weights(model, str(located(weights)), categories)))
+        logger.info(load_weights(model, str(located(weights)), categories))
     elif backbone_weights:
-        report(str(load_backbone_weights(model, backbone_weights)))
+        logger.info(load_backbone_weights(model, backbone_weights))
     if eps is not None:
         set_batch_norm_eps(model, eps)
     return model
@@ -84,7 +82,7 @@ def cuda_graph_blockers(model: ModelConfig, world_size: int) -> list[str]:
 class DetectionTask(Task):
     """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
 
-    Making one does not communicate. `report` takes words for the user on the main rank, `warn` those of any rank.
+    Making one does not communicate.
     """
 
     settings: ClassVar[type] = DetectionSettings
@@ -103,15 +101,8 @@ class DetectionTask(Task):
         )
     )
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        strategy: DistributedStrategy,
-        report: Callable[[str], None] = logger.info,
-        warn: Callable[[str], None] = logger.warning,
-    ) -> None:
+    def __init__(self, config: TrainConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
-        self.report, self.warn = report, warn
         train = read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
@@ -251,9 +242,7 @@ class DetectionTask(Task):
             )
         if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
-        model = self.strategy.run_collectively(
-            lambda: build_model(settings, labels.num_classes, self.report, labels.names)
-        )
+        model = self.strategy.run_collectively(lambda: build_model(settings, labels.num_classes, labels.names))
         if settings.norm_eps is None:
             eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
             if eps is not None:
@@ -269,7 +258,6 @@ class DetectionTask(Task):
             categories=self.val.categories,
             batches=data.val_batches,
             strategy=self.strategy,
-            report=self.warn,
             autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
         )
         return self.evaluator

@@ -32,8 +32,6 @@ class TrainBatch(Protocol):
 
     @property
     def weight(self) -> float: ...
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
     def to(self, device: torch.device, non_blocking: bool = False) -> Any: ...
 
 
@@ -116,8 +114,6 @@ class TrainStep:
         total: dict[str, Tensor] = {}
         run = self.graphs or partial(self._forward_backward, forward_done=lambda: timer.mark("forward"))
         for i, batch in enumerate(micro_batches):
-            for warning in batch.warnings:
-                logger.warning(warning)
             batch = batch.to(self.strategy.device, non_blocking=True)
             timer.mark("copy")
             with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):

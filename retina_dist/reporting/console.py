@@ -55,8 +55,8 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = redacted(record.getMessage())
         warns = record.levelno >= logging.WARNING
-        if warns and not text.startswith("warning: "):
-            text = f"warning: {text}"
+        if warns:
+            text = f"{record.levelname.lower()}: {text}"
         if self.log_file:
             self.log_file.write(text)
         if self.rank == 0 and record.levelno >= logging.INFO:

@@ -110,9 +110,8 @@ class MlflowRun(TrackedRun):
         self.where = redacted(identity.uri)
         self._params, self._tags = dict(params), dict(tags)
         self._documents, self._files = documents, tuple(files)
-        self._words: deque[str] = (
-            deque()
-        )  # logged by the calling thread, as an error of the console must not end the sender
+        # Level and message, logged by the calling thread, as an error of the console must not end the sender.
+        self._messages: deque[tuple[int, str]] = deque()
         self._token = uuid.uuid4().hex
         self._client: Any = None
         self._id: str | None = None
@@ -139,7 +138,7 @@ class MlflowRun(TrackedRun):
             if not self._sending:
                 self._sending = True
                 self._queue.give(self._send)
-        self._speak()
+        self._log_messages()
 
     def close(self) -> None:
         """No more metrics come; those that wait are sent by `end`."""
@@ -147,7 +146,7 @@ class MlflowRun(TrackedRun):
     def wait(self, timeout_s: float) -> str | None:
         """The run's id, or None if the server has not answered in time."""
         self._settled.wait(timeout_s)
-        self._speak()
+        self._log_messages()
         return self._id
 
     def end(self, status: str, within_s: float = math.inf) -> None:
@@ -174,11 +173,8 @@ class MlflowRun(TrackedRun):
             self._waiting.clear()
         if lost or not complete:
             what = f"{lost} values" if lost else "files or the end of the run"
-            self._words.append(
-                f"warning: {what} did not reach MLflow at {self.where}; {self.folder / 'metrics.csv'} and the files beside it have "
-                "everything."
-            )
-        self._speak()
+            self._warn(f"{what} did not reach MLflow at {self.where}; the files in {self.folder} have everything.")
+        self._log_messages()
 
     # on the thread of the queue
 
@@ -194,11 +190,11 @@ class MlflowRun(TrackedRun):
                     self.identity.id_file.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self.identity.id_file, (json.dumps(facts) + "\n").encode())
             except (OSError, UserError) as error:
-                self._words.append(f"warning: a resume of this run will be another one in MLflow: {error}")
+                self._warn(f"a resumed run will be a new one in MLflow, because {ID_FILE} cannot be written ({error}).")
         if self._owned and run.info.status != "RUNNING":
             self._client.update_run(self._id, status="RUNNING")
         self._describe(run.data.params)
-        self._words.append(f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}")
+        self._messages.append((logging.INFO, f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}"))
 
     def _describe(self, before: Mapping[str, str]) -> None:
         """Params and tags. A param of MLflow's is written once; what differs after a resume becomes a tag."""
@@ -322,8 +318,8 @@ class MlflowRun(TrackedRun):
         passing = self._is_passing(error)
         if self._failure is None:
             self._failure = root_of(error)
-            self._words.append(
-                f"warning: MLflow at {self.where}: {self._failure}; the run goes on, and metrics.csv has everything."
+            self._warn(
+                f"MLflow at {self.where}: {self._failure}; the training continues, and metrics.csv has everything."
             )
         self._settled.set()
         return passing
@@ -335,9 +331,12 @@ class MlflowRun(TrackedRun):
             return status >= 500 or status == 429
         return isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
 
-    def _speak(self) -> None:
-        while self._words:
-            logger.info(self._words.popleft())
+    def _warn(self, text: str) -> None:
+        self._messages.append((logging.WARNING, text))
+
+    def _log_messages(self) -> None:
+        while self._messages:
+            logger.log(*self._messages.popleft())
 
 
 def status_of(error: BaseException | None) -> str:

@@ -236,7 +236,6 @@ class Noted(nn.Module):
 class Rows:
     x: Tensor
     weight: float = 1.0
-    warnings: tuple[str, ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
         return self

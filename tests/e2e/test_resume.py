@@ -30,7 +30,7 @@ def run(folder: Path, *overrides: str) -> dict:
 
 def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
     start, begin = tmp_path / "start.pt", f"model.weights={tmp_path / 'start.pt'}"
-    torch.save(build_model(load_config("train", SMALL).model, 6, print).state_dict(), start)
+    torch.save(build_model(load_config("train", SMALL).model, 6).state_dict(), start)
     whole = run(tmp_path / "whole", "data.num_workers=0", begin)
     run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2", begin)
     start.unlink()  # the checkpoint brings the weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import random
@@ -434,7 +435,7 @@ def bombs(tmp_path: Path) -> Annotations:
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations) -> None:
+def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations, said: list[str]) -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "min_sizes": (32,), "max_size": 64, "num_buckets": 1}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = CocoDataModule(train=bombs, val=bombs, **options)
@@ -444,9 +445,10 @@ def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations) -> Non
         ):
             list(batches)
     data = CocoDataModule(train=bombs, val=bombs, on_bad_image="skip", **options)
-    for batch in [*data.val_batches(), *next(data.train_steps(0, 1))]:
+    for batch in itertools.chain(data.val_batches(), itertools.chain.from_iterable(data.train_steps(0, 1))):
         assert batch.images.shape[0] == 1 if batch.real is None else batch.real.sum() == 1
-        assert len(batch.warnings) == len(BOMBS)
+        assert len(said) == len(BOMBS)
+        said.clear()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH * 1024
 
 

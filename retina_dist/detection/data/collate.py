@@ -43,7 +43,6 @@ def collate(
     samples: Sequence[Sample],
     canvas: tuple[int, int],
     weight: float = 1.0,
-    warnings: Sequence[str] = (),
     images: Tensor | None = None,
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
@@ -56,7 +55,6 @@ def collate(
         images=_side_by_side(samples, canvas) if images is None else images,
         image_sizes=_sizes(samples),
         weight=weight,
-        warnings=tuple(warnings),
         **_rest(samples),
     )
 
@@ -65,7 +63,6 @@ def collate_raw(
     samples: Sequence[Sample],
     canvas: tuple[int, int],
     weight: float = 1.0,
-    warnings: Sequence[str] = (),
     images: Tensor | None = None,
 ) -> DeferredResizeBatch:
     """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
@@ -78,7 +75,6 @@ def collate_raw(
         flips=torch.tensor([sample.flips for sample in samples]),
         canvas=canvas,
         weight=weight,
-        warnings=tuple(warnings),
         **_rest(samples),
     )
 

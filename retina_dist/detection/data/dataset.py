@@ -6,7 +6,8 @@ which are shared between processes instead of copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -35,6 +36,8 @@ from retina_dist.errors import ConfigError, ImageError
 if TYPE_CHECKING:
     from retina_dist.detection.readers.coco import Annotations
 
+logger = logging.getLogger(__name__)
+
 BadImagePolicy = Literal["error", "skip"]
 
 
@@ -57,7 +60,7 @@ class DetectionDataset(Dataset[Batch]):
     """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
 
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. An image that
-    cannot be read raises ImageError, or with `on_bad_image="skip"` is left out and named in `Batch.warnings`;
+    cannot be read raises ImageError, or with `on_bad_image="skip"` is left out with a warning;
     the weight of the batch shrinks with it, so that the other images count as before. Fillers make up for what is missing
     up to the spec's `size`, see `Batch`. Images behind a URL are fetched a batch at a time.
 
@@ -114,35 +117,28 @@ class DetectionDataset(Dataset[Batch]):
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
-        warnings: list[str] = []
         fetched = self._fetched(spec.indices)
         images = blank_images(max(len(spec.indices), spec.size), self._room(spec))
         for index in spec.indices:
             try:
-                sample = self.sample(index, spec, warnings.append, fetched.pop(index, None))
+                sample = self.sample(index, spec, fetched.pop(index, None))
             except ImageError as error:
                 if self.on_bad_image == "error":
                     raise
-                warnings.append(str(error))
+                logger.warning(str(error))
             else:
                 # at once: the next image is then made in the same memory, which is at hand
                 samples.append(copy_to_canvas(sample, images[len(samples)]))
         weight = spec.weight * len(samples) / max(1, len(spec.indices))
         samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
         make = collate_raw if self.resize == "device" else collate
-        return make(samples, spec.canvas, weight, warnings, images[: len(samples)])
+        return make(samples, spec.canvas, weight, images[: len(samples)])
 
-    def sample(
-        self,
-        index: int,
-        spec: BatchSpec,
-        warn: Callable[[str], None] = lambda text: None,
-        content: bytes | ImageError | None = None,
-    ) -> Sample:
+    def sample(self, index: int, spec: BatchSpec, content: bytes | ImageError | None = None) -> Sample:
         """Image `index` as it is in the batches of `spec`; `content` is what reading its bytes gave, if that is done."""
         if isinstance(content, ImageError):
             raise content
-        image = self.read(index, warn, content)
+        image = self.read(index, content)
         size = (image.shape[1], image.shape[2])
         ready = self.unresized(index, image, spec)
         image_id = int(self._image_ids[index])
@@ -151,11 +147,11 @@ class DetectionDataset(Dataset[Batch]):
         ready = ready.for_device()
         return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
 
-    def read(self, index: int, warn: Callable[[str], None] = lambda text: None, content: bytes | None = None) -> Tensor:
+    def read(self, index: int, content: bytes | None = None) -> Tensor:
         """The pixels of image `index`."""
         height, width = self._sizes[index].tolist()
         if self.cache:
-            return self.cache.read(self._sources[index], (width, height), self.max_pixels, warn, content)
+            return self.cache.read(self._sources[index], (width, height), self.max_pixels, content)
         return read_image(self._sources[index], (width, height), self.max_pixels, content)
 
     def _fetched(self, indices: Sequence[int]) -> dict[int, bytes | ImageError]:

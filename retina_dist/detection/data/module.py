@@ -7,6 +7,7 @@ main script, which so needs no `if __name__ == "__main__":`.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.images import MAX_PIXELS
-from retina_dist.data.processes import without_main
+from retina_dist.data.processes import without_main, worker_records
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import padded_rows
@@ -175,7 +176,7 @@ class CocoDataModule:
 
     def _read(self, dataset: DetectionDataset, specs: Iterable[BatchSpec]) -> Generator[Batch, None, None]:
         loader = DataLoader(
-            _ErrorsAsItems(dataset),
+            _Reports(dataset),
             batch_size=None,  # an item is a batch already
             sampler=specs,
             num_workers=self._num_workers,
@@ -187,27 +188,30 @@ class CocoDataModule:
         with without_main():
             items = iter(loader)
         try:
-            for item in items:
-                if isinstance(item, UserError):
-                    raise item
-                yield item
+            for batch, records in items:
+                for record in records:
+                    logging.getLogger(record.name).handle(record)
+                if isinstance(batch, UserError):
+                    raise batch
+                yield batch
         finally:
             # now, and not when the garbage collector gets round to it
             if self._num_workers:
                 items._shutdown_workers()  # type: ignore[attr-defined]
 
 
-class _ErrorsAsItems(Dataset[Batch | UserError]):
-    """Returns user errors instead of raising them: out of a worker they would arrive with its traceback."""
+class _Reports(Dataset[tuple["Batch | UserError", list[logging.LogRecord]]]):
+    """A batch and what a worker logged. User errors are returned instead of raised: a worker would add its traceback."""
 
     def __init__(self, dataset: DetectionDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, spec: BatchSpec) -> Batch | UserError:
-        try:
-            return self.dataset[spec]
-        except UserError as error:
-            return error
+    def __getitem__(self, spec: BatchSpec) -> tuple[Batch | UserError, list[logging.LogRecord]]:
+        with worker_records() as records:
+            try:
+                return self.dataset[spec], records
+            except UserError as error:
+                return error, records
 
 
 def _end_with(main_process: int, worker: int) -> None:

@@ -71,7 +71,7 @@ def test_no_step_is_above_the_peak_however_the_machine_was_disturbed(
 
 def test_torchvisions_model_is_torchvisions(tmp_path: Path) -> None:
     config = load_config("benchmark_step", SMALL)
-    model = step.build_model(config.model, 3, lambda text: None)
+    model = step.build_model(config.model, 3)
     theirs = step.as_torchvision(model, (64, 64))
     assert type(theirs) is TorchvisionRetinaNet
     assert {type(m).__module__.split(".")[0] for m in theirs.modules()} <= {"torch", "torchvision"}

@@ -49,10 +49,9 @@ def test_padding_rows_are_not_shared():
     assert batch.boxes[1, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_weight_and_warnings_pass_through():
-    batch = collate([sample(4, 4, 0)], (4, 4), 0.25, ["a.jpg is broken"])
+def test_the_weight_passes_through():
+    batch = collate([sample(4, 4, 0)], (4, 4), 0.25)
     assert batch.weight == 0.25
-    assert batch.warnings == ("a.jpg is broken",)
     assert collate([sample(4, 4, 0)], (4, 4)).weight == 1.0
     assert len(batch) == 1
 

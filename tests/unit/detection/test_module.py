@@ -92,7 +92,6 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
     assert batch.boxes[0, :2].tolist() == [[2, 3, 20, 22]] * 2
     assert batch.labels[0, :2].tolist() == [5, 5]
     assert batch.weight == 0.5
-    assert batch.warnings == ()
 
 
 def test_augmentation_is_keyed_by_seed_epoch_and_image(annotations):
@@ -123,17 +122,17 @@ def test_bad_image_is_an_error_that_names_it(annotations):
         dataset[BatchSpec(0, (0, 1), canvas=(64, 64), min_size=32)]
 
 
-def test_bad_image_is_left_out_with_its_weight_when_skipped(annotations):
+def test_bad_image_is_left_out_with_its_weight_when_skipped(annotations, said):
     annotations.records[1].path.write_bytes(b"no image")
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
     batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(64, 128), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 102, 103]
     assert batch.weight == 0.75
-    assert len(batch.warnings) == 1
-    assert "1.png" in batch.warnings[0]
+    assert len(said) == 1
+    assert "1.png" in said[0]
 
 
-def test_a_batch_of_bad_images_is_a_black_one_without_weight(annotations):
+def test_a_batch_of_bad_images_is_a_black_one_without_weight(annotations, said):
     annotations.records[1].path.write_bytes(b"no image")
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
     batch = dataset[BatchSpec(0, (1, 1), canvas=(64, 128), min_size=32, weight=1.0)]
@@ -141,7 +140,7 @@ def test_a_batch_of_bad_images_is_a_black_one_without_weight(annotations):
     assert not batch.images.any()
     assert batch.num_boxes.tolist() == [0]
     assert batch.weight == 0.0
-    assert len(batch.warnings) == 2
+    assert len(said) == 2
     assert batch.image_ids.dtype == batch.labels.dtype == torch.int64
 
 
@@ -254,6 +253,15 @@ def test_a_bad_image_in_a_worker_is_one_sentence_and_stops_the_workers(annotatio
         list(module.train_steps(0, 3))
     assert "Traceback" not in str(caught.value)
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_worker_logs_is_logged_by_the_main_process(annotations, said, num_workers):
+    annotations.records[1].path.write_bytes(b"no image")
+    module = make_module(None, val=annotations, num_workers=num_workers, on_bad_image="skip")
+    assert sum(len(batch.image_ids) for batch in module.val_batches()) == len(annotations.records) - 1
+    assert len(said) == 1
+    assert "1.png" in said[0]
 
 
 def test_validation_sees_every_image_once_and_unchanged(annotations):

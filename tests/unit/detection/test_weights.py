@@ -148,7 +148,7 @@ def test_every_rank_has_the_epsilon_of_the_weights(
         """The epsilon of each rank's model, or the error there; the checkpoint of a run resumed is the main rank's."""
 
         def build(strategy: ThreadRank) -> float | None:
-            task = DetectionTask(replace(config, model=settings), strategy, lambda text: None)
+            task = DetectionTask(replace(config, model=settings), strategy)
             model = task.build_model(resumed is not None, resumed if strategy.is_main else None)
             found.append({"step": 1, "model": model.state_dict(), "ema": None, **task.metadata(model)})
             return batch_norm_eps(model)
@@ -181,7 +181,7 @@ def test_every_rank_has_the_epsilon_of_the_weights(
     ],
 )
 def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
-    assert batch_norm_eps(build_model(settings_with(COCO_V1, **changes), 3, lambda text: None)) == eps
+    assert batch_norm_eps(build_model(settings_with(COCO_V1, **changes), 3)) == eps
 
 
 def test_torchvisions_file_has_its_epsilon_by_any_name(
@@ -222,9 +222,7 @@ def test_a_checkpoint_behind_a_url() -> None:
     store.save({"model": model.state_dict()}, 5, 0.5)
     store.wait()
     settings = ModelConfig(backbone="resnet18", fpn_channels=32, weights="memory://weights/run/best.pt")
-    assert torch.equal(
-        build_model(settings, 3, lambda text: None).backbone.body.conv1.weight, model.backbone.body.conv1.weight
-    )
+    assert torch.equal(build_model(settings, 3).backbone.body.conv1.weight, model.backbone.body.conv1.weight)
     with pytest.raises(CheckpointError, match="there is no checkpoint memory://weights/run/nowhere.pt"):
         load_weights(model, "memory://weights/run/nowhere.pt")
 

@@ -35,7 +35,6 @@ class Rows:
     x: Tensor
     y: Tensor
     weight: float = 1.0
-    warnings: tuple[str, ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
         return Rows(self.x.to(device), self.y.to(device), self.weight)
