@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.schema import ServeConfig
+from retina_dist.detection.serving import load_scorer
 from retina_dist.serving.server import serve
 
 
 @entry_point("serve")
 def main(config: ServeConfig) -> None:
     """Serve."""
-    serve(config)
+    serve(config, load_scorer)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,14 @@ class Task(ABC):
 
     `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
     `config.task.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
-    chooses the best checkpoint where `trainer.monitor` is null. A resume must find `locked_settings`, dotted keys, as they were.
+    chooses the best checkpoint where `trainer.monitor` is null. `headline_metrics` are those on the progress line, the first
+    three of which curves.png shows; () means all. A resume must find `locked_settings`, dotted keys, as they were.
     """
 
     settings: ClassVar[type]
     metric_names: ClassVar[Sequence[str]] = ("val/loss",)
     default_monitor: ClassVar[str] = "val/loss"
+    headline_metrics: ClassVar[Sequence[str]] = ()
     locked_settings: ClassVar[frozenset[str]] = frozenset()
 
     @staticmethod

@@ -2,7 +2,7 @@
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
-    python -m retina_dist.benchmark eval      post-processing and the COCO metric
+    python -m retina_dist.benchmark eval      what a validation takes beside the network
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
     python -m retina_dist.benchmark model     how long on N GPUs of which kind: a calculation
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = ("step", "data", "eval", "scaling", "model")
+KINDS = {kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "scaling", "model")}
+KINDS["eval"] = "retina_dist.detection.benchmark_eval"
 FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
 
 
@@ -44,7 +45,7 @@ def main() -> None:
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     sys.argv[1:] = as_settings(sys.argv[2:])
-    importlib.import_module(f"retina_dist.benchmark.{kind}").main()
+    importlib.import_module(KINDS[kind]).main()
 
 
 if __name__ == "__main__":

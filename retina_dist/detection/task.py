@@ -88,6 +88,9 @@ class DetectionTask(Task):
     settings: ClassVar[type] = DetectionSettings
     metric_names: ClassVar[Sequence[str]] = CocoEvaluator.metric_names
     default_monitor: ClassVar[str] = "coco/AP"
+    headline_metrics: ClassVar[Sequence[str]] = tuple(
+        f"coco/{n}" for n in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+    )
     locked_settings: ClassVar[frozenset[str]] = frozenset(
         (
             "data.min_sizes",

@@ -1,4 +1,4 @@
-"""Plots of a run: curves over the steps, precision over recall, AP of every class; and of a sweep of runs.
+"""Plots of a run, curves over the steps, and of a sweep of runs.
 
 Layer 1. matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
 backend nor the settings of a program that imports this package are touched.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,14 +65,14 @@ STYLE: Any = {  # matplotlib settings
 }
 
 
-def plot_curves(metrics_csv: Path, out: Path) -> None:
-    """Loss and its parts, learning rate, gradient norm, AP and images/s over the steps, as far as logged.
+def plot_curves(metrics_csv: Path, out: Path, headline: Sequence[str] = ()) -> None:
+    """Loss and its parts, the metrics in `headline`, learning rate, gradient norm and images/s over the steps, as far as logged.
 
     Training values are drawn thin with their running median on top. Values that are not finite leave gaps.
     Raises DataError when `metrics_csv` is missing or is no file of a CsvLogger.
     """
     series = read_metrics(metrics_csv)
-    panels = [panel for panel in _PANELS if not series.keys().isdisjoint(panel.names)]
+    panels = [panel for panel in _panels(series, headline) if not series.keys().isdisjoint(panel.names)]
     columns = 1 if len(panels) <= 1 else 2 if len(panels) <= 4 else 3
     rows = max(1, -(-len(panels) // columns))
     with new_figure(out, (1 + 5.2 * columns, 0.4 + 3.4 * rows)) as figure:
@@ -166,7 +167,8 @@ def _draw_loss(axes: Axes, series: Series) -> None:
 
 
 def _draw_parts(axes: Axes, series: Series) -> None:
-    _draw_smoothed(axes, series, PARTS)
+    names = [name for name in series if name.startswith(PART)]
+    _draw_smoothed(axes, series, {name: name.removeprefix(PART).replace("_", " ") for name in names})
     axes.legend()
 
 
@@ -190,20 +192,14 @@ def _draw_lr(axes: Axes, series: Series) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _draw_ap(axes: Axes, series: Series) -> None:
-    for color, name in zip(COLORS, AP_NAMES, strict=False):
+def _draw_metrics(axes: Axes, series: Series, names: Sequence[str]) -> None:
+    for color, name in zip(COLORS, names, strict=False):
         if name in series:
             steps, values = series[name]
-            known = [np.nan if value < 0 else value for value in values]  # pycocotools' -1: no ground truth
-            axes.plot(
-                steps,
-                known,
-                color=color,
-                marker="o",
-                markersize=4,
-                label=f"{name.removeprefix('coco/')} {known[-1]:.3f}",
-            )
-    axes.set_ylim(bottom=0)
+            known = [np.nan if value == -1 else value for value in values]  # -1: undefined
+            label = f"{name.split('/', 1)[-1]} {known[-1]:.3f}"
+            axes.plot(steps, known, color=color, marker="o", markersize=4, label=label)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.legend()
 
 
@@ -221,21 +217,23 @@ class _Panel(NamedTuple):
 
     title: str
     unit: str
-    names: tuple[str, ...]
+    names: Sequence[str]
     draw: Callable[[Axes, Series], None]
 
 
-AP_NAMES = ("coco/AP", "coco/AP50", "coco/AP75")
 LOSS_NAMES = ("train/loss", "val/loss")
-PARTS = {"train/loss_classification": "classification", "train/loss_bbox_regression": "box regression"}
-_PANELS = (
-    _Panel("Loss", "loss", LOSS_NAMES, _draw_loss),
-    _Panel("Parts of the training loss", "loss", tuple(PARTS), _draw_parts),
-    _Panel("Validation AP", "AP", AP_NAMES, _draw_ap),
-    _Panel("Learning rate", "learning rate", ("train/lr",), _draw_lr),
-    _Panel("Gradient norm", "L2 norm", ("train/grad_norm",), _draw_grad_norm),
-    _Panel("Throughput", "images/s", ("time/images_per_s",), _draw_speed),
-)
+PART = "train/loss_"
+
+
+def _panels(series: Series, headline: Sequence[str]) -> list[_Panel]:
+    return [
+        _Panel("Loss", "loss", LOSS_NAMES, _draw_loss),
+        _Panel("Parts of the training loss", "loss", [name for name in series if name.startswith(PART)], _draw_parts),
+        _Panel("Validation", "metric", headline, partial(_draw_metrics, names=headline)),
+        _Panel("Learning rate", "learning rate", ("train/lr",), _draw_lr),
+        _Panel("Gradient norm", "L2 norm", ("train/grad_norm",), _draw_grad_norm),
+        _Panel("Throughput", "images/s", ("time/images_per_s",), _draw_speed),
+    ]
 
 
 class _Jobs(NamedTuple):

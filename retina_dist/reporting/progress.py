@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from retina_dist.reporting.console import tell
@@ -17,17 +17,17 @@ from retina_dist.reporting.loggers import NullLogger
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
-LEADING_RESULTS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100", "loss")
+VAL_LOSS = "val/loss"
 BAR = "{bar:20}"  # in tqdm's format, 20 characters wide
 
 
 class Progress:
     """A logger that shows the run: a bar on a terminal, elsewhere a plain line per `log` of training metrics.
 
-    Metrics of the groups train, time and memory are training metrics; all others are validation results,
-    which get a line of their own. The time left comes from the clock since the start, evaluations and
-    checkpoints included; so does the speed where no `time/images_per_s` is logged and `images_per_step` is
-    given. `initial` is the step that a resumed run starts after.
+    Metrics of the groups train, time and memory are training metrics; all others are validation results, on a separate line
+    that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints;
+    so does the speed where no `time/images_per_s` is logged and `images_per_step` is given. `initial` is the step that a
+    resumed run starts after.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Progress:
         *,
         steps_per_epoch: int | None = None,
         images_per_step: int | None = None,
+        headline: Sequence[str] = (),
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,6 +45,7 @@ class Progress:
         self.initial = initial
         self.steps_per_epoch = steps_per_epoch
         self.images_per_step = images_per_step
+        self.headline = headline
         self.file = sys.stderr if file is None else file
         self._clock = clock
         self._start = clock()
@@ -51,9 +53,9 @@ class Progress:
         self._bar = self._make_bar() if _is_screen(self.file) else None
 
     def update(self, step: int) -> None:
-        """Move the bar to `step`; cheap enough for every step. Says nothing where there is no terminal."""
+        """Move the bar to `step`; cheap enough for every step. It does nothing without a terminal."""
         if self._bar is not None:
-            # not tqdm's description and postfix, which bring punctuation of their own
+            # not tqdm's description and postfix, which add punctuation
             self._bar.bar_format = f"{self._where(step)} |{BAR}| {self._how(step)}"
             self._bar.update(step - self._bar.n)
 
@@ -68,10 +70,10 @@ class Progress:
             else:
                 self._bar.refresh()
         if results:
-            self.write(f"{self._where(step)}  {format_results(results)}")
+            self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
 
     def write(self, text: str) -> None:
-        """Print a line of its own, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self._bar is None:
             tell(text, self.file)
         else:
@@ -94,7 +96,7 @@ class Progress:
         )
 
     def _where(self, step: int) -> str:
-        """`step  50/1000  epoch 0.50`, of the same width all along, so that lines stand under each other."""
+        """`step  50/1000  epoch 0.50`, of constant width, so that lines align."""
         text = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
         if not self.steps_per_epoch:
             return text
@@ -102,7 +104,7 @@ class Progress:
         return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
 
     def _how(self, step: int) -> str:
-        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is not known."""
+        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is unknown."""
         steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
         images_per_s = self._metrics.get(SPEED)
         if images_per_s is None and self.images_per_step is not None and steps_per_s > 0:
@@ -129,19 +131,17 @@ class NullProgress(NullLogger):
         pass
 
 
-def format_results(metrics: Mapping[str, float]) -> str:
-    """Validation results as one line, the best known first.
+def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
+    """Validation results as one line: those in `headline`, in its order, or else all, and the loss without its parts.
 
-    Recalls other than AR100 and parts of the loss are left to the files; an undefined value (nan, or -1 as
-    pycocotools puts it) is a dash.
+    An undefined value, nan or -1, is a dash.
 
-    >>> format_results({"val/loss": 0.5, "coco/AP": 0.4125, "coco/APs": -1.0, "coco/AR1": 0.3})
-    'validation: AP 0.412  APs -  loss 0.5000'
+    >>> format_results({"val/loss": 0.5, "val/top5": -1.0, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
+    'validation: top1 0.412  top5 -  loss 0.5000'
     """
-    named = {name.split("/", 1)[-1]: value for name, value in metrics.items()}
-    shown = [name for name in LEADING_RESULTS if name in named]
-    shown += [n for n in named if n not in shown and not n.startswith(("AR", "loss_")) and "/" not in n]
-    return "validation: " + "  ".join(f"{name} {_format_result(name, named[name])}" for name in shown)
+    shown = [n for n in headline if n in metrics] or [n for n in metrics if not n.startswith(VAL_LOSS)]
+    shown += [VAL_LOSS] * (VAL_LOSS in metrics and VAL_LOSS not in shown)
+    return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {_format_result(n, metrics[n])}" for n in shown)
 
 
 def format_duration(seconds: float) -> str:
@@ -169,4 +169,4 @@ def _is_screen(file: TextIO) -> bool:
 def _format_result(name: str, value: float) -> str:
     if math.isnan(value) or value == -1:
         return "-"
-    return f"{value:.4f}" if name == "loss" else f"{value:.3f}"
+    return f"{value:.4f}" if name == VAL_LOSS else f"{value:.3f}"

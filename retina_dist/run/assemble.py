@@ -117,7 +117,7 @@ def assemble(
     strategy.on_main(lambda: _begin_folder(config, run, task, data))
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)
-    metric_logger = _metric_logger(config, plan, run, strategy, console, carryover.tracked)
+    metric_logger = _metric_logger(config, task, plan, run, strategy, console, carryover.tracked)
     watch = PreemptionWatch(config.trainer.scheduled_events)
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
@@ -173,6 +173,7 @@ def _begin_folder(config: RunConfig, run: Run, task: Task, data: TaskData) -> No
 
 def _metric_logger(
     config: RunConfig,
+    task: Task,
     plan: Plan,
     run: Run,
     strategy: DistributedStrategy,
@@ -187,6 +188,7 @@ def _metric_logger(
             run.resume_step or 0,
             steps_per_epoch=plan.steps_per_epoch,
             images_per_step=plan.batch_size,
+            headline=task.headline_metrics,
         )
         console.write = progress.write
         loggers += [progress, CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]

@@ -20,13 +20,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retina_dist import __version__
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import Prepared, RequestError, Scorer, answer
+from retina_dist.serving.scoring import RequestError, Scorer, answer
 
 GRACE_S = 0.5  # at the end, for what has been cut off to be answered
 
@@ -40,29 +40,6 @@ class Limits:
     max_batch: int = 1  # images of a pass
     wait_s: float = 0.005  # for others to join an image
     prepare_threads: int = 2  # that decode and resize
-
-
-class Detection(BaseModel):
-    """One object; `bbox` is x, y, width, height in pixels of the image as it is displayed (EXIF orientation applied)."""
-
-    category_id: int
-    category_name: str
-    bbox: tuple[float, float, float, float]
-    score: float
-
-
-class ImageResult(BaseModel):
-    """What was found in one image, best first."""
-
-    width: int
-    height: int
-    detections: list[Detection]
-
-
-class ScoreResponse(BaseModel):
-    """One entry for each image of the request, in its order."""
-
-    images: list[ImageResult]
 
 
 class ErrorResponse(BaseModel):
@@ -117,7 +94,7 @@ class Metrics:
         self.batch = Histogram(
             "retina_dist_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
-        self.detect = Histogram("retina_dist_detect_seconds", "A batch in the network", registry=registry)
+        self.predict = Histogram("retina_dist_predict_seconds", "A batch in the network", registry=registry)
         self.queue = Gauge("retina_dist_queue_images", "Images taken and not yet answered", registry=registry)
 
 
@@ -177,23 +154,23 @@ class Measured:
             self.metrics.latency.observe(time.perf_counter() - start)
 
 
-def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = None) -> FastAPI:  # noqa: B008 - frozen
-    """The server; with an `api_key`, /score wants it as `Authorization: Bearer KEY`."""
+def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | None = None) -> FastAPI:  # noqa: B008 - frozen
+    """The server; with an `api_key`, /score requires it as `Authorization: Bearer KEY`."""
     metrics = Metrics()
     queue = Queue(limits.max_queue, metrics.queue)
     bearer = HTTPBearer(auto_error=False, description="The server's API key, if it was started with one")
 
-    def detect(images: Sequence[Prepared]) -> list[dict[str, Any]]:
+    def predict(images: Sequence[Any]) -> list[dict[str, Any]]:
         metrics.batch.observe(len(images))
-        with metrics.detect.time():
-            return scorer.detect(images)
+        with metrics.predict.time():
+            return scorer.predict(images)
 
     def run(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.batcher = Batcher(detect, max_batch=limits.max_batch, wait_s=limits.wait_s)
+        app.state.batcher = Batcher(predict, max_batch=limits.max_batch, wait_s=limits.wait_s)
         app.state.readers = Batcher(run, max_batch=1, wait_s=0, threads=limits.prepare_threads)
         yield
         # Every request is answered or cut off. A decode or a pass cannot be: the server must not wait for `busy`.
@@ -223,13 +200,13 @@ def create_app(scorer: Scorer, limits: Limits = Limits(), api_key: str | None = 
 
     @app.post(
         "/score",
-        response_model=ScoreResponse,
+        response_model=create_model("ScoreResponse", images=(list[scorer.result], ...)),  # type: ignore[name-defined]
         responses=_PROBLEMS,
         openapi_extra={"requestBody": _BODY},
         dependencies=[Depends(check_key)],
     )
     async def score(request: Request) -> JSONResponse:
-        """The objects in each image of the body."""
+        """One entry for each image of the body, in its order."""
         body = await read_body(request, limits.max_body)
         readers, batcher, owner = request.app.state.readers, request.app.state.batcher, object()
 

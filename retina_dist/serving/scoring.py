@@ -1,4 +1,4 @@
-"""From the body of a request to the detections of its answer; knows nothing of a web server.
+"""From the body of a request to the content of its answer, without a web server.
 
 Layer 3. Every server calls this, so that all give the same answers.
 """
@@ -8,21 +8,22 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
+from torch import Tensor
 
 from retina_dist.data.images import MAX_PIXELS, count_pixels, decode_image
-from retina_dist.detection.batch import Batch
-from retina_dist.detection.detector import Detector
 from retina_dist.errors import ImageError, UserError
 
 USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
 MAX_IMAGES = 16  # of a request
 SPARE_PARTS = 1000  # of a body beside its images: form fields, or values of the JSON
+
+
+Input = TypeVar("Input")
 
 
 class RequestError(UserError):
@@ -33,42 +34,38 @@ class RequestError(UserError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An image on its canvas."""
+class Scorer(ABC, Generic[Input]):
+    """Images as bytes in, what an answer says of them out; a task's subclass runs its model.
 
-    batch: Batch
-    width: int  # of the image as it is displayed, in px
-    height: int
-
-
-class Scorer:
-    """Images as bytes in, what an answer says of them out.
-
-    Leaves out detections below `score_threshold`, beside those that the detector itself leaves out. Raises RequestError before
-    anything is decoded: for an image whose header claims more than `max_pixels`, for a request of more than `max_images`, and for
-    images of more than `max_request_pixels` together.
+    Raises RequestError before anything is decoded: for an image whose header claims more than `max_pixels`, for a request of more
+    than `max_images`, and for images of more than `max_request_pixels` together.
     """
+
+    result: ClassVar[type]  # the answer for one image, a TypedDict: the server's description is made from it
 
     def __init__(
         self,
-        detector: Detector,
         *,
-        score_threshold: float = 0.0,
         max_pixels: int = MAX_PIXELS,
         max_images: int = MAX_IMAGES,
         max_request_pixels: int = 2 * MAX_PIXELS,
     ) -> None:
-        self.detector = detector
-        self.score_threshold, self.max_pixels = score_threshold, max_pixels
-        self.max_images, self.max_request_pixels = max_images, max_request_pixels
+        self.max_pixels, self.max_images, self.max_request_pixels = max_pixels, max_images, max_request_pixels
+
+    @abstractmethod
+    def to_input(self, pixels: Tensor) -> Input:
+        """The model's input from an image, uint8 [3, h, w] RGB; called in any thread."""
+
+    @abstractmethod
+    def predict(self, images: Sequence[Input]) -> list[dict[str, Any]]:
+        """A `result` for each image; called in one thread at a time."""
 
     def read(self, content_type: str, body: bytes) -> list[bytes]:
         """The images of a request, in any thread. Raises RequestError, as `read_images`, and 413 when their pixels are too many."""
         images = read_images(content_type, body, self.max_images)
         pixels = 0
         for i, data in enumerate(images):
-            with _refusing(i):
+            with _image_errors(i):
                 pixels += count_pixels(data, self.max_pixels)
         if pixels > self.max_request_pixels:
             raise RequestError(
@@ -78,42 +75,21 @@ class Scorer:
             )
         return images
 
-    def prepare(self, data: bytes, i: int) -> Prepared:
-        """Image `i` of a request decoded and resized, in any thread. Raises RequestError (400) when it is none."""
-        with _refusing(i):
+    def prepare(self, data: bytes, i: int) -> Input:
+        """The input from image `i` of a request, in any thread. Raises RequestError (400) when it is no image."""
+        with _image_errors(i):
             pixels = decode_image(data, max_pixels=self.max_pixels)
-        return Prepared(self.detector.prepare(pixels), pixels.shape[2], pixels.shape[1])
-
-    def detect(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
-        """Of each image its size and its detections, COCO's way, best first; in one thread at a time."""
-        categories = self.detector.categories
-        answers = []
-        for image, found in zip(images, self.detector.detect([p.batch for p in images]), strict=True):
-            boxes = found["boxes"].to(torch.float64)
-            boxes[:, 2:] -= boxes[:, :2]  # x, y, width, height
-            rows = zip(boxes.tolist(), found["scores"].tolist(), found["labels"].tolist(), strict=True)
-            detections = [
-                {
-                    "category_id": categories.category_id_of(label),
-                    "category_name": categories.name_of(label),
-                    "bbox": box,
-                    "score": score,
-                }
-                for box, score, label in rows
-                if score >= self.score_threshold and categories.category_id_of(label) >= 0
-            ]
-            answers.append({"width": image.width, "height": image.height, "detections": detections})
-        return answers
+        return self.to_input(pixels)
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
         """The answer to a request, at once, one image in memory at a time. Raises RequestError."""
         images = self.read(content_type, body)
-        return answer([found for i, data in enumerate(images) for found in self.detect([self.prepare(data, i)])])
+        return answer([found for i, data in enumerate(images) for found in self.predict([self.prepare(data, i)])])
 
 
 @contextmanager
-def _refusing(i: int) -> Iterator[None]:
-    """An ImageError as the refusal of image `i`, less its advice for data sets."""
+def _image_errors(i: int) -> Iterator[None]:
+    """Turns an ImageError into a RequestError of image `i`, without the advice for data sets."""
     try:
         yield
     except ImageError as error:
@@ -153,7 +129,7 @@ def _check_number(found: int, most: int) -> None:
 
 
 def _of_json(body: bytes, max_images: int) -> list[bytes]:
-    # Python's parser holds all threads up; it takes seconds for 20 MB of brackets, and 0.1 s for any 20 MB with few values.
+    # Python's parser blocks all threads; it takes seconds for 20 MB of brackets, and 0.1 s for any 20 MB with few values.
     if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
         raise RequestError(
             413, f"the JSON has more than max_images={max_images} images and {SPARE_PARTS} other values; {USAGE}."
@@ -164,7 +140,7 @@ def _of_json(body: bytes, max_images: int) -> list[bytes]:
         raise RequestError(400, f"the body is no JSON ({error}); {USAGE}.") from error
     texts = document.get("images") if isinstance(document, dict) else None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RequestError(400, "the JSON is not as it should be; " + USAGE + ".")
+        raise RequestError(400, "the JSON has no list of texts named images; " + USAGE + ".")
     _check_number(len(texts), max_images)
     images = []
     for i, text in enumerate(texts):
@@ -176,7 +152,7 @@ def _of_json(body: bytes, max_images: int) -> list[bytes]:
 
 
 def _of_multipart(content_type: str, body: bytes, max_images: int) -> list[bytes]:
-    """The content of every file of the form, in order, whatever its name; other fields are passed over."""
+    """The content of every file of the form, in order, whatever its name; other fields are ignored."""
     try:
         from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import FormParser, parse_options_header

@@ -9,23 +9,21 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from retina_dist.config.schema import ServeConfig
-from retina_dist.detection.detector import Detector
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import tell
 from retina_dist.serving.scoring import Scorer
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 GPU_BATCH = 8
 
 
-def make_app(config: ServeConfig) -> Any:
-    """The FastAPI application, its detector loaded and warm. Raises ConfigError where the extra is missing."""
+def make_app(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> Any:
+    """The FastAPI application over the task's scorer. Raises ConfigError where the extra is missing."""
     try:
         from retina_dist.serving.app import Limits, create_app
     except ImportError as error:
@@ -33,8 +31,6 @@ def make_app(config: ServeConfig) -> Any:
             f'serving needs {error.name}, which is not installed; pip install "retina-dist[serve]".'
         ) from error
     device = SingleDeviceStrategy(config.device).device
-    detector = Detector.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
-    detector.predict([torch.zeros(3, 480, 640, dtype=torch.uint8)])  # the first pass is the slowest, and no request's
     limits = Limits(
         max_body=int(config.max_body_mb * 1e6),
         max_queue=config.max_queue,
@@ -42,9 +38,9 @@ def make_app(config: ServeConfig) -> Any:
         wait_s=config.wait_ms / 1e3,
         prepare_threads=config.prepare_threads,
     )
-    scorer = Scorer(
-        detector,
-        score_threshold=config.score_threshold,
+    scorer = load_scorer(
+        config,
+        device,
         max_pixels=config.max_pixels,
         max_images=config.max_images,
         max_request_pixels=config.max_request_pixels,
@@ -52,10 +48,10 @@ def make_app(config: ServeConfig) -> Any:
     return create_app(scorer, limits, config.api_key)
 
 
-def serve(config: ServeConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
+    """Serve until SIGTERM or SIGINT. `load_scorer(config, device, **limits)` loads the checkpoint of a task."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn takes it over, and sends it again when it has ended
-    app = make_app(config)
+    app = make_app(config, load_scorer)
     import uvicorn
 
     from retina_dist.serving.connections import Connection

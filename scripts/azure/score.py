@@ -25,11 +25,12 @@ if importlib.util.find_spec("retina_dist") is None:
 
 from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
-from retina_dist.serving.scoring import RequestError, Scorer
+from retina_dist.detection.serving import DetectionScorer
+from retina_dist.serving.scoring import RequestError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 LIMITS = ServeConfig()  # the defaults of the other server
-scorer: Scorer
+scorer: DetectionScorer
 
 
 def init() -> None:
@@ -37,7 +38,7 @@ def init() -> None:
     global scorer
     checkpoint = Path(os.environ["AZUREML_MODEL_DIR"]) / os.environ.get("RETINA_DIST_CHECKPOINT", "best.pt")
     device = SingleDeviceStrategy("auto").device
-    scorer = Scorer(
+    scorer = DetectionScorer(
         Detector.from_checkpoint(checkpoint, device=str(device)),
         max_pixels=LIMITS.max_pixels,
         max_images=LIMITS.max_images,

@@ -40,7 +40,6 @@ class DiscBatch(NamedTuple):
     images: Tensor  # [n, 1, 32, 32], from 0 to 1
     centres: Tensor  # [n, 2], x and y from 0 to 1
     weight: float = 1.0
-    warnings: tuple[str, ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> DiscBatch:
         return self._replace(images=self.images.to(device), centres=self.centres.to(device))

@@ -24,8 +24,8 @@ ALLOWED = {
     "reporting": set(),
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
-    "detection": {"config", "data", "engine", "model", "reporting", "strategies"},
-    "serving": {"config.schema", "data.images", "detection", "reporting.console", "strategies.single_device"},
+    "detection": {"benchmark.report", "config", "data", "engine", "model", "reporting", "serving", "strategies"},
+    "serving": {"data.images", "reporting.console", "strategies.single_device"},
     "config": {
         "benchmark.settings",
         "detection.settings",

@@ -12,6 +12,8 @@ from retina_dist.reporting.loggers import CsvLogger
 
 pytest.importorskip("matplotlib")
 
+AP = ("coco/AP", "coco/AP50", "coco/AP75")
+
 
 @pytest.fixture
 def figures(monkeypatch):
@@ -51,13 +53,13 @@ def write_metrics(path, *, train=500, validations=10):
 
 def test_curves_of_a_run(tmp_path, figures):
     write_metrics(tmp_path / "metrics.csv")
-    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "plots" / "curves.png")
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "plots" / "curves.png", AP)
     assert Image.open(tmp_path / "plots" / "curves.png").width > 1000
     panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
     assert list(panels) == [
         "Loss",
         "Parts of the training loss",
-        "Validation AP",
+        "Validation",
         "Learning rate",
         "Gradient norm",
         "Throughput",
@@ -67,8 +69,8 @@ def test_curves_of_a_run(tmp_path, figures):
     assert len(raw.get_xdata()) == len(smooth.get_xdata()) == 501
     assert len(validation.get_xdata()) == 10
     assert texts(panels["Loss"]) == ["training", "validation"]
-    assert texts(panels["Validation AP"]) == ["AP 0.400", "AP50 0.600", "AP75 0.400"]
-    assert np.isnan(panels["Validation AP"].lines[0].get_ydata()[0])  # -1 is no AP
+    assert texts(panels["Validation"]) == ["AP 0.400", "AP50 0.600", "AP75 0.400"]
+    assert np.isnan(panels["Validation"].lines[0].get_ydata()[0])  # -1 is no AP
     assert texts(panels["Throughput"]) == ["median 50.0"]
 
 
@@ -84,7 +86,7 @@ def test_curves_of_an_empty_file_and_of_a_run_that_diverged(tmp_path):
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "empty.png")
     for step, loss in enumerate((1.0, math.inf, math.nan)):
         logger.log({"train/loss": loss, "coco/AP": math.nan, "time/images_per_s": math.nan}, step)
-    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "diverged.png")
+    plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "diverged.png", AP)
     assert (tmp_path / "empty.png").exists()
     assert (tmp_path / "diverged.png").exists()
 

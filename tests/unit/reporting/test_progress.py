@@ -55,8 +55,8 @@ def test_logged_speed_wins_over_the_clock(file, clock):
     assert "57.3 img/s" in file.getvalue()
 
 
-def test_validation_results_are_one_line_the_best_known_first(file, clock):
-    progress = Progress(100, file=file, clock=clock)
+def test_validation_results_are_one_line_of_the_headline_metrics(file, clock):
+    progress = Progress(100, headline=["coco/AP", "coco/AP50", "coco/APs", "coco/AR100"], file=file, clock=clock)
     results = {
         "val/loss": 0.6,
         "val/loss_classification": 0.4,
@@ -69,13 +69,15 @@ def test_validation_results_are_one_line_the_best_known_first(file, clock):
         "val/top1": 0.9,
     }
     progress.log(results, 100)
-    assert file.getvalue() == (
-        "step 100/100  validation: AP 0.412  AP50 0.610  APs -  AR100 0.550  loss 0.6000  top1 0.900\n"
-    )
+    assert file.getvalue() == ("step 100/100  validation: AP 0.412  AP50 0.610  APs -  AR100 0.550  loss 0.6000\n")
 
 
 def test_undefined_results_are_dashes():
-    assert format_results(NOTHING_KNOWN) == "validation: AP -  loss -"
+    assert format_results(NOTHING_KNOWN, ["coco/AP"]) == "validation: AP -  loss -"
+
+
+def test_without_headline_metrics_all_are_shown_and_the_loss_without_its_parts():
+    assert format_results({"val/loss_a": 0.1, "val/loss": 0.5, "val/mae": 2.0}) == "validation: mae 2.000  loss 0.5000"
 
 
 def test_training_and_validation_metrics_of_one_call_are_two_lines(file, clock):

@@ -100,7 +100,7 @@ REFUSALS = [
     ),
     (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than max_images=16 images and 1000"),
     (*as_multipart(*[b"no"] * 17), 413, "the request has 17 images"),
-    ("application/json", b'{"images": "abc"}', 400, "the JSON is not as it should be"),
+    ("application/json", b'{"images": "abc"}', 400, "the JSON has no list of texts named images"),
     ("application/json", b'{"images": []}', 400, "no image in the request"),
     ("application/json", b'{"images": ["?"]}', 400, "image 0: is not base64"),
     ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is no readable image"),

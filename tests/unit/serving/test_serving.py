@@ -13,16 +13,18 @@ import torch
 
 from retina_dist.data.images import decode_image
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.serving import DetectionScorer, ImageResult
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import RequestError, Scorer, read_images
+from retina_dist.serving.scoring import RequestError, read_images
 from tests.unit.serving.server import MAX_PIXELS, as_json, as_multipart, expected, found_in, make_image, small_detector
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
 
 from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
 
-from retina_dist.serving.app import Limits, ScoreResponse, create_app
+from retina_dist.serving.app import Limits, create_app
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +33,12 @@ def detector() -> Detector:
 
 
 @pytest.fixture(scope="module")
-def scorer(detector: Detector) -> Scorer:
-    return Scorer(detector, max_pixels=MAX_PIXELS)
+def scorer(detector: Detector) -> DetectionScorer:
+    return DetectionScorer(detector, max_pixels=MAX_PIXELS)
 
 
 @pytest.fixture(scope="module")
-def client(scorer: Scorer) -> Iterator[TestClient]:
+def client(scorer: DetectionScorer) -> Iterator[TestClient]:
     with TestClient(create_app(scorer)) as client:
         yield client
 
@@ -53,7 +55,7 @@ def test_the_content_types() -> None:
     assert read_images(*as_multipart(two, one)) == [two, one]
 
 
-def test_a_bomb_is_not_decoded(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_not_decoded(scorer: DetectionScorer, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import PngImagePlugin
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
@@ -64,9 +66,9 @@ def test_a_bomb_is_not_decoded(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
-    everything = Scorer(detector).score("image/png", make_image())["images"][0]["detections"]
+    everything = DetectionScorer(detector).score("image/png", make_image())["images"][0]["detections"]
     middle = everything[len(everything) // 2]["score"]
-    (entry,) = Scorer(detector, score_threshold=middle).score("image/png", make_image())["images"]
+    (entry,) = DetectionScorer(detector, score_threshold=middle).score("image/png", make_image())["images"]
     assert entry["detections"] == [found for found in everything if found["score"] >= middle]
     assert 0 < len(entry["detections"]) < len(everything)
 
@@ -143,7 +145,7 @@ def test_without_a_content_type(client: TestClient) -> None:
     assert (response.status_code, "no content type" in response.json()["detail"]) == (415, True)
 
 
-def test_the_body_has_a_limit(scorer: Scorer) -> None:
+def test_the_body_has_a_limit(scorer: DetectionScorer) -> None:
     image = make_image()
     headers = {"Content-Type": "image/png"}
 
@@ -162,7 +164,7 @@ def test_the_body_has_a_limit(scorer: Scorer) -> None:
     assert "larger than" in response.json()["detail"]
 
 
-def test_the_key(scorer: Scorer) -> None:
+def test_the_key(scorer: DetectionScorer) -> None:
     image = {"content": make_image(), "headers": {"Content-Type": "image/png"}}
     with TestClient(create_app(scorer, Limits(max_body=1), api_key="schlüssel")) as client:
         for given in (None, "Bearer", "Bearer wrong", "Basic schlüssel", "Bearer schlüsse", "Bearer \xff"):
@@ -180,16 +182,18 @@ def test_the_key(scorer: Scorer) -> None:
 
 
 class Slow:
-    """A scorer that waits to be told before it detects."""
+    """A scorer that waits for `go` before it predicts."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    result = ImageResult
+
+    def __init__(self, scorer: DetectionScorer) -> None:
         self.scorer, self.begun, self.go = scorer, threading.Event(), threading.Event()
         self.read, self.prepare = scorer.read, scorer.prepare
 
-    def detect(self, images: Sequence[Any]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[Any]) -> list[dict[str, Any]]:
         self.begun.set()
         assert self.go.wait(30)
-        return self.scorer.detect(images)
+        return self.scorer.predict(images)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -204,7 +208,7 @@ def gauge(client: TestClient, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
-def test_a_full_queue_refuses_and_what_waits_becomes_one_batch(scorer: Scorer, detector: Detector) -> None:
+def test_a_full_queue_refuses_and_what_waits_becomes_one_batch(scorer: DetectionScorer, detector: Detector) -> None:
     slow = Slow(scorer)
     limits = Limits(max_queue=4, max_batch=8)
     headers = {"Content-Type": "image/png"}
@@ -235,7 +239,7 @@ def test_a_full_queue_refuses_and_what_waits_becomes_one_batch(scorer: Scorer, d
         assert gauge(client, "retina_dist_request_seconds_count") == 6
 
 
-def test_the_end_answers_what_was_taken(scorer: Scorer) -> None:
+def test_the_end_answers_what_was_taken(scorer: DetectionScorer) -> None:
     slow = Slow(scorer)
     app = create_app(slow)  # type: ignore[arg-type]
     with TestClient(app) as client, ThreadPoolExecutor(4) as pool:
@@ -255,11 +259,13 @@ def test_the_end_answers_what_was_taken(scorer: Scorer) -> None:
         assert [answer.result(30).status_code for answer in answers] == [200, 200]
 
 
-def test_an_error_of_ours_is_500_and_the_server_goes_on(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_500_and_the_server_goes_on(
+    scorer: DetectionScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     headers = {"Content-Type": "image/png"}
     with TestClient(create_app(scorer), raise_server_exceptions=False) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(scorer, "detect", lambda images: 1 / 0)
+            patch.setattr(scorer, "predict", lambda images: 1 / 0)
             response = client.post("/score", content=make_image(), headers=headers)
         assert response.status_code == 500
         assert "division" not in response.text
@@ -270,8 +276,10 @@ def test_an_error_of_ours_is_500_and_the_server_goes_on(scorer: Scorer, monkeypa
 
 def test_openapi_describes_it(client: TestClient) -> None:
     answer = client.post("/score", content=make_image(), headers={"Content-Type": "image/png"}).json()
-    assert ScoreResponse.model_validate(answer).model_dump(mode="json") == answer
-    score = client.get("/openapi.json").json()["paths"]["/score"]["post"]
+    assert TypeAdapter(list[ImageResult]).dump_python(answer["images"], mode="json") == answer["images"]
+    described = client.get("/openapi.json").json()
+    assert set(described["components"]["schemas"]) >= {"ScoreResponse", "ImageResult", "Detection", "ErrorResponse"}
+    score = described["paths"]["/score"]["post"]
     assert set(score["requestBody"]["content"]) >= {"image/*", "multipart/form-data", "application/json"}
     assert set(score["responses"]) >= {"200", "400", "401", "413", "415", "429"}
     assert client.get("/score").status_code == 405

@@ -15,8 +15,8 @@ import pytest
 
 from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.serving import DetectionScorer
 from retina_dist.engine.checkpoints import CheckpointStore
-from retina_dist.serving.scoring import Scorer
 from tests.unit.serving.server import (
     MAX_PIXELS,
     MAX_REQUEST_PIXELS,
@@ -52,7 +52,7 @@ def rest(checkpoint: Path) -> Iterator[Post]:
     from retina_dist.serving.app import Limits, create_app
 
     detector = Detector.from_checkpoint(checkpoint)
-    scorer = Scorer(detector, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS)
+    scorer = DetectionScorer(detector, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS)
     with TestClient(create_app(scorer, Limits(max_body=MAX_BODY))) as client:
 
         def post(content_type: str, body: bytes) -> tuple[int, Any]:

@@ -42,6 +42,8 @@ ROOT = Path(__file__).resolve().parents[3]
 class Fake:
     """A scorer whose images are decoded and found when they are said to be."""
 
+    result = dict[str, Any]
+
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self.prepared: list[bytes] = []
@@ -56,7 +58,7 @@ class Fake:
         time.sleep(0.05)
         return data
 
-    def detect(self, images: Sequence[bytes]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[bytes]) -> list[dict[str, Any]]:
         return [{"width": len(data), "height": 1, "detections": []} for data in images]
 
 
@@ -284,14 +286,15 @@ from retina_dist.serving.app import create_app
 from retina_dist.config.schema import ServeConfig
 
 class Stuck:
+    result = dict
     def read(self, content_type, body):
         return [body]
     def prepare(self, data, i):
         print("decoding", flush=True)
         time.sleep(100)
 
-server.make_app = lambda config: create_app(Stuck())
-server.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=1))
+server.make_app = lambda config, load_scorer: create_app(Stuck())
+server.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=1), None)
 """
 
 

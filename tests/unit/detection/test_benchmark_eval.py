@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.benchmark import eval as module
-from retina_dist.benchmark.eval import benchmark_metric, benchmark_post_processing, make_outputs, make_rows, make_truth
 from retina_dist.config.schema import EvalBenchmarkConfig
+from retina_dist.detection import benchmark_eval as module
+from retina_dist.detection.benchmark_eval import (
+    benchmark_metric,
+    benchmark_post_processing,
+    make_outputs,
+    make_rows,
+    make_truth,
+)
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.errors import ConfigError
