@@ -29,6 +29,7 @@ from retina_dist.files import read_bytes
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.run.build import build_state
 from retina_dist.strategies.select import make_strategy
+from retina_dist.torch_files import remedy_of
 
 NUMBER = (int, float)
 FIELDS: dict[str, Any] = {
@@ -51,7 +52,7 @@ def replay(config: ReplayConfig) -> None:
             f"event={path} came with no weights (a run keeps those of its first events); replay an earlier one."
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
-    settings = settings_of(content.get("config"), TrainConfig)
+    settings = settings_of(content.get("config"), TrainConfig, remedy_of(content))
     validate(settings)
     # the pixels of the run, whatever device this one is, and modules that can be looked into
     data_settings = data_of_checkpoint(settings.data, config.root, event["checkpoint"])

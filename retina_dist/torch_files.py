@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from retina_dist import __version__
 from retina_dist.errors import CheckpointError
 from retina_dist.files import Place, first_line, read_bytes
+from retina_dist.words import showable
 
 MAX_VALUES, MAX_DEPTH, MAX_BITS = 200_000, 64, 1024  # of what is in a torch file beside the content of its tensors
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
@@ -98,3 +100,19 @@ def _check_tree(content: Any, source: Place) -> None:
             raise CheckpointError(
                 f"{source} holds more than {MAX_VALUES} values or {MAX_DEPTH} levels, which no training writes; use another file."
             )
+
+
+def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:
+    """What to do about a checkpoint that this version cannot use: the end of an error. Names the version that wrote it.
+
+    >>> remedy_of({"versions": {"retina_dist": "0.1.0"}}).replace(__version__, "0.2.0")
+    'retina_dist 0.1.0 wrote it and this is 0.2.0: install that version, or load the weights alone with model.weights=FILE'
+    """
+    versions = content.get("versions") if isinstance(content, dict) else None
+    wrote = str(versions.get("retina_dist", "")) if isinstance(versions, dict) else ""
+    if wrote in ("", __version__):
+        return same_version
+    return (
+        f"retina_dist {showable(wrote[:40])} wrote it and this is {__version__}: install that version, or load the weights alone "
+        "with model.weights=FILE"
+    )

@@ -100,11 +100,11 @@ def to_object(composed: Any, name: str) -> Any:
     return config
 
 
-def settings_of(content: Any, schema: type[T]) -> T:
+def settings_of(content: Any, schema: type[T], remedy: str = "use another checkpoint") -> T:
     """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
 
     They are data: nothing in them is looked up or made. Of a section of a class from outside the package, the built-in one's
-    settings are taken. Raises ConfigError, also where the task or the model is from outside.
+    settings are taken. Raises ConfigError, also if the task or the model is from outside; settings that do not fit end with `remedy`.
     """
     for key, value in leaves(content):
         if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too
@@ -116,7 +116,7 @@ def settings_of(content: Any, schema: type[T]) -> T:
         found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), builtin))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(
-            f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]})."
+            f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]}); {remedy}."
         ) from error
     assert isinstance(found, schema)
     return found

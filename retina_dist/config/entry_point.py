@@ -19,7 +19,7 @@ from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.config.schema import ShardsConfig
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import configure_logging, tell
 from retina_dist.strategies.launch_environment import detect_launch
 
 # Settings that name what a command writes, and the endings that they may have.
@@ -34,7 +34,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 def entry_point(
     name: str, sweep: Callable[[list[SweepJob], Callable[[Any], Any]], int] | None = None
 ) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
-    """Make a `main()` of a function of a typed config: Hydra's command line, our errors.
+    """Make a `main()` of a function of a typed config: Hydra's command line, our errors, logging to the console.
 
     A UserError is printed as one line and the process exits with 2; with `debug=true` the traceback is shown too.
     With --multirun, `sweep` gets the jobs of Hydra's product and the function, and its answer is the exit code. Without a
@@ -44,7 +44,7 @@ def entry_point(
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
         @hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)
         def run(composed: Any) -> Any:
-            with reported_errors(debug=bool(composed.get("debug"))):
+            with reported_errors(debug=bool(composed.get("debug"))), configure_logging(detect_launch().rank):
                 config = to_object(composed, name)
                 check_outputs(config)
                 return function(config)

@@ -25,6 +25,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
+from retina_dist.torch_files import remedy_of
 
 CANVAS_DIVISOR = 32
 MAX_SIZE = limits_of(DataConfig, "max_size").at_most or 0  # px
@@ -91,7 +92,8 @@ class Detector:
             if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
                 raise ValueError(f"its input is of {min_size!r} to {max_size!r} px")
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"{source} does not describe a detector ({str(error).splitlines()[0]}).") from error
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{source} does not describe a detector ({reason}); {remedy_of(content)}.") from error
         return cls(
             model,
             categories,

@@ -32,11 +32,11 @@ from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place
-from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy
+from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     else:
         apply_nccl(asdict(config.nccl))
         note = describe_nccl(asdict(config.nccl))
-        if note and detect_launch().rank == 0:
-            print(note)
-        with make_strategy(device=config.device) as strategy, configure_logging(strategy.rank):
+        if note:
+            logger.info(note)
+        with make_strategy(device=config.device) as strategy:
             result = _of_checkpoint(config, folder, strategy)
     if folder:
         write_metrics(result, folder)
@@ -142,7 +142,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
         content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
         try:
-            data = settings_of(content["config"]["data"], DataConfig)
+            data = settings_of(content["config"]["data"], DataConfig, remedy_of(content))
             validate(data, "data.")
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error

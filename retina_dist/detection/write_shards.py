@@ -6,6 +6,7 @@ Layer 4. An interrupted command continues when it is given again.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from retina_dist.files import Place, place, read_bytes
 from retina_dist.reporting.console import tell
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.words import pluralize
+
+logger = logging.getLogger(__name__)
 
 MOST_MB = 1024
 
@@ -46,14 +49,14 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
             members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]
             writers[split] = ShardWriter(output, split, members, config.shard_mb * 2**20)
             for text in part.warnings:
-                tell(f"{split}: {text}")
+                logger.warning(f"{split}: {text}")
     _check_space(output, list(writers.values()))
 
     written = {}
     for split, writer in writers.items():
         with _bar(f"writing {split}", writer) as bar:
             annotations = _annotations(data, split, parts[split])  # type: ignore[arg-type]
-            written[split] = writer.write(annotations, progress=bar.update, report=bar.write)
+            written[split] = writer.write(annotations, progress=bar.update)
         if config.verify:
             with _bar(f"verifying {split}", writer) as bar:
                 writer.verify(bar.update)

@@ -12,6 +12,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.run.folder import Run, changed_settings
 from retina_dist.task import Task, TaskData
+from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def restore(state: TrainState, run: Run, config: RunConfig, task: Task, data: Ta
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
         raise CheckpointError(
-            f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); resume from another checkpoint."
+            f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); "
+            f"{remedy_of(run.checkpoint, 'resume from another checkpoint')}."
         ) from error
     logger.info(f"going on from {run.resumed_from}, step {state.step}")
     owes_validation = plan.validates_at(state.step) and state.last_eval_step < state.step

@@ -5,6 +5,7 @@ Layer 4.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from retina_dist.reporting.console import tell
 from retina_dist.serving.scoring import Scorer
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+logger = logging.getLogger(__name__)
 
 GPU_BATCH = 8
 
@@ -60,10 +63,7 @@ def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
         address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
         tell(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
         if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
-            tell(
-                "warning: anyone who reaches this address can use it; give RETINA_DIST_API_KEY=… to ask for a key",
-                sys.stderr,
-            )
+            logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
         settings = uvicorn.Config(
             app,
             http=partial(Connection, receive_s=config.receive_s, max_connections=config.max_connections),  # type: ignore[arg-type]

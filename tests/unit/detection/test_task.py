@@ -159,5 +159,12 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
     Path(tmp_path / "elsewhere").mkdir()
     with pytest.raises(DataError, match="has no val annotations"):  # nothing is drawn there
         evaluate(EvaluateConfig(checkpoint=str(path), root=str(tmp_path / "elsewhere"), **SMALL))
-    with pytest.raises(ConfigError, match="settings are not those of this version"):
-        evaluate(EvaluateConfig(checkpoint=str(checkpoint_of(tmp_path, root=[3])), **SMALL))
+    path = checkpoint_of(tmp_path, root=[3])
+    with pytest.raises(ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"):
+        evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+    older = torch.load(path, weights_only=True) | {"versions": {"retina_dist": "0.0.9"}}
+    write_checkpoint(path, older)
+    with pytest.raises(
+        ConfigError, match=r"\); retina_dist 0.0.9 wrote it and this is .*: install that version, or load the"
+    ):
+        evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
