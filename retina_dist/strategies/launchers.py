@@ -1,7 +1,7 @@
 """The launchers that are installed, and how each starts N processes on this machine.
 
-    python -m retina_dist.strategies.launchers                  each launcher, started with two processes where it is here
-    srun -n 8 python -m retina_dist.strategies.launchers        under any launcher: what each process was told
+    python -m retina_dist.strategies.launchers                  starts two processes with each installed launcher
+    srun -n 8 python -m retina_dist.strategies.launchers        under any launcher: how each process understands it
 
 Layer 4, for commands that start others (parity, benchmarks). A user types the launcher instead.
 """
@@ -20,14 +20,13 @@ from typing import Literal
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
-from retina_dist.strategies.launch_examples import EXAMPLES
 
 LauncherName = Literal["torchrun", "horovodrun", "mpirun"]
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "horovodrun", "mpirun")
 
 START_S = 120  # that a launcher may take to start two processes
 
-# Several processes on few cores, in a container that runs as root: Open MPI wants to be told. Others ignore it.
+# Several processes on few cores, in a container that runs as root: Open MPI needs these variables. Others ignore them.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -107,7 +106,7 @@ def described(variables: Mapping[str, str] = os.environ) -> str:
 
 
 def started(launcher: str) -> tuple[str | None, str]:
-    """What rank 1 of two processes says that the launcher has started here, or None and why it has not."""
+    """The line of rank 1 of two processes that the launcher starts here, or None and why it does not."""
     if launcher != "torchrun" and executable(launcher) is None:
         return None, f"{launcher} is not installed"
     try:
@@ -123,21 +122,15 @@ def started(launcher: str) -> tuple[str | None, str]:
 
 
 def main() -> None:
-    """Under a launcher one line of each process, else the table."""
+    """Under a launcher a line of each process; without one, a table of the launchers."""
     if detect_launch().launcher != "python":
         sys.stdout.write(described() + "\n")  # in one piece: others write to the same place
         return
-    print("What a process is told; of several, the last one.\n")
-    print(f"{'python':<28}started for real    {described()}")
+    print("How a process understands its launcher, here the last of two.\n")
+    print(f"{'python':<12}{described()}")
     for launcher in ("torchrun", "horovodrun", "mpirun", "srun"):
-        said, reason = started(launcher)
-        if said:
-            print(f"{launcher:<28}started for real    {said}", flush=True)
-        else:
-            print(f"{launcher:<28}variables only      {described(EXAMPLES[launcher])} ({reason})", flush=True)
-    for name, variables in EXAMPLES.items():
-        if name not in ("torchrun", "horovodrun", "mpirun", "srun"):
-            print(f"{name:<28}variables only      {described(variables)}")
+        line, reason = started(launcher)
+        print(f"{launcher:<12}{line or reason}", flush=True)
 
 
 if __name__ == "__main__":

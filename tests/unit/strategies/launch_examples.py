@@ -1,8 +1,8 @@
-"""The variables that each launcher sets, as far as they matter here. Layer 0.
+"""The variables that each launcher sets, as far as the package reads them.
 
 Dumped from real starts: torchrun 2.15, horovodrun 0.28.1, Open MPI 5.0.11 and 4.1.4, MPICH 4.0.2 and Ray 2.60 with two processes on
 one machine, srun of Slurm 22.05 with two on two nodes; all of rank 1. Azure ML's are documented, not dumped: rank 5 of 8 on two
-machines. `python -m retina_dist.strategies.launchers` shows how they are understood, and the tests hold them to it.
+machines.
 """
 
 from __future__ import annotations
