@@ -281,7 +281,7 @@ class Url:
                 return method(system, path)
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
-            except Exception as error:  # each file system has errors of its own
+            except Exception as error:  # each file system has other exception classes
                 took_s = time.monotonic() - start
                 passing = _may_pass(error)
                 if not passing or took_s + wait > ENOUGH_S:

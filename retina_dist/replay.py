@@ -2,7 +2,7 @@
 
     python -m retina_dist.replay event=runs/shapes/nonfinite_00000012.json
 
-Layer 4. One process goes through the batches of all ranks, one after the other, in the precision of the run.
+Layer 4. A single process repeats the batches of all ranks, one after the other, in the precision of the run.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def replay(config: ReplayConfig) -> None:
     event = _read(path)
     if not event["checkpoint"]:
         raise ConfigError(
-            f"event={path} came with no weights (a run keeps those of its first events); replay an earlier one."
+            f"event={path} has no checkpoint (a run keeps those of its first events only); replay an earlier event."
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
     settings = settings_of(content.get("config"), TrainConfig, remedy_of(content))
     validate(settings)
-    # the pixels of the run, whatever device this one is, and modules that can be looked into
+    # resize as the run did, whatever the device; an uncompiled model has modules to hook
     data_settings = data_of_checkpoint(settings.data, config.root, event["checkpoint"])
     data_settings = replace(data_settings, num_workers=0, resize=content.get("resize", settings.data.resize))
     settings = replace(settings, data=data_settings, trainer=replace(settings.trainer, compile=False))
@@ -80,7 +80,7 @@ def replay(config: ReplayConfig) -> None:
                     losses: dict[str, Tensor] = state.model(batch.to(strategy.device))
                 for handle in handles:
                     handle.remove()
-                scale = event.get("loss_scale", 1.0)  # or gradients in fp16 would vanish that did not in the step
+                scale = event.get("loss_scale", 1.0)  # without it, gradients in fp16 could underflow
                 (torch.stack(list(losses.values())).sum() * scale).backward()
                 norm = clip_gradients(state.model.parameters(), None) / scale
                 values = {name: loss.detach() for name, loss in losses.items()}
@@ -89,11 +89,11 @@ def replay(config: ReplayConfig) -> None:
                 with inspection(state.model, inner):
                     for image in task.inspect(state.model, batch):
                         print(f"  image {image['image_id']}, {image['file_name']}: {_words(image['losses'])}")
-                state.load_state_dict(content)  # the forward passes have moved the statistics of norms
+                state.load_state_dict(content)  # forward passes change the statistics of norms
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The event, with values of the right types. Raises ConfigError."""
+    """The event, with its types checked. Raises ConfigError."""
     try:
         event: dict[str, Any] = json.loads(read_bytes(path))
         for key, kind in FIELDS.items():
@@ -102,9 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not (event["step"] >= 0 <= event["steps_before"] and 1 <= event["world_size"] == len(event["ranks"])):
             raise ValueError(f"it has {len(event['ranks'])} ranks and world_size {str(event['world_size'])[:40]}")
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ConfigError(
-            f"event={path} is no nonfinite_STEP.json of a run ({error}); a run folder has them."
-        ) from error
+        raise ConfigError(f"event={path} is no nonfinite_STEP.json ({error}); give one from a run folder.") from error
     return event
 
 
@@ -122,7 +120,7 @@ def _words(losses: dict[str, Any]) -> str:
 
 @entry_point("replay")
 def main(config: ReplayConfig) -> None:
-    """Print what the step held."""
+    """Repeat the step."""
     replay(config)
 
 

@@ -352,7 +352,7 @@ def _assumptions(config: ModelBenchmarkConfig, found: Timeline, recipe: Recipe) 
         "sku": ", ".join(config.sku)
         + (" (sku's default; sku=[NAME] chooses another)" if config.sku == ModelBenchmarkConfig().sku else ""),
         "batch": "every GPU takes as many images a step as the one that was measured, so the batch grows with the GPUs; the "
-        f"settings ask for data.batch_size={config.data.batch_size}, which has a learning rate of its own",
+        f"settings ask for data.batch_size={config.data.batch_size}, which needs another learning rate",
         "gradients": f"{found.num_bytes / 1e6:.1f} MB{sent}, in buckets of {config.bucket_mb:g} MiB, averaged "
         f"{'during' if config.overlap else 'after'} the backward pass, which is {found.backward_share:.0%} of a step; all-reduce "
         f"by {how[config.allreduce]}",

@@ -1,9 +1,8 @@
-"""Decoded images kept on the disk, for machines whose cores cannot decode as fast as their GPUs train.
+"""A cache of decoded images on disk, for machines whose CPU cores cannot decode as fast as their GPUs train.
 
-Layer 1. One file an image: its pixels as `read_image` gave them, then its size and a check sum; read by memory mapping.
-A file is named after where the image is, what tells its content from another (of a local file its size and time of change)
-and the annotated size, so that an image that has changed is decoded anew, and it is written aside and renamed, so that any
-number of processes may fill one folder.
+Layer 1. Each image has one file: its pixels from `read_image`, then its size and a checksum; read by memory mapping.
+The file name is a hash of the image's path, its version (for a local file, size and modification time) and the annotated size, so
+a changed image is decoded again. Files are written under a temporary name and renamed, so several processes can share a folder.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 LEAST_FREE = 2**30  # bytes left on the disk for everything else, checkpoints above all
-TRAILER = 3  # 64-bit words at the end of a file: height, width, check sum
+TRAILER = 3  # 64-bit words at the end of a file: height, width, checksum
 
 
 class DecodedCache:
-    """Reads images as `read_image` does, from `folder` where they are there, and puts them there where they are not.
+    """Reads images as `read_image` does, from `folder` if it holds them; otherwise it decodes and stores them.
 
     A damaged file is decoded and written again. When the disk is full, or has less than a gigabyte left, or cannot be written,
     images are decoded as without a cache. It warns of both, of the second once.
@@ -44,11 +43,11 @@ class DecodedCache:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"data.cache={folder} cannot be made ({error}); give another folder, or leave it out."
+                f"data.cache={folder} cannot be made ({error}); give another folder, or data.cache=null."
             ) from error
 
     def holds(self, path: Source, annotated_size: tuple[int, int]) -> bool:
-        """Whether an image is here, so that its bytes are not needed."""
+        """Whether the cache has an image, so that its file need not be read."""
         kept = self._place(path, annotated_size)
         return kept is not None and kept.exists()
 
@@ -62,7 +61,7 @@ class DecodedCache:
         """`read_image(path, annotated_size, max_pixels, content)`, bit for bit. Raises ImageError as that does."""
         kept = self._place(path, annotated_size)
         if kept is None or annotated_size[0] * annotated_size[1] > max_pixels:
-            return read_image(path, annotated_size, max_pixels, content)  # which says what is wrong
+            return read_image(path, annotated_size, max_pixels, content)  # raises the error
         if kept.exists():
             pixels = _load(kept, annotated_size)
             if pixels is not None:
@@ -80,7 +79,7 @@ class DecodedCache:
         return pixels
 
     def _place(self, path: Source, annotated_size: tuple[int, int]) -> Path | None:
-        """Where an image is kept; None for one that cannot be told from others."""
+        """The file of an image; None if nothing tells this version of the image from others."""
         version = version_of(path)
         if version is None:
             return None
@@ -108,9 +107,9 @@ class DecodedCache:
 
 
 def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
-    """The pixels of a file of the cache; None when it is not as it was written."""
+    """The pixels in a file of the cache; None if it is damaged."""
     try:
-        content = np.memmap(kept, np.uint64, mode="c")  # copied where somebody writes, and the file is not
+        content = np.memmap(kept, np.uint64, mode="c")  # copy on write: the file never changes
     except (OSError, ValueError):
         return None
     height, width, check = content[-TRAILER:].tolist() if len(content) > TRAILER else (0, 0, 0)
@@ -126,5 +125,5 @@ def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
 
 
 def _sum(words: np.ndarray) -> int:
-    """Modulo 2^64: takes as long as reading does, where a CRC would take as long as decoding."""
+    """Checksum modulo 2^64. It costs as much as reading; a CRC would cost as much as decoding."""
     return int(np.add.reduce(words, dtype=np.uint64))

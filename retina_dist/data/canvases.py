@@ -1,8 +1,8 @@
-"""Which images share a canvas.
+"""Aspect-ratio buckets: images of similar shape share a canvas.
 
 Layer 1. Images of one batch are padded to a common size. Padding to the largest image of each batch wastes
-work and gives every step another shape; a few fixed canvases waste less (on COCO 2017, six of them cost 3 %
-more pixels than padding each image by itself) and let compiled kernels and CUDA graphs be used again.
+work and gives every step a different shape. A few fixed canvases waste less (on COCO 2017, six of them cost 3 %
+more pixels than padding each image separately), and compiled kernels and CUDA graphs can be reused.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Buckets:
         return len(self.of_image)
 
     def canvas(self, indices: Sequence[int] | IntArray, min_size: int) -> tuple[int, int]:
-        """(height, width) for a batch: its bucket's canvas, or one that fits all where buckets are mixed."""
+        """(height, width) for a batch: its bucket's canvas, or one that fits all if it mixes buckets."""
         used = np.unique(self.of_image[np.asarray(indices)])
         height, width = self.canvases[self.min_sizes.index(min_size), used].max(axis=0)
         return int(height), int(width)
 
     def all_canvases(self) -> set[tuple[int, int]]:
-        """Those of every batch that there can be: of one bucket, or of several, where two give the height and the width."""
+        """The canvas of every possible batch: of one bucket, or of several, of which two set the height and the width."""
         pairs = combinations_with_replacement(range(len(self)), 2)
         return {(height, width) for pair in pairs for height, width in self.canvases[:, pair].max(axis=1).tolist()}
 
@@ -62,9 +62,9 @@ def make_buckets(
 ) -> Buckets:
     """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
 
-    The cut points give the least total canvas area, summed over images and `min_sizes`; where fewer buckets
-    do as well, there are fewer. Canvas sides are multiples of `divisor`. Raises ConfigError for a setting
-    below 1, DataError where there is no image.
+    The cut points minimize the total canvas area, summed over images and `min_sizes`; if fewer buckets
+    reach the same area, there are fewer. Canvas sides are multiples of `divisor`. Raises ConfigError for a setting
+    below 1, DataError if there is no image.
     """
     settings = {"min_sizes": min(min_sizes, default=0), "max_size": max_size, "num_buckets": num_buckets}
     for name, value in (settings | {"divisor": divisor}).items():
@@ -74,7 +74,7 @@ def make_buckets(
     if not len(stored):
         raise DataError("The data set has no images; check the annotation file and the filters applied to it.")
 
-    # equal images first, then equal canvases: the search below sees dozens of kinds, not every image
+    # merge equal sizes, then equal canvases: the search below handles dozens of kinds instead of every image
     stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
     resized = [[resized_size(h, w, size, max_size) for size in min_sizes] for h, w in stored.tolist()]
     padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]

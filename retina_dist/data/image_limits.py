@@ -1,7 +1,7 @@
-"""What an image file may make a decoder do beside decoding its pixels once. Layer 1.
+"""Limits on the work that decoding an image file can cause beyond decoding its pixels once. Layer 1.
 
-A few bytes of JPEG, PNG or TIFF can ask for work or memory without bound, whatever size the image has. Each function says, without
-decoding anything, what is wrong with such a file.
+A few bytes of JPEG, PNG or TIFF can request unbounded work or memory, whatever the size of the image. Each function finds such a
+file without decoding it, and returns the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 MAX_TEXTS = 100
-MAX_CHUNKS = 10_000  # and one for each kilobyte; libpng writes 8 of pixels in a chunk
+MAX_CHUNKS = 10_000  # plus one for each kilobyte; libpng writes chunks of 8 kB
 
 TIFF_PARTS = (273, 279, 324, 325)  # where strips and tiles are, and their lengths
 MAX_TAGS = 4096
@@ -37,13 +37,13 @@ MAX_LAYERS = 8  # times that the parts of a file may cover its image; a file by 
 
 
 def trouble_of_file(file: BinaryIO) -> str | None:
-    """Why a file should not even be opened by Pillow; None if nothing speaks against it. The file is then at its beginning."""
+    """Why Pillow should not open a file; None if it may. Leaves the file at its beginning."""
     head = file.read(16)
     try:
         if head.startswith(PNG):
             return _trouble_of_png(file)
         return _trouble_of_tiff(file, head) if head[:2] in (b"II", b"MM") else None
-    except struct.error:  # cut off: Pillow says so
+    except struct.error:  # truncated: Pillow raises the error
         return None
     finally:
         file.seek(0)
@@ -102,14 +102,16 @@ def trouble_of_jpeg(content: bytes, pixels: int, max_pixels: int) -> str | None:
 
 
 def count_scans(jpeg: bytes, most: int) -> int:
-    """The scans that a decoder will read of a JPEG, counted until they are more than `most`; nothing is decoded.
+    """The number of scans in a JPEG, counted until they are more than `most`, without decoding.
 
-    Never fewer than libjpeg finds: in it too, a segment is skipped by its length and data up to the next marker.
+    Never fewer than libjpeg finds: like libjpeg, it skips a segment by its length, and data up to the next marker.
     """
-    found = sum(1 for _ in islice(SCAN.finditer(jpeg), most + 1))  # no fewer, at a thirtieth of the decoder's time
+    found = sum(
+        1 for _ in islice(SCAN.finditer(jpeg), most + 1)
+    )  # an upper bound, in a thirtieth of the decoder's time
     if found <= most:
         return found
-    at, found = 2, 0  # the bytes may be those of a thumbnail, or of a film that follows the image
+    at, found = 2, 0  # some may belong to a thumbnail, or to a film that follows the image
     while found <= most and (marker := MARKER.search(jpeg, at)):
         at, kind = marker.end(), jpeg[marker.end() - 1]
         if kind == END_OF_IMAGE:

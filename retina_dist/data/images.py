@@ -1,7 +1,7 @@
-"""Any image file -> RGB pixels that agree with its boxes.
+"""Decodes image files to RGB pixels in the orientation of their annotations.
 
-Layer 1. Pillow looks at every file and decodes it, but for upright JPEG, which torchvision decodes to the same bits in less time;
-what cannot be read ends in an ImageError that names the file.
+Layer 1. Pillow opens and decodes every file, except upright JPEG, which torchvision decodes faster to the same bits.
+A file that cannot be read raises an ImageError that names it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from retina_dist.files import check_regular
 
 try:
     from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # deprecated in torchvision 0.29, to be gone one day
+except ImportError:  # deprecated in torchvision 0.29
     decode_jpeg = None
 
 ORIENTATION_TAG = 0x0112
-TRANSPOSITIONS = {  # what shows an image of each EXIF orientation upright
+TRANSPOSITIONS = {  # turns an image of each EXIF orientation upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -41,15 +41,15 @@ TRANSPOSITIONS = {  # what shows an image of each EXIF orientation upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # what takes an upright image back
+INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # turns an upright image back
 SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
 
-MAX_PIXELS = 178_956_970  # what Pillow takes by itself; half a gigabyte of RGB
+MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 
-# What strangers may send: the formats that cameras, phones and browsers make, not each that Pillow has a decoder for.
+# Formats of untrusted images: those of cameras, phones and browsers, not all that Pillow can decode.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image with whole boxes would be a lie
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # annotations describe the whole image
 
 
 def read_image(
@@ -59,14 +59,14 @@ def read_image(
     content: bytes | None = None,
     formats: tuple[str, ...] | None = None,
 ) -> Tensor:
-    """The pixels of an image, uint8 [3, h, w] RGB, in the orientation its boxes are in. `content` is its bytes, if at hand.
-    `formats` are those of Pillow's to try; None: all.
+    """The pixels of an image, uint8 [3, h, w] RGB, in the orientation of its annotations.
 
-    EXIF orientation is applied, as every viewer and labelling tool does, unless `annotated_size`, (width, height) in
-    the annotation file, says that the boxes were drawn on the pixels as stored. 16-bit grey is scaled to 8 bits,
-    transparency is dropped, of an animation the first frame is taken. Raises ImageError when the file is missing,
-    damaged, of another size than annotated, or, before it is decoded, when its header claims more than `max_pixels` or
-    decoding would cost far more than those (see `image_limits`).
+    `content` is the file's bytes, if they were read already; `formats` are the Pillow formats to try (None: all).
+    EXIF orientation is applied, as viewers and labelling tools do, unless `annotated_size`, (width, height) in the
+    annotation file, shows that the annotations refer to the stored pixels. 16-bit grey is scaled to 8 bits, transparency is
+    dropped, and only the first frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
+    size than annotated, and, before decoding, if its header claims more than `max_pixels` or it would cost far more work than
+    its pixels (see `image_limits`).
     """
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
@@ -79,12 +79,12 @@ def read_image(
                 trouble = trouble_of_jpeg(content, image.width * image.height, max_pixels)
             if trouble:
                 raise ValueError(trouble)
-        if isinstance(image, PngImageFile):  # all of which Pillow decodes to find EXIF: a failure there would be lost
+        if isinstance(image, PngImageFile):  # Pillow decodes a PNG to find EXIF, and would hide an error there
             with _decoding(path):
                 image.load()
         stored = wanted = _orientation(image)
         if annotated_size is not None:
-            wanted = _orientation_of_boxes(path, _stored_size(image), stored, annotated_size)
+            wanted = _orientation_of_annotations(path, _stored_size(image), stored, annotated_size)
         applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
         if image.format == "JPEG" and image.mode in ("L", "RGB") and wanted == 1:
             decoded = _decode_jpeg(content)
@@ -98,18 +98,18 @@ def read_image(
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """As `read_image`, of the content of a file in one of `FORMATS`, which errors call "it". Raises ImageError."""
+    """As `read_image`, for the bytes of a file in one of `FORMATS`; errors call it "it". Raises ImageError."""
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
 def count_pixels(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
-    """How many pixels the header of what `decode_image` takes claims; nothing is decoded. Raises ImageError."""
+    """The number of pixels in an image's header, without decoding it. Raises ImageError."""
     with _opened("it", max_pixels, data, FORMATS) as image:
         return image.width * image.height
 
 
 def _decode_jpeg(content: bytes | None) -> Tensor | None:
-    """A JPEG's pixels, [3, h, w] in channels-last memory; None where torchvision cannot, for Pillow to try and to explain."""
+    """A JPEG's pixels, [3, h, w] in channels-last memory; None if torchvision fails: then Pillow decodes, or raises."""
     if decode_jpeg is None or content is None:
         return None
     try:
@@ -128,7 +128,7 @@ def _decoding(path: Source) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except Exception as error:  # decoders meet damaged bytes with almost any exception
+    except Exception as error:  # on damaged bytes, decoders raise almost any exception
         raise ImageError(
             f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
             "data.bad_images=skip."
@@ -148,8 +148,8 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
 def _opened(
     path: Source, max_pixels: int, content: bytes | None, formats: tuple[str, ...] | None = None
 ) -> Iterator[Image.Image]:
-    """Pillow's image of a file, whose header has been read and says nothing that forbids decoding it."""
-    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses from twice its own limit on, which must not be below ours
+    """Pillow's image of a file whose header was read and is within the limits."""
+    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses images of twice its limit, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     with ExitStack() as at_end:
         try:
@@ -170,7 +170,7 @@ def _opened(
         except ImageError:
             raise
         except Image.DecompressionBombError as error:
-            count = re.search(r"\d+", str(error))  # all that Pillow says of the size
+            count = re.search(r"\d+", str(error))  # Pillow gives the size only in the message
             raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
         except Exception as error:  # as above
             raise _unreadable(path, f"none of {', '.join(formats)}" if formats else str(error)) from error
@@ -201,7 +201,7 @@ def _orientation(image: Image.Image) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:  # damaged EXIF, in Pillow's many ways, is no reason to lose a sound image
+    except Exception:  # damaged EXIF raises many kinds of errors; the pixels may still be sound
         return 1
     return value if value in range(1, 9) else 1
 
@@ -211,23 +211,25 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
     return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
-def _orientation_of_boxes(path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]) -> int:
-    """The orientation to apply so that pixels agree with boxes drawn on an image of `annotated` size."""
+def _orientation_of_annotations(
+    path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]
+) -> int:
+    """The orientation to apply so that pixels agree with the annotations of an image of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
     if annotated == shown:
         return orientation
     if annotated == stored:
         return 1
     raise ImageError(
-        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: its boxes "
-        "belong to another version of it; annotate this file, or set data.bad_images=skip."
+        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: it belongs "
+        "to another version of the image; annotate this file, or set data.bad_images=skip."
     )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode == "F":
-        raise ValueError("floating-point pixels, whose range nothing tells; store it with 8 bits")
+        raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
     if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
         values = np.asarray(image, dtype=np.float64)
         return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")

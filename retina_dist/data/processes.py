@@ -15,10 +15,10 @@ LOGGER = logging.getLogger("retina_dist")
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within it, processes of `multiprocessing` start without an import of the main script.
+    """Within it, processes of `multiprocessing` start without importing the main script.
 
-    Their objects are of modules of this package. The import would run a script that has no `if __name__ == "__main__":`
-    again, in each process (`multiprocessing.spawn.get_preparation_data` reads these two names).
+    They need only modules of this package. The import would run a script without `if __name__ == "__main__":` again in
+    each process (`multiprocessing.spawn.get_preparation_data` reads these two names).
     """
     main = sys.modules["__main__"].__dict__
     hidden: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}

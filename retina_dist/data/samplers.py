@@ -1,7 +1,7 @@
-"""Which images make up each optimizer step, and which of them are whose.
+"""Samplers: the images of each optimizer step, and each rank's share of them.
 
-Layer 1. Takes rank and world size as plain numbers. Every answer is a pure function of the step: resuming
-needs no replay, and a job that goes on with another number of ranks sees the same images in the same steps.
+Layer 1. Rank and world size are plain numbers. Every batch is a pure function of the step: a resume replays
+nothing, and a job that resumes with another number of ranks sees the same images in the same steps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class BatchSpec:
     canvas: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
     weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `Batch`
-    size: int = 1  # images that the batch has at least; fillers make up for those it lacks
+    size: int = 1  # the least number of images in the batch; fillers make up the rest
 
 
 class _Sharded:
-    """Knows which rank it works for; elastic jobs change that."""
+    """Holds rank and world size, which change in elastic jobs."""
 
     rank: int
     world_size: int
@@ -42,14 +42,14 @@ class _Sharded:
 
 
 class TrainSampler(_Sharded):
-    """Deals out each epoch's images, every one exactly once, `batch_size` an optimizer step over all ranks.
+    """Each epoch's images, each exactly once, `batch_size` per optimizer step over all ranks.
 
-    All images of a step lie on one canvas. A step's n images are split into `accumulate` groups, and each group into
-    `world_size` slots; lengths of slots differ by at most one, and no count needs to divide another. Micro-batch
-    `a` of rank `r` is slot `r` of group `a`: which images are processed together, over all ranks, does not depend on the
-    number of ranks. Its weight is len(slot) * world_size / n, so that the mean over ranks of the sum of
-    weight * (mean over the slot) is the mean over the step. Fillers bring every slot to one size, so that every rank takes
-    part in every micro-batch, with one shape a canvas.
+    All images of a step share a canvas. A step's n images are split into `accumulate` groups, and each group into
+    `world_size` slots, whose lengths differ by at most one; no count needs to divide another. Micro-batch
+    `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on the
+    number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of
+    weight * (mean over the slot) is the mean over the step. Fillers pad every slot to one size, so every rank takes
+    part in every micro-batch, with one shape per canvas.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class TrainSampler(_Sharded):
 
 
 class EvalSampler(_Sharded):
-    """This rank's share of one pass over a split; together the ranks' shares hold every image once.
+    """This rank's share of one pass over a split; all ranks together cover every image once.
 
-    `batch_size` is that of one rank. Each image keeps its own bucket's canvas, whatever the batch size and
-    the number of ranks, so neither changes what the model sees; the price is one short batch a bucket. Ranks
-    may get shares of different length, or none.
+    `batch_size` is per rank. Each image keeps its bucket's canvas whatever the batch size and the number of ranks,
+    so neither changes the model's input; the price is one short batch per bucket. Shares can differ in length and
+    can be empty.
     """
 
     def __init__(self, *, buckets: Buckets, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -139,12 +139,11 @@ class EvalSampler(_Sharded):
 
 
 def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | None) -> list[IntArray]:
-    """The images of each step of one epoch: only the last step may hold fewer than `batch_size`.
+    """The images of each step of one epoch; only the last step can hold fewer than `batch_size`.
 
-    Images stay in their bucket as far as whole steps go. What is left over moves to the next larger bucket,
-    where padding is all it costs; what is left in buckets that fit in no other (tall and wide images, as a
-    rule) is put together at the end. `rng` shuffles images within buckets, and all steps but a short one;
-    None leaves order alone.
+    Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding;
+    the remainders of buckets that fit in no other (usually tall and wide images) share the last steps.
+    `rng` shuffles images within buckets, and all full steps; None keeps the order.
     """
     members = [np.flatnonzero(buckets.of_image == bucket) for bucket in range(len(buckets))]
     steps: list[IntArray] = []

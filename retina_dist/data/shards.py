@@ -1,13 +1,12 @@
 """Shards: the images of a data set in a few large files, for storage where every small file costs a request.
 
-Layer 1. A folder, local or behind a URL, holds of each split
+Layer 1. For each split, a folder, local or behind a URL, holds
 
-    SPLIT-00000.tar, …                   plain tar files of the images' own bytes, named after the image ids
-    SPLIT.index.json                     of each shard its length and SHA-256, of each image its place in it and its CRC-32
+    SPLIT-00000.tar, …                   plain tar files of the image files, named after the image ids
+    SPLIT.index.json                     length and SHA-256 of each shard, offset and CRC-32 of each image
     annotations/instances_SPLIT.json     the annotations
 
-The same input gives the same bytes. tar and WebDataset read the shards from front to end; training reads images by their
-places, in any order.
+The same input gives the same bytes. tar and WebDataset read the shards sequentially; training reads images by offset, in any order.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MEMBER_NAME = re.compile(r"(\d{12,20})\.[a-z0-9]{1,8}", re.ASCII)
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
-PIECE = 8 * 2**20  # bytes read at once where a whole shard is, and four such behind a URL
+PIECE = 8 * 2**20  # bytes per read of a whole shard; behind a URL, four such reads at once
 TOGETHER = 4
 COMMAND = "python -m retina_dist.shards"
 
 
 @dataclass(frozen=True)
 class Member:
-    """An image on its way into a shard."""
+    """An image to be written into a shard."""
 
     image_id: int
     source: Source
@@ -49,14 +48,14 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Unique among the images of a split, harmless to unpack, and, up to its first dot, a key of WebDataset's."""
+        """Unique among the images of a split, safe to unpack; the part up to the first dot is WebDataset's key."""
         name = self.source.member if isinstance(self.source, ArchiveMember) else str(self.source)
         extension = re.search(r"\.([A-Za-z0-9]{1,8})$", name)
         return f"{self.image_id:012d}.{extension[1].lower() if extension else 'img'}"
 
     @property
     def space(self) -> int:
-        """Bytes that it takes in a tar file."""
+        """Bytes in the tar file."""
         return tarfile.BLOCKSIZE + _padded(self.size, tarfile.BLOCKSIZE)
 
 
@@ -76,10 +75,10 @@ def has_shards(folder: Place, split: str) -> bool:
 
 
 def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
-    """Where the image of each image id is.
+    """The shard member of each image id.
 
-    Raises DataError when there are no shards, when writing them was not finished, and, with `complete`, when one is missing or
-    is not as long as it was.
+    Raises DataError if there are no shards, if writing them was not finished, and, with `complete`, if one is missing or has
+    another length than the index says.
     """
     index = _raw_index(folder, split)
     if index is None:
@@ -88,7 +87,7 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
             f"into shards elsewhere: {COMMAND} data=coco data.root={folder} output=OTHER."
         )
     if not index["complete"]:
-        raise DataError(f"the {split} shards in {folder} are not all written; finish them by the same {COMMAND} again.")
+        raise DataError(f"the {split} shards in {folder} are incomplete; run the same {COMMAND} again to finish them.")
     if complete:
         lengths = _lengths(folder, [shard["file"] for shard in index["shards"]])
         for shard in index["shards"]:
@@ -96,14 +95,14 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
             if there != shard["bytes"]:
                 found = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
                 raise DataError(
-                    f"{folder}/{shard['file']} {found}; copy it again, or write it again by the same {COMMAND}, or go on "
-                    "without its images (data.bad_images=skip)."
+                    f"{folder}/{shard['file']} {found}; copy it again, run the same {COMMAND} again, or train without "
+                    "its images (data.bad_images=skip)."
                 )
     return {row[0]: _slice(folder, shard["file"], row) for shard in index["shards"] for row in shard["images"]}
 
 
 def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
-    """Members in their order, shard by shard; none is longer than `limit` bytes unless an image is."""
+    """Members in order, grouped into shards of at most `limit` bytes unless a single image is larger."""
     shards: list[list[Member]] = []
     length = 0
     for member in members:
@@ -151,9 +150,9 @@ class ShardWriter:
         return [i for i, (name, length) in enumerate(facts) if i >= len(self._shards) or there.get(name) != length]
 
     def write(self, annotations: bytes, *, progress: Callable[[int], object] = lambda count: None) -> int:
-        """Write what is not there, the annotations and, last, an index that says so; return how many shards were written.
+        """Write the missing shards, the annotations and, last, the complete index; return how many shards were written.
 
-        A shard that is there is read and kept if it is, to the last bit, what was written. `progress` gets numbers of bytes.
+        An existing shard is kept if its SHA-256 is right. `progress` is called with numbers of bytes.
         """
         missing, written = set(self.missing), 0
         for i, (name, members) in enumerate(zip(self.names, self.planned, strict=True)):
@@ -172,16 +171,16 @@ class ShardWriter:
         return written
 
     def verify(self, progress: Callable[[int], object] = lambda count: None) -> None:
-        """Read all shards back, and the images again. Raises DataError for the first that is not what was written, or is now."""
+        """Read all shards back and compare them with the images. Raises DataError for the first difference."""
         for shard, members in zip(self._shards, self.planned, strict=True):
             damage = damage_of(self.folder, shard)
             if damage:
-                raise DataError(f"{damage} Write it again by the same {COMMAND}.")
+                raise DataError(f"{damage} Run the same {COMMAND} again to write it again.")
             now = read_in_turn(member.source for member in members)
             for member, row, content in zip(members, shard["images"], now, strict=True):
                 if isinstance(content, ImageError) or zlib.crc32(content) != row[4]:
                     raise DataError(
-                        f"{member.source} is not what {self.folder}/{shard['file']} was made of; remove that shard and run the "
+                        f"{member.source} differs from its copy in {self.folder}/{shard['file']}; remove that shard and run the "
                         f"{COMMAND} again."
                     )
             progress(shard["bytes"])
@@ -209,7 +208,7 @@ class ShardWriter:
 
 
 def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
-    """A sentence on what is wrong with a shard, with the member and its place, by its entry in the index; None if nothing is."""
+    """How a shard differs from its entry in the index, as a sentence that names the member; None if it does not."""
     digest = hashlib.sha256()
     try:
         for piece in _pieces(folder, shard["file"], shard["bytes"]):
@@ -222,12 +221,14 @@ def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
         return None
     slices = (_slice(folder, shard["file"], row) for row in shard["images"])
     first = next((error for error in read_in_turn(slices) if isinstance(error, ImageError)), None)
-    what = str(first).split(";")[0] if first else "its images are sound, but not its length or what is between them"
+    what = (
+        str(first).split(";")[0] if first else "its images are sound, but its length or the bytes between them are not"
+    )
     return f"{folder}/{shard['file']} is damaged: {what}."
 
 
 def _write_tar(path: Path, members: list[Member], progress: Callable[[int], object]) -> list[list[Any]]:
-    """Write a tar file; return of each member id, name, offset, length and CRC-32."""
+    """Write a tar file; return id, name, offset, length and CRC-32 of each member."""
     rows: list[list[Any]] = []
     with path.open("wb") as file:
         for member, content in zip(members, read_in_turn(m.source for m in members), strict=True):
@@ -235,7 +236,7 @@ def _write_tar(path: Path, members: list[Member], progress: Callable[[int], obje
                 raise content
             if len(content) != member.size:
                 raise DataError(
-                    f"{member.source} changed while it was read; run the command again when nobody writes to it."
+                    f"{member.source} changed while it was read; run the command again when no other process writes to it."
                 )
             info = tarfile.TarInfo(member.name)  # time 0, owner 0, mode 0644
             info.size = member.size
@@ -259,7 +260,7 @@ def _facts(name: str, rows: list[list[Any]], file: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Place, name: str, length: int) -> Iterator[bytes]:
-    """All of a file, which should be `length` bytes long: what is beyond them, a piece of it at most, comes too."""
+    """The content of a file of `length` bytes. Of a longer one, at most one piece beyond them."""
     if isinstance(folder, Path):
         with (folder / name).open("rb") as file:
             while piece := file.read(PIECE):
@@ -275,18 +276,18 @@ def _pieces(folder: Place, name: str, length: int) -> Iterator[bytes]:
 
 
 def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
-    """The index file, None without one. Raises DataError when it is not as this module wrote it."""
+    """The content of the index file; None if there is none. Raises DataError if it is damaged."""
     path = folder / index_of(split)
     try:
         data = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); give yourself the right to read it.") from error
+        raise DataError(f"{path} cannot be read ({error}); make it readable.") from error
     try:
         index: dict[str, Any] = json.loads(data)
         if index["format"] != FORMAT:
-            raise DataError(f"{path} has format {index['format']}, not {FORMAT}; read it by the version that wrote it.")
+            raise DataError(f"{path} has format {index['format']}, not {FORMAT}; write it again with this version.")
         seen: set[int] = set()
         for shard in index["shards"]:
             if not SHARD_NAME.fullmatch(shard["file"]) or not shard["file"].startswith(f"{split}-"):
@@ -306,11 +307,11 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is no index of shards ({error}); copy or write it anew.") from error
+        raise DataError(f"{path} is no index of shards ({error}); copy or write it again.") from error
 
 
 def _check_row(row: Any, shard: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError for a row of the index that the writer did not write: a name begins with its image's id."""
+    """Raise ValueError or TypeError for an invalid row of the index; a name must begin with its image's id."""
     if [type(value) for value in row] != [int, str, int, int, int]:
         raise ValueError(f"a row of {shard['file']} is of other types")
     image_id, name, offset, length, crc32 = row
@@ -326,7 +327,7 @@ def _slice(folder: Place, file: str, row: list[Any]) -> ArchiveMember:
 
 
 def _lengths(folder: Place, names: list[str]) -> dict[str, int]:
-    """Bytes of each of these files that is there."""
+    """Bytes of each of these files that exists."""
     if isinstance(folder, Url):
         listed = folder.all_files()
         return {name: int(listed[name]["size"]) for name in names if name in listed}
@@ -340,7 +341,7 @@ def _made(folder: Place) -> Place:
 
 
 def _tar_length(content: int) -> int:
-    """With the two empty blocks at the end, in whole records, as tar writes it."""
+    """Length of a tar file in bytes: with two empty blocks at the end, rounded up to whole records."""
     return _padded(content + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE)
 
 

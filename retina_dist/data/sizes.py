@@ -1,4 +1,4 @@
-"""The size that an image has after the resize."""
+"""The size of an image after the resize."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def resize_scale(height: int, width: int, min_size: int, max_size: int) -> float:
-    """The factor that makes the short side `min_size`, or less where the long side would pass `max_size`."""
+    """The factor that makes the short side `min_size`, or less if the long side would exceed `max_size`."""
     return min(min_size / min(height, width), max_size / max(height, width))
 
 

@@ -1,6 +1,6 @@
-"""Where an image's bytes are: in a file of its own, behind a URL, or in a part of a larger file; and how to get them.
+"""Sources of image bytes: a local file, a file behind a URL, or a part of a larger file.
 
-Layer 1. A source is a value, small to send to data workers; whatever is opened to read it is opened in the worker.
+Layer 1. A source is a small value that can be sent to data workers; files and connections are opened in the worker.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url, place, read_bytes
 
-AT_ONCE = 64  # images asked for together where many are read in a row
+AT_ONCE = 64  # images per request when many are read
 
 
 class RemoteFile(NamedTuple):
-    """A file behind a URL. `version` changes when its content does, as far as the listing of its folder tells; "" says nothing."""
+    """A file behind a URL. `version` changes with its content, as far as the folder's listing shows; "" if unknown."""
 
     folder: str
-    name: str  # relative to the folder; kept apart, so that nothing in it is read as part of a URL
+    name: str  # relative to the folder; separate, so that it is never parsed as part of a URL
     version: str = ""
 
     def __str__(self) -> str:
@@ -47,19 +47,19 @@ Source = str | Path | RemoteFile | ArchiveMember  # str and Path: a local file
 
 
 def as_source(source: Source) -> str | RemoteFile | ArchiveMember:
-    """The same, with a local path as text, which is smaller to send."""
+    """The same source; a local path as text, which is smaller when sent to a worker."""
     return source if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
 
 
 def is_remote(source: Source) -> bool:
-    """Whether reading it waits for a network, so that several should be read at once."""
+    """Whether reading it waits for a network: then read several at once."""
     return isinstance(source, RemoteFile) or (
         isinstance(source, ArchiveMember) and isinstance(place(source.folder), Url)
     )
 
 
 def read(source: Source) -> bytes:
-    """The bytes of one image. Raises as `read_all`, and what that returns."""
+    """The bytes of one image. Raises DataError as `read_all` does, and ImageError."""
     (found,) = read_all([source])
     if isinstance(found, ImageError):
         raise found
@@ -67,10 +67,10 @@ def read(source: Source) -> bytes:
 
 
 def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
-    """The bytes of each image, those in one folder behind a URL fetched together.
+    """The bytes of each image; those in one folder behind a URL are fetched together.
 
-    An ImageError stands for one that is not there, or is not what was stored. Raises DataError when the place cannot be reached,
-    which says nothing of the image: it is never to be skipped for that.
+    The entry of an image that is missing or damaged is an ImageError. Raises DataError if the storage cannot be reached; that is no
+    reason to skip the image.
     """
     answers: dict[int, bytes | OSError] = {}
     behind: dict[str, list[int]] = {}
@@ -85,19 +85,19 @@ def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
             answers |= zip(rows, Url(folder).read_parts(parts), strict=True)
         except UserError as error:
             names = ", ".join(name for name, *_ in parts[:3]) + (", …" if len(parts) > 3 else "")
-            raise DataError(f"{error} Wanted were {names}") from error
+            raise DataError(f"{error} Requested: {names}") from error
     return [_checked(source, answers[i]) for i, source in enumerate(sources)]
 
 
 def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
-    """As `read_all`, of any number of sources, few of them at a time."""
+    """As `read_all`, for any number of sources, with few in memory at a time."""
     sources = iter(sources)
     while some := list(islice(sources, AT_ONCE)):
         yield from read_all(some)
 
 
 def version_of(source: Source) -> tuple[object, ...] | None:
-    """What tells this content from any other that was or will be there; None where nothing does."""
+    """A key that changes whenever the content does; None if there is none."""
     if isinstance(source, ArchiveMember):
         return tuple(source)
     if isinstance(source, RemoteFile):
@@ -110,7 +110,7 @@ def version_of(source: Source) -> tuple[object, ...] | None:
 
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:
-    """Bytes of each, by one listing of each folder behind a URL. Raises ImageError for one that is not there."""
+    """Bytes of each, from one listing per folder behind a URL. Raises ImageError for a missing one."""
     folders = {source.folder for source in sources if isinstance(source, RemoteFile)}
     listed = {folder: Url(folder).all_files() for folder in folders}
     return [_size(source, listed) for source in sources]
@@ -128,7 +128,7 @@ def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
 
 
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
-    """Each file in a folder and below, by its name from there; one listing, whatever their number. Raises DataError."""
+    """Each file in a folder and its subfolders by relative name, from a single listing. Raises DataError."""
     try:
         listed = folder.all_files()
     except UserError as error:
@@ -137,7 +137,7 @@ def objects_in(folder: Url) -> dict[str, RemoteFile]:
 
 
 def _version(facts: dict[str, object]) -> str:
-    """Of a file, from what the file systems of fsspec tell: an ETag, or size and time; neither says nothing."""
+    """A file's ETag, or modification time, and size, as fsspec's file systems give them; "" if they give neither."""
     for key in ("etag", "ETag", "last_modified", "LastModified", "mtime", "created"):
         if facts.get(key):
             return f"{facts[key]} {facts.get('size')}"
@@ -173,9 +173,9 @@ def _checked(source: Source, answer: bytes | OSError) -> bytes | ImageError:
     if isinstance(answer, OSError):
         return ImageError(f"{source} cannot be read ({answer}); restore the file, or set data.bad_images=skip.")
     if isinstance(source, ArchiveMember) and (len(answer) != source.length or zlib.crc32(answer) != source.crc32):
-        what = f"only {len(answer)} bytes are there" if len(answer) != source.length else "its CRC-32 is another"
+        what = f"only {len(answer)} bytes are there" if len(answer) != source.length else "its CRC-32 differs"
         return ImageError(
-            f"{source} is damaged: {what}; copy the shard again, or write it anew with retina_dist.shards, or set "
+            f"{source} is damaged: {what}; copy the shard again, write it again with retina_dist.shards, or set "
             "data.bad_images=skip."
         )
     return answer

@@ -4,7 +4,7 @@
     python -m retina_dist.benchmark eval batches=[]                             the metric alone
     python -m retina_dist.benchmark eval backends=[] batches=[8] device=cuda    the post-processing alone
 
-Layer 4. The metric: every evaluator that is there against pycocotools, each in a process of its own, from rows [n, 7] in memory to
+Layer 4. The metric: every installed evaluator against pycocotools, each in a separate process, from rows [n, 7] in memory to
 the numbers, on made-up boxes with the sizes, classes and crowds of COCO's. The post-processing: that of the whole batch against
 torchvision's, image by image, on made-up heads' outputs with some 1,200 candidates an image. What is compared takes turns, in
 `rounds`, and must agree; ratios are medians over the rounds.
@@ -134,7 +134,7 @@ def _usable(config: EvalBenchmarkConfig) -> list[str]:
 
 
 def _evaluate(truth: dict[str, Any], rows: np.ndarray, backend: str, num_threads: int) -> tuple[Any, ...]:
-    """In a process of its own: seconds, MiB that were added to the peak, the twelve numbers, the precision array."""
+    """In a separate process: seconds, MiB added to the peak memory, the twelve numbers, the precision array."""
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     evaluate_rows({**truth, "annotations": []}, rows[:0], backend=backend)  # type: ignore[arg-type]  # imports
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

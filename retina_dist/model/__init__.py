@@ -1,1 +1,1 @@
-"""The detector: targets, losses, network, weights."""
+"""What the models of all tasks share: norms and averages of weights."""

@@ -14,9 +14,9 @@ from torchvision.ops import FrozenBatchNorm2d
 class ExponentialMovingAverage:
     """A second model whose weights follow the first: w' = d w' + (1 - d) w after every optimizer step.
 
-    The decay d rises as min(decay, (1 + updates) / (10 + updates)), so that early averages are not held back by the random
-    start (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied. Weights that do not train
-    and frozen norms stay as they were when the average was made or loaded, and so does what was computed from them.
+    The decay is d = min(decay, (1 + updates) / (10 + updates)), so the random start does not dominate early averages
+    (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied. Weights that do not train
+    and frozen norms keep the values they had when the average was made or loaded.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -26,13 +26,13 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move towards the weights that `model` has now."""
+        """Move the average towards the current weights of `model`."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         weights = zip(self.model.parameters(), model.parameters(), strict=True)
         mine, theirs = zip(*((a, b) for a, b in weights if b.requires_grad), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
-        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # one launch each
+        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # one kernel launch per type
         for pair in zip(_running_statistics(self.model), _running_statistics(model), strict=True):
             by_type.setdefault(pair[0].dtype, []).append(pair)
         for pairs in by_type.values():
@@ -44,7 +44,7 @@ class ExponentialMovingAverage:
         return {"model": self.model.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
 

@@ -1,7 +1,7 @@
-"""Frozen batch norm without an operator of its own: its scale goes into the convolution's weights, its shift into the bias.
+"""Folds frozen batch norms into convolutions: the scale goes into the weights, the shift into the bias.
 
-Layer 1. conv(x, w) * s + t = conv(x, w * s) + t, for each output channel. Two passes over every activation are saved, which
-is most of what a frozen ResNet does beside its convolutions. Names and values of parameters and buffers stay as they were.
+Layer 1. conv(x, w) * s + t = conv(x, w * s) + t, for each output channel. This saves two passes over every activation, most of
+the time that a frozen ResNet spends outside its convolutions. Names and values of parameters and buffers do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 
 class FoldedBatchNorm2d(FrozenBatchNorm2d):
-    """Holds the statistics; the `FoldedConv2d` before it applies them, so this hands on what it gets."""
+    """Holds the statistics, which the `FoldedConv2d` before it applies; its own forward is the identity."""
 
     _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
 
@@ -22,7 +22,7 @@ class FoldedBatchNorm2d(FrozenBatchNorm2d):
         return x
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """[C] each; computed anew only when a statistic was written or moved, or the epsilon changed."""
+        """[C] each; computed again only after a statistic was written or moved, or the epsilon changed."""
         if torch.compiler.is_compiling():
             return self._scale_and_shift()
         held = (self.weight, self.bias, self.running_mean, self.running_var)
@@ -49,7 +49,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 class FoldedConv2d(nn.Conv2d):
     """A convolution without bias and the frozen norm after it, as one convolution."""
 
-    _norm: tuple[FoldedBatchNorm2d]  # in a tuple, so that it does not become a child
+    _norm: tuple[FoldedBatchNorm2d]  # in a tuple, so it is not registered as a child
 
     def forward(self, x: Tensor) -> Tensor:
         scale, shift = self._norm[0].scale_and_shift()
@@ -57,9 +57,9 @@ class FoldedConv2d(nn.Conv2d):
 
 
 def fold_frozen_norms(body: nn.Module) -> None:
-    """Let every convolution of a ResNet apply the `FrozenBatchNorm2d` that follows it, in place.
+    """Fold every `FrozenBatchNorm2d` of a ResNet into the convolution before it, in place.
 
-    The one that follows is the one its module declares next, as torchvision's ResNets and their shortcuts do.
+    The convolution before it is the preceding child of the same module, as in torchvision's ResNets and their shortcuts.
     """
     for module in list(body.modules()):
         children = list(module.children())

@@ -1,7 +1,7 @@
-"""Batch norm over real images only, of this process or of all, by any backend, on any device. Layer 1.
+"""Batch norm over real images only, of this process or of all ranks, with any backend, on any device. Layer 1.
 
-torch's and Horovod's own synchronised norms need GPUs and belong to one backend each; this one needs a sum over ranks. None of
-them can leave out the images that only fill a batch up.
+The synchronized norms of torch and Horovod need GPUs and work with one backend each; this one needs only a sum over ranks. Neither
+of those can leave out the fillers of a batch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Sum = Callable[[Tensor], Tensor]
 class BatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`; within `count_only`, fillers are in no statistic and no gradient, and become zeros.
 
-    Same state_dict. `num_batches_tracked` counts passes, also those without a real image, which change no running statistic.
+    The state_dict is the same. `num_batches_tracked` also counts passes without a real image, which change no running statistic.
     """
 
     sum_over_ranks: Sum | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # [B] bool, of the pass under way; see `count_only`. Set here: a graph that found it missing would be compiled again.
+        # [B] bool, for the current pass; see `count_only`. Defined here, because a new attribute would trigger a recompilation.
         self._real: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,17 +50,17 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class SyncBatchNorm2d(BatchNorm2d):
-    """With mean and variance of all ranks' batches once `connect` has been called.
+    """Uses mean and variance of all ranks' batches once `connect` has been called.
 
-    In training, every rank must call it in the same order; each pass, forward and backward, adds up once over ranks. A rank
-    whose images are all fillers adds zeros. The sums within an image are made in the activation's precision, at least float32,
-    squares about the image's own mean; what is added over images and ranks is float64. So neither a large mean nor the way in
-    which images are shared out costs digits. nn.BatchNorm2d's own sums depend on the latter, and can move a gradient by a
-    thousandth, because ReLUs behind the norm flip.
+    In training, every rank must call it in the same order; each forward and backward pass makes one sum over ranks. A rank
+    with fillers only adds zeros. Sums within an image have the activation's precision, at least float32, with squares about
+    the image's mean; sums over images and ranks are float64. So precision depends neither on a large mean nor on how images are
+    distributed. The sums of nn.BatchNorm2d depend on the distribution, and can change a gradient by a thousandth, because ReLUs
+    behind the norm flip.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
-        """A copy that stands alone: a job has one set of connections."""
+        """A copy without the connection: a job has only one connected model."""
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         state = {k: v for k, v in self.__dict__.items() if k != "sum_over_ranks"}
@@ -69,7 +69,7 @@ class SyncBatchNorm2d(BatchNorm2d):
 
 
 def connect(model: nn.Module, sum_over_ranks: Sum) -> None:
-    """Let every SyncBatchNorm2d of `model` add up by `sum_over_ranks` (a tensor [*] -> its sum over ranks, new)."""
+    """Make every SyncBatchNorm2d of `model` use `sum_over_ranks` (a tensor [*] -> its sum over ranks, a new tensor)."""
     for module in model.modules():
         if isinstance(module, SyncBatchNorm2d):
             module.sum_over_ranks = sum_over_ranks
@@ -77,7 +77,7 @@ def connect(model: nn.Module, sum_over_ranks: Sum) -> None:
 
 @contextmanager
 def count_only(model: nn.Module, real: Tensor | None) -> Iterator[None]:
-    """Within it, each BatchNorm2d of `model` leaves out the images of which `real` [B] bool is False; None leaves out none."""
+    """Within it, each BatchNorm2d of `model` leaves out the images for which `real` [B] bool is False; None: none."""
     norms = [] if real is None else [module for module in model.modules() if isinstance(module, BatchNorm2d)]
     for norm in norms:
         norm._real = real
@@ -92,8 +92,8 @@ class _Normalise(torch.autograd.Function):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a channel in real images.
 
     dx = weight / sqrt(variance + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N), with sums over ranks (Ioffe and Szegedy
-    2015, https://arxiv.org/abs/1502.03167). The gradients of weight and bias are this rank's, as those of every parameter.
-    Fillers' y and dx are 0. The host waits for nothing.
+    2015, https://arxiv.org/abs/1502.03167). Like those of every parameter, the gradients of weight and bias are this rank's.
+    y and dx are 0 for fillers. The host never waits for the device.
     """
 
     @staticmethod
@@ -119,9 +119,9 @@ class _Normalise(torch.autograd.Function):
         own_sums = (_real_sum(own_means, real) * pixels, _real_sum(squares, real), own_count)
         sums = sum_over_ranks(torch.cat(own_sums))
         count = sums[-1]
-        divisor = count.clamp(min=1)  # there may be no real image at all
+        divisor = count.clamp(min=1)  # there may be no real image
         exact_mean = sums[:channels] / divisor
-        # float64 has 29 bits more than the activations of float32, so this costs no digit of theirs up to a mean of 10^4 deviations
+        # float64 has 29 bits more than float32, so this loses no digit up to a mean of 10^4 deviations
         variance = (sums[channels:-1] / divisor - exact_mean.square()).clamp(min=0)
         mean = exact_mean.to(wide.dtype)
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
@@ -156,7 +156,7 @@ def _real_sum(x: Tensor, real: Tensor | None) -> Tensor:
 
 
 def _without_fillers(x: Tensor, real: Tensor | None) -> Tensor:
-    """[B, C, H, W] of our making -> the same, zeros in fillers: whatever they held, infinities too, goes no further."""
+    """Set fillers of x [B, C, H, W] to zero, in place, so that infinities in them do not spread."""
     return x if real is None else x.masked_fill_(~real[:, None, None, None], 0.0)
 
 

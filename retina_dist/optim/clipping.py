@@ -12,10 +12,10 @@ ClipKind = Literal["global_norm", "tensor_norm", "value"]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None, kind: ClipKind = "global_norm") -> Tensor:
-    """Clip all gradients in place and return their total 2-norm before, a scalar on their device.
+    """Clip all gradients in place and return their total 2-norm before clipping, a scalar on their device.
 
-    "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" each tensor by its own
-    (what Keras calls `clipnorm`), "value" clamps each element to [-limit, limit]. `limit=None` only measures.
+    "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" scales each tensor
+    separately (`clipnorm` in Keras), "value" clamps each element to [-limit, limit]. `limit=None` only measures.
     """
     with_gradient = [p for p in parameters if p.grad is not None]
     if limit is not None and kind == "global_norm":

@@ -1,7 +1,7 @@
 """Plain `torch.optim` optimizers with parameter groups.
 
-Layer 1. The trainer writes the learning rate of each step into the groups: `lr` here is what the schedule's factor 1 means,
-and a group's `lr_scale` multiplies it.
+Layer 1. The trainer writes the learning rate of each step into the groups: `lr` is the base rate, which the schedule's factor
+and a group's `lr_scale` multiply.
 """
 
 from __future__ import annotations
@@ -101,24 +101,24 @@ def _check_trainable(groups: list[dict]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict(state)`, keeping what belongs to this machine and not to the run.
+    """`optimizer.load_state_dict(state)`, except for what depends on this machine.
 
-    That is whether steps are fused, and how state lies in memory: as its parameter, whatever it was saved from.
+    That is whether steps are fused, and the memory format of the state, which is its parameter's.
     """
     fused = [group.get("fused") for group in optimizer.param_groups]
     groups = [{**group, "fused": now} for group, now in zip(state["param_groups"], fused, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            if torch.is_tensor(value):  # copies, so that steps leave `state` as it is
+            if torch.is_tensor(value):  # copied, so that later steps do not change `state`
                 like = parameter if value.shape == parameter.shape else value
                 values[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def check_layouts(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RuntimeError if a gradient, or what the optimizer keeps of it, lies otherwise in memory than its parameter.
+    """Raise RuntimeError if a gradient, or its optimizer state, has another memory format than its parameter.
 
-    Fused optimizers walk both in memory order without looking: they would take a wrong step in silence (torch 2.15).
+    Fused optimizers read both in memory order without a check: the step would be silently wrong (torch 2.15).
     """
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         kept = [x for x in optimizer.state[p].values() if torch.is_tensor(x)] if p in optimizer.state else []

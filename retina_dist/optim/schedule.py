@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to repair on resume. Layer 1."""
+"""The learning rate as a pure function of the step, so checkpoints need no scheduler state. Layer 1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Decay(ABC):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the base learning rate is multiplied with at each step; all durations in optimizer steps.
+    """The factor of the base learning rate at each step; all durations are in optimizer steps.
 
     Warm-up runs linearly from `warmup_factor` to 1 over the first `warmup` steps. Then "constant" stays at 1, "multistep"
     multiplies by `gamma` at each milestone, and "cosine" falls from 1 to `final_factor` at `total` along half a cosine

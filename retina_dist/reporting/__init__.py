@@ -1,1 +1,1 @@
-"""What a run tells its user: metric files, a progress line, curves and images with boxes."""
+"""Console and log files, metric loggers, the progress line, plots."""

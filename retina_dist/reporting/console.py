@@ -1,6 +1,6 @@
-"""Where the lines of the logger "retina_dist" go: the console and the log file of a rank. Layer 1.
+"""The logging handler of the logger "retina_dist": console and log file of a rank. Layer 1.
 
-A module logs with `logger = logging.getLogger(__name__)`. INFO and WARNING are for the user, DEBUG is for the log file only.
+A module logs with `logger = logging.getLogger(__name__)`. INFO and WARNING are printed, DEBUG goes to the log file only.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ from typing import Protocol, TextIO
 from retina_dist.redaction import redacted
 
 LOGGER = logging.getLogger("retina_dist")
-RANK_ZERO_ONLY = {"rank_zero_only": True}  # as `extra` of a warning that every rank gives: printed once
+RANK_ZERO_ONLY = {"rank_zero_only": True}  # `extra` of a warning that every rank logs: printed once
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
     """`print(redacted(text), file=file, flush=True)` that ignores BrokenPipeError.
 
-    Ctrl-C ends `| tee` too; the run must still save its checkpoint and give its exit code.
+    Ctrl-C ends `| tee` too; the run must still save its checkpoint and set its exit code.
     """
     file = file or sys.stdout
     try:
         print(redacted(text), file=file, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # what Python's manual advises
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), file.fileno()
+        )  # https://docs.python.org/3/library/signal.html#note-on-sigpipe
 
 
 class LogFile(Protocol):
-    """Takes lines for the log file of one rank."""
+    """The log file of one rank."""
 
     def write(self, text: str) -> None: ...
 
 
 class Console(logging.Handler):
-    """Prints INFO of rank 0 and WARNING of any rank; writes all of them, and DEBUG, into `log_file` where there is one.
+    """Prints INFO of rank 0 and WARNING of every rank; writes these and DEBUG to `log_file`, if there is one.
 
-    `write` prints one line: to stdout, or above the progress bar once `Progress.write` has taken its place.
+    `write` prints one line to stdout; the assembler replaces it by `Progress.write`, which prints above the progress bar.
     """
 
     def __init__(self, rank: int) -> None:
@@ -47,7 +49,7 @@ class Console(logging.Handler):
         self.reset(rank)
 
     def reset(self, rank: int) -> None:
-        """Begin anew, as another rank: without a log file, and printing to stdout."""
+        """Restart as another rank: no log file, output to stdout."""
         self.rank = rank
         self.write: Callable[[str], None] = tell
         self.log_file: LogFile | None = None
@@ -67,9 +69,9 @@ class Console(logging.Handler):
 
 @contextmanager
 def configure_logging(rank: int) -> Iterator[Console]:
-    """Send the lines of the logger "retina_dist" to a `Console`, and to no other handler, until the context ends.
+    """Make a `Console` the only handler of the logger "retina_dist" until the context ends.
 
-    An OSError of the log file, and any other error of the console, is raised where the line is logged.
+    Errors of the console, such as an OSError of the log file, are raised by the logging call.
     """
     console = Console(rank)
     before = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate

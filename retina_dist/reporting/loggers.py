@@ -1,4 +1,4 @@
-"""Where metrics go: the trainer calls `log(metrics, step)`, off the main rank on the null object.
+"""Metric loggers: the trainer calls `log(metrics, step)`.
 
 Layer 1. Metric names are `group/name`; a step is an optimizer step.
 """
@@ -21,9 +21,9 @@ STEP = "step"
 
 @runtime_checkable
 class MetricLogger(Protocol):
-    """Takes metrics as they come; only the main rank has a real one.
+    """Logs metrics; ranks other than the main one log to a rank's log file at most.
 
-    An entry of the group `logging` may name a class of this kind, which is made by CLASS(settings, folder, resume_step): its
+    An entry of the group `logging` may name a class of this kind, which is called as CLASS(settings, folder, resume_step): its
     `settings` are below `LoggingConfig`, `folder` is the run's, `resume_step` is None in a fresh run.
     """
 
@@ -33,7 +33,7 @@ class MetricLogger(Protocol):
 
 
 class NullLogger:
-    """Takes everything, keeps nothing."""
+    """Discards all metrics."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         pass
@@ -43,7 +43,7 @@ class NullLogger:
 
 
 class LoggerCollection:
-    """Passes everything on to several loggers, in order. All of them are closed even if one fails to."""
+    """Passes metrics to several loggers, in order. All are closed even if closing one fails."""
 
     def __init__(self, loggers: Iterable[MetricLogger]) -> None:
         self.loggers = tuple(loggers)
@@ -54,7 +54,7 @@ class LoggerCollection:
                 logger.log(metrics, step)
         except OSError as error:
             raise DataError(
-                f"the metrics of step {step} cannot be written ({error}); mend that (a full disk?) and go on with resume=auto."
+                f"the metrics of step {step} cannot be written ({error}); correct the cause and resume with resume=auto."
             ) from error
 
     def close(self) -> None:
@@ -64,11 +64,11 @@ class LoggerCollection:
 
 
 class CsvLogger:
-    """One row per `log`, the step in the first column, an empty cell where a metric was not logged.
+    """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric was not logged.
 
     Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is
-    continued: rows of later steps, which the resumed run will log again, and a half-written last row are
-    dropped, columns are kept. Without it a new file is started, whatever was there.
+    continued: rows of later steps, which the resumed run logs again, and a half-written last row are
+    dropped. Without it, an existing file is replaced.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
@@ -86,7 +86,7 @@ class CsvLogger:
         if new:
             columns, rows = _read_rows(self.path)
             self._rewrite(columns + new, rows)
-        # repr gives every digit, so that curves read back are the curves logged
+        # repr gives every digit: the values read back are exact
         values = {name: repr(float(value)) for name, value in metrics.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
             _writer(file, self._columns).writerow({STEP: step, **values})
@@ -95,7 +95,7 @@ class CsvLogger:
         pass
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        """Replace the file in one go: a reader, or a run killed here, sees the old one or the new one."""
+        """Replace the file atomically: a reader, or a run killed here, sees the old file or the new one."""
 
         def write(path: Path) -> None:
             with path.open("w", newline="", encoding="utf-8") as file:
@@ -108,9 +108,9 @@ class CsvLogger:
 
 
 class TensorBoardLogger:
-    """Scalars for TensorBoard; with `resume_step` it hides what an earlier run logged for later steps.
+    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run are purged.
 
-    Raises ConfigError where TensorBoard is not installed.
+    Raises ConfigError if TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
@@ -118,8 +118,8 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "logging to TensorBoard needs the package 'tensorboard', which cannot be imported; "
-                "run `pip install tensorboard` or turn this logging off."
+                "logging.tensorboard=true needs the package 'tensorboard', which cannot be imported; "
+                "run `pip install tensorboard`, or set logging.tensorboard=false."
             ) from error
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
@@ -133,7 +133,7 @@ class TensorBoardLogger:
 
 
 class RankLog:
-    """One rank's words and metrics in a file of its own, a line each with its time; lines are added to a file that is there."""
+    """The log file of one rank: messages and metrics, one per line with its time; appends to an existing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,9 +153,9 @@ class RankLog:
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name -> (steps, values) of a CsvLogger's file, cells left empty left out, in the order logged.
+    """Metric name -> (steps, values) of a CsvLogger's file, without empty cells, in the order logged.
 
-    Raises DataError when the file is missing or is no such file.
+    Raises DataError if the file is missing or was not written by a CsvLogger.
     """
     _, rows = _read_rows(path)
     series: dict[str, tuple[list[int], list[float]]] = {}
@@ -174,7 +174,7 @@ def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the complete rows; one cut short by a killed run or a full disk does not count."""
+    """The columns and the complete rows, without one cut short by a killed run or a full disk."""
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             text = file.read()

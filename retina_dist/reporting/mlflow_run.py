@@ -1,6 +1,6 @@
-"""An MLflow run as a logger: metrics, settings, tags and files for a tracking server, without ever waiting for it.
+"""An MLflow run as a metric logger: metrics, settings, tags and files for a tracking server, without waiting for it.
 
-Layer 1. Needs `mlflow-skinny`; everything here that talks to the server does so on the thread of a `RetryQueue`.
+Layer 1. Needs `mlflow-skinny`. All requests are made on the thread of a `RetryQueue`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
-# What one request may hold: https://mlflow.org/docs/latest/rest-api.html#request-limits
+# Limits of one request: https://mlflow.org/docs/latest/rest-api.html#request-limits
 METRICS_A_REQUEST, PARAMS_A_REQUEST = 1000, 100
-LONGEST = 500  # characters of a param or tag: https://mlflow.org/docs/latest/rest-api.html#log-param, which older servers keep to
-MAX_WAITING = 200_000  # metric values that wait for a server, some 30 MB
+LONGEST = 500  # characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
+MAX_WAITING = 200_000  # buffered metric values, some 30 MB
 LINGER_S = 1.0  # metrics of this time go in one request
-PATIENCE_S = 30.0  # with the next request that is left at the end
-LIMIT_S = 120.0  # for all that is left at the end, five times as long with a checkpoint
-KILLED_S = 10.0  # the same where a scheduler wants the machine back
-# For MLflow's own client, unless the environment says otherwise. It would try for four minutes; the queue tries again too.
+PATIENCE_S = 30.0  # at the end, for each remaining request
+LIMIT_S = 120.0  # at the end, for all remaining requests; five times as long with a checkpoint
+KILLED_S = 10.0  # the same after a preemption
+# For MLflow's client, unless the environment sets them. By default it retries for four minutes; the queue retries too.
 CLIENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -52,10 +52,10 @@ CLIENT = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run it is: `joined`, which exists; or with `go_on` the one that `id_file` names; or else a new one.
+    """Which run to log to: the existing run `joined`; or with `go_on` the one named in `id_file`; otherwise a new one.
 
-    A new one is called `name`, in `experiment` (None: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or "retina_dist") or,
-    with a run `parent`, in that one's. `id_file` is where it is then written down.
+    A new run has `name` and `experiment` (None: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or "retina_dist"; with a run `parent`,
+    its experiment). Its id is written to `id_file`.
     """
 
     uri: str
@@ -68,10 +68,10 @@ class Identity:
 
 
 class TrackedRun(NullLogger):
-    """A logger that learns how the run ended, on leaving it if not before; this one keeps nothing."""
+    """A logger with a status at the end of the run, which leaving its context sets too; this one discards everything."""
 
     def end(self, status: str, within_s: float = math.inf) -> None:
-        """The run is over: FINISHED, FAILED or KILLED, in MLflow's words; returns `within_s` seconds."""
+        """Set the status of the run: FINISHED, FAILED or KILLED. Returns within `within_s` seconds."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,13 +83,13 @@ class TrackedRun(NullLogger):
 
 
 class MlflowRun(TrackedRun):
-    """A run that takes metrics by `log`, and files and its status when it ends: FINISHED, KILLED or FAILED on leaving it.
+    """Logs metrics during a run; uploads files and sets the status FINISHED, KILLED or FAILED at its end.
 
-    No method raises for what the server does, and none waits for it but `wait` and `end`, which have their limits. What could
-    not be sent is sent again, as long as no more than 200,000 values wait. The first failure is logged, as is what is
-    missing in the end. The status of a run that was joined is left to its creator.
+    No method raises because of the server, and only `wait` and `end` wait for it, with limits. Failed requests are repeated; at
+    most 200,000 values are buffered. It warns of the first failure, and at the end of what is missing. The status of
+    a joined run is not changed.
 
-    At the end the images, tables and settings in `folder` are uploaded, what `documents` returns as JSON by file name, and
+    At the end it uploads the images, tables and settings in `folder`, the result of `documents` as JSON by file name, and
     `files` into the artifact folder "checkpoints".
     """
 
@@ -128,7 +128,7 @@ class MlflowRun(TrackedRun):
         self._queue.give(self._begin)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Have metrics sent; the time is now. A step that is logged again, after a resume, has both values in MLflow."""
+        """Queue metrics with the current time. A step that is logged again after a resume has both values in MLflow."""
         now = time.time_ns() // 1_000_000
         with self._lock:
             if len(self._waiting) + len(metrics) > MAX_WAITING:
@@ -141,19 +141,18 @@ class MlflowRun(TrackedRun):
         self._log_messages()
 
     def close(self) -> None:
-        """No more metrics come; those that wait are sent by `end`."""
+        """Does nothing: `end` sends the remaining metrics."""
 
     def wait(self, timeout_s: float) -> str | None:
-        """The run's id, or None if the server has not answered in time."""
+        """The run's id; None if the server has not answered in time."""
         self._settled.wait(timeout_s)
         self._log_messages()
         return self._id
 
     def end(self, status: str, within_s: float = math.inf) -> None:
-        """Send what is left, the files and the status; the first call counts.
+        """Send the remaining metrics, the files and the status; later calls do nothing.
 
-        It waits as long as requests succeed, for KILLED no more than ten seconds, since more kills may come, and never longer
-        than `within_s`.
+        It waits as long as requests succeed, but at most ten seconds for KILLED, since SIGKILL may follow, and at most `within_s`.
         """
         if self._ended:
             return
@@ -197,7 +196,7 @@ class MlflowRun(TrackedRun):
         self._messages.append((logging.INFO, f"MLflow: {how} run {run.info.run_name} ({self._id}) at {self.where}"))
 
     def _describe(self, before: Mapping[str, str]) -> None:
-        """Params and tags. A param of MLflow's is written once; what differs after a resume becomes a tag."""
+        """Log params and tags. MLflow's params cannot change; values that differ after a resume become tags."""
         now = {key: shortened(value) for key, value in self._params.items()}
         changed = {f"changed.{k}": f"{before[k]} -> {v}" for k, v in now.items() if before.get(k, v) != v}
         entities = self.mlflow.entities
@@ -208,7 +207,7 @@ class MlflowRun(TrackedRun):
                 self._is_taken(**{kind: items[i : i + PARAMS_A_REQUEST]})
 
     def _is_taken(self, **items: Any) -> bool:
-        """Whether the server took a batch, rather than refuse it; raises where another try may help."""
+        """Whether the server accepted a batch; raises if a retry may help."""
         try:
             self._client.log_batch(self._id, **items)
         except Exception as error:
@@ -218,7 +217,7 @@ class MlflowRun(TrackedRun):
         return True
 
     def _found(self) -> tuple[Any, str, bool] | None:
-        """The run to join or to go on with, how it was come by, and whether a run of ours made it."""
+        """The run to join or continue, the word for it in the log, and whether we created it."""
         identity = self.identity
         if identity.joined:
             return self._client.get_run(identity.joined), "joined", False
@@ -235,15 +234,15 @@ class MlflowRun(TrackedRun):
             if error.get_http_status_code() == 404:
                 return None
             raise
-        return (run, "going on with", bool(facts["created"])) if run.info.lifecycle_stage == "active" else None
+        return (run, "continued", bool(facts["created"])) if run.info.lifecycle_stage == "active" else None
 
     def _created(self) -> Any:
-        # What mlflow.start_run adds too: user, source and git commit.
+        # As mlflow.start_run: user, source and git commit.
         from mlflow.tracking.context.registry import resolve_tags
 
         experiment = self._experiment()
         token = {"retina_dist.start": self._token}
-        if self._failure:  # the answer to an earlier try may have been lost
+        if self._failure:  # the response to an earlier request may have been lost
             filter_string = f"tags.`retina_dist.start` = '{self._token}'"
             if found := self._client.search_runs([experiment], filter_string):
                 return found[0]
@@ -268,7 +267,7 @@ class MlflowRun(TrackedRun):
             raise
 
     def _send(self) -> None:
-        """Send the metrics that wait. Those of a request that fails stay, those of one that is refused are lost."""
+        """Send the buffered metrics. Those of a failed request stay buffered, those of a refused one are lost."""
         self._ending.wait(LINGER_S)
         while True:
             with self._lock:
@@ -305,7 +304,7 @@ class MlflowRun(TrackedRun):
             self._client.set_terminated(run, status)
 
     def _give(self, job: Callable[[str], object]) -> None:
-        """A job for the run; without one there is nothing to do."""
+        """Queue a job for the run; skipped if there is no run."""
 
         def work() -> None:
             if self._id is not None:
@@ -314,7 +313,7 @@ class MlflowRun(TrackedRun):
         self._queue.give(work)
 
     def _note_failure(self, error: Exception) -> bool:
-        """Whether what failed is worth another try."""
+        """Whether to retry a failed request; warns of the first."""
         passing = self._is_passing(error)
         if self._failure is None:
             self._failure = root_of(error)
@@ -325,7 +324,7 @@ class MlflowRun(TrackedRun):
         return passing
 
     def _is_passing(self, error: Exception) -> bool:
-        """Whether the server is away or busy, rather than of another mind."""
+        """Whether an error is temporary: the server is unreachable or overloaded."""
         if isinstance(error, self.mlflow.MlflowException):
             status = error.get_http_status_code()
             return status >= 500 or status == 429
@@ -340,14 +339,14 @@ class MlflowRun(TrackedRun):
 
 
 def status_of(error: BaseException | None) -> str:
-    """MLflow's word for how something ended."""
+    """MLflow's run status for an exception, or for none."""
     if error is None:
         return "FINISHED"
     return "KILLED" if isinstance(error, (Preempted, KeyboardInterrupt)) else "FAILED"
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every setting by its dotted key, as one would give it on the command line.
+    """Every setting by its dotted key, as on the command line.
 
     >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})
     {'data.sizes': '[64, 96]', 'data.root': 'null', 'seed': '1'}
@@ -362,12 +361,12 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def shortened(text: str) -> str:
-    """At most as long as every server takes."""
+    """Text cut to the length that every server accepts."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def root_of(error: BaseException) -> str:
-    """The first line of what an error came of, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
+    """The root cause of an error in one line, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     words = (str(error).strip().splitlines() or [""])[0]

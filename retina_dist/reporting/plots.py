@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Series = Mapping[str, tuple[list[int], list[float]]]
 
-# Okabe and Ito's colours, to be told apart with any colour vision; their yellow is too pale for lines.
+# Okabe and Ito's colours, distinct with any colour vision; their yellow is too pale for lines.
 COLORS = (
     "#0072B2",
     "#D55E00",
@@ -37,8 +37,8 @@ COLORS = (
     "#88A80D",
 )
 INK, FAINT, BAR = "#222222", "#9A9A9A", "#5B9BC8"
-SWEEP_HUES = ("Blues", "Purples", "Greens")  # one for each measure of a sweep; outlines stand out from all
-PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a text, for a line may pass
+SWEEP_HUES = ("Blues", "Purples", "Greens")  # one for each measure of a sweep
+PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a text that a line may cross
 
 STYLE: Any = {  # matplotlib settings
     "font.family": "DejaVu Sans",
@@ -100,9 +100,9 @@ def plot_sweep(
 ) -> None:
     """Each measure over the settings that differ between jobs, side by side; failed jobs are crossed out.
 
-    `settings` has a job's swept values by key, `measures` each measure's value for every job, by title, None where it is not
-    known. Two settings of few values make a heatmap each, one makes a line, or bars if its values are no numbers; otherwise
-    there is a bar for each job. The job number `best` stands out.
+    `settings` holds a job's swept values by key, `measures` each measure's value for every job, by title, None if
+    unknown. Two settings that fill a grid give heatmaps; one numeric setting gives a line; anything else gives a bar for each
+    job. The job number `best` is highlighted.
     """
     keys = [key for key in settings[0] if len({job[key] for job in settings}) > 1]
     jobs = _Jobs(settings, keys, failed, best)
@@ -125,8 +125,8 @@ def plot_sweep(
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
     """Median of the `span` (odd) values around each; at the ends the window shrinks on both sides.
 
-    Unlike an exponential mean it neither lags behind nor follows a single wild value. Values that are not
-    finite do not count; where there are no others the median is nan.
+    Unlike an exponential mean it neither lags nor follows outliers. Values that are not finite do not count; the median of
+    no values is nan.
 
     >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
     [1.0, 3.0, 4.0, 4.0, 5.0]
@@ -144,7 +144,7 @@ def running_median(values: Sequence[float], span: int) -> np.ndarray:
 
 @contextmanager
 def new_figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure of `size` inches in this module's style, saved to `out` at the end of the block."""
+    """A figure of `size` inches in this module's style, saved to `out` when the context ends."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -280,7 +280,7 @@ def _sweep_size(draw: Callable[..., None], jobs: _Jobs, panels: int) -> tuple[fl
 
 
 def _draw_sweep_heatmap(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> None:
-    """The first setting to the right, the second upwards; the greater the darker."""
+    """The first setting on the x axis, the second on the y axis; larger values are darker."""
     x_key, y_key = jobs.keys
     columns, rows = jobs.values(x_key), jobs.values(y_key)
     places = [(columns.index(job[x_key]), rows.index(job[y_key])) for job in jobs.settings]
@@ -290,7 +290,10 @@ def _draw_sweep_heatmap(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -
     known = values[np.isfinite(values)]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     spread = (high - low) or 1.0
-    low, high = low - 0.2 * spread, high + 0.2 * spread  # the palest is not white, the darkest lets the text be read
+    low, high = (
+        low - 0.2 * spread,
+        high + 0.2 * spread,
+    )  # the lightest is not white, and text on the darkest is readable
     axes.imshow(cells, cmap=hue, origin="lower", aspect="auto", vmin=low, vmax=high)
     for i, (x, y) in enumerate(places):
         if jobs.failed[i]:
@@ -335,7 +338,7 @@ def _draw_sweep_line(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> N
         axes.annotate(text, place, xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8.5, bbox=PAPER)
     marks: Any = {"linestyle": "", "color": COLORS[1], "markeredgewidth": 2}
     failed = places[np.array(jobs.failed)]
-    edge = axes.get_xaxis_transform()  # failed jobs stand at the lower edge, whatever the axis shows
+    edge = axes.get_xaxis_transform()  # failed jobs are drawn at the lower edge
     axes.plot(failed, np.full(len(failed), 0.04), marker="x", markersize=9, transform=edge, **marks)
     if jobs.best is not None:
         axes.plot(places[jobs.best], values[jobs.best], marker="o", markersize=11, markerfacecolor="none", **marks)
@@ -363,7 +366,7 @@ def _draw_sweep_bars(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -> N
 
 
 def _digits(value: float, among: np.ndarray) -> str:
-    """As many digits as tell the values of a plot apart; a dash for what is not a number."""
+    """As many digits as distinguish the values of a plot; a dash for a value that is not finite."""
     if not np.isfinite(value):
         return "-"
     greatest = np.nanmax(np.abs(among))
@@ -371,7 +374,7 @@ def _digits(value: float, among: np.ndarray) -> str:
 
 
 def _limit_above(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
-    """Cut the axis above almost all values, so that a few wild ones do not flatten the rest."""
+    """Cut the axis above almost all values, so that a few outliers do not flatten the rest."""
     values = np.array([value for curve in curves for value in curve])
     values = values[np.isfinite(values)]
     if len(values) and values.min() >= 0 and values.max() > 0:
@@ -380,6 +383,6 @@ def _limit_above(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
 
 
 def footnote(figure: Figure, notes: Sequence[str]) -> None:
-    """Small grey words below everything."""
+    """Small grey text below the plots."""
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8.5, color="#666666")

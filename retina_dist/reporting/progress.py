@@ -22,7 +22,7 @@ BAR = "{bar:20}"  # in tqdm's format, 20 characters wide
 
 
 class Progress:
-    """A logger that shows the run: a bar on a terminal, elsewhere a plain line per `log` of training metrics.
+    """A metric logger for the console: a progress bar on a terminal, elsewhere a plain line per `log` of training metrics.
 
     Metrics of the groups train, time and memory are training metrics; all others are validation results, on a separate line
     that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints;
@@ -122,7 +122,7 @@ class Progress:
 
 
 class NullProgress(NullLogger):
-    """A Progress that shows nothing, for all ranks but the main one."""
+    """A `Progress` without output, for all ranks but the main one."""
 
     def update(self, step: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Work that a training must not wait for, on a thread of its own. Layer 1."""
+"""A queue of jobs on a background thread, with retries. Layer 1."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ AGAIN_AFTER_S = 30.0
 
 
 class RetryQueue:
-    """Does jobs one after another, in the order given, on a daemon thread.
+    """Runs jobs one after another, in order, on a daemon thread.
 
-    A job that raises is passed to `failed` with its error, on that thread. If the answer is true it is done again
-    `again_after_s` seconds later, and those behind it wait; else it is left out.
+    If a job raises, `failed(error)` is called on that thread. If it returns true, the job runs again `again_after_s` seconds later,
+    while those behind it wait; otherwise the job is dropped.
     """
 
     def __init__(self, failed: Callable[[Exception], bool], again_after_s: float = AGAIN_AFTER_S) -> None:
         self._failed, self._again_after_s = failed, again_after_s
-        self._jobs: deque[Callable[[], None]] = deque()  # the first is being done
+        self._jobs: deque[Callable[[], None]] = deque()  # the first is running
         self._changed = threading.Condition()
         self._finished = 0
         self._closing = False
@@ -28,16 +28,16 @@ class RetryQueue:
         threading.Thread(target=self._work, name="retry_queue", daemon=True).start()
 
     def give(self, job: Callable[[], None]) -> None:
-        """Add a job, without waiting for anything."""
+        """Add a job; never waits."""
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def close(self, patience_s: float, limit_s: float) -> bool:
-        """Wait for the jobs that are left, `patience_s` seconds for the next and `limit_s` for all; whether none was given up.
+        """Wait for the remaining jobs, at most `patience_s` seconds for each and `limit_s` for all; return whether all were done.
 
-        What has failed before is tried once more; a job that would have to be done again now ends the waiting. One that takes
-        longer is left to itself.
+        A job that failed before runs once more; another failure ends the waiting. A job that exceeds the limits keeps
+        running in the background.
         """
         until = time.monotonic() + limit_s
         with self._changed:

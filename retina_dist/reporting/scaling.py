@@ -1,4 +1,4 @@
-"""Plots of how training scales: the length of an epoch over the number of workers, measured or calculated.
+"""Plots of scaling: epoch time over the number of workers, measured or calculated.
 
 Layer 1. As in `plots`, matplotlib is imported when something is drawn.
 """
@@ -15,11 +15,11 @@ from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # with the colours: lines that lie on each other can still be told apart
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # with the colours, they tell overlapping lines apart
 
 
 class Epoch(NamedTuple):
-    """Minutes of an epoch with so many workers; `shortest` and `longest` of several rounds."""
+    """Minutes of an epoch with `workers` workers; `shortest` and `longest` over several rounds."""
 
     workers: int
     minutes: float
@@ -28,7 +28,7 @@ class Epoch(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a training with so many GPUs takes; `cost` is None where they leave part of a machine idle."""
+    """Time and cost of a training with `gpus` GPUs; `cost` is None where part of a machine would be idle."""
 
     gpus: int
     epoch_minutes: float
@@ -75,7 +75,7 @@ def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, n
             numbers, minutes = [p.workers for p in line], [p.minutes for p in line]
             reach = [[p.minutes - p.shortest for p in line], [p.longest - p.minutes for p in line]]
             look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
-            capsize = 3 + 2 * (i % 5)  # lest whiskers hide each other
+            capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
             axes.errorbar(numbers, minutes, reach, linewidth=1.5, capsize=capsize, elinewidth=1.2, label=name, **look)
         _log_workers(axes, workers)
         _log_values(axes, "y")

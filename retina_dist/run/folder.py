@@ -1,4 +1,4 @@
-"""Run folders: where a run writes, and which checkpoint it goes on from.
+"""Run folders: where a run writes, and which checkpoint it resumes from.
 
 Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and images.
 """
@@ -56,7 +56,7 @@ DIFF_IGNORED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, when the run goes on, its step and the checkpoint's path; on the main rank also the
+    """A folder to write to and, if the run is resumed, its step and the checkpoint's path; on the main rank also the
     checkpoint's content."""
 
     folder: Path

@@ -30,7 +30,7 @@ PARENT_WITHIN_S = 30.0  # a sweep waits so long for its own run's id
 
 
 def tracking_server(settings: LoggingConfig) -> str | None:
-    """The URI of the MLflow server to use, if any; with mlflow=auto one that is named and cannot be used is told.
+    """The URI of the MLflow server to use, if any; with mlflow=auto it logs why a named server cannot be used.
 
     Raises ConfigError where mlflow=true cannot be.
     """

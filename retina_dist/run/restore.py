@@ -36,7 +36,7 @@ def restore(state: TrainState, run: Run, config: RunConfig, task: Task, data: Ta
             f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); "
             f"{remedy_of(run.checkpoint, 'resume from another checkpoint')}."
         ) from error
-    logger.info(f"going on from {run.resumed_from}, step {state.step}")
+    logger.info(f"resumed from {run.resumed_from}, step {state.step}")
     owes_validation = plan.validates_at(state.step) and state.last_eval_step < state.step
     return state.step >= plan.stop_step and not owes_validation
 

@@ -28,18 +28,18 @@ from retina_dist import __version__
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import RequestError, Scorer, answer
 
-GRACE_S = 0.5  # at the end, for what has been cut off to be answered
+GRACE_S = 0.5  # at shutdown, for the responses to interrupted requests
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes at most, and how it gathers."""
+    """Limits on requests, and settings of the batches."""
 
     max_body: int = 20_000_000  # bytes of a request
-    max_queue: int = 64  # images taken and not yet answered
-    max_batch: int = 1  # images of a pass
-    wait_s: float = 0.005  # for others to join an image
-    prepare_threads: int = 2  # that decode and resize
+    max_queue: int = 64  # images accepted and not yet answered
+    max_batch: int = 1  # images in a forward pass
+    wait_s: float = 0.005  # how long a batch waits for more images
+    prepare_threads: int = 2  # threads that decode and resize
 
 
 class ErrorResponse(BaseModel):
@@ -81,7 +81,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 @dataclass
 class Metrics:
-    """What /metrics says, of one app."""
+    """The Prometheus metrics of an app."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
@@ -90,22 +90,22 @@ class Metrics:
         self.requests = Counter(
             "retina_dist_requests", "Requests to /score by status code", ["code"], registry=registry
         )
-        self.latency = Histogram("retina_dist_request_seconds", "From a request to its answer", registry=registry)
+        self.latency = Histogram("retina_dist_request_seconds", "From a request to its response", registry=registry)
         self.batch = Histogram(
             "retina_dist_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
         self.predict = Histogram("retina_dist_predict_seconds", "A batch in the network", registry=registry)
-        self.queue = Gauge("retina_dist_queue_images", "Images taken and not yet answered", registry=registry)
+        self.queue = Gauge("retina_dist_queue_images", "Images accepted and not yet answered", registry=registry)
 
 
 class Queue:
-    """Counts the images that were taken and not yet answered; of the event loop's thread."""
+    """Counts the images accepted and not yet answered; used on the event loop's thread only."""
 
     def __init__(self, most: int, gauge: Gauge) -> None:
         self.most, self.gauge, self.taken = most, gauge, 0
 
     def take(self, count: int, held: int = 0) -> None:
-        """Makes room for `count` images of a request that holds `held`. Raises RequestError: 429, or 413 if it can never fit."""
+        """Reserve `count` images for a request that already has `held`. Raises RequestError: 429, or 413 if it can never fit."""
         if count > self.most:
             raise RequestError(
                 413, f"the request has {count} images, more than max_queue={self.most}; send fewer at once."
@@ -117,7 +117,7 @@ class Queue:
         self._add(count - held)
 
     def give_back(self, count: int) -> None:
-        """They are answered."""
+        """Release images that are answered."""
         self._add(-count)
 
     def _add(self, count: int) -> None:
@@ -126,7 +126,7 @@ class Queue:
 
 
 class Measured:
-    """Counts and times the requests to /score, and answers 503 to one that the end of the server cuts off."""
+    """Middleware that counts and times the requests to /score, and answers 503 to requests that a shutdown interrupts."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -144,7 +144,7 @@ class Measured:
 
         try:
             await self.app(scope, receive, note)
-        except asyncio.CancelledError:  # from uvicorn, whose own answer is 500 with a traceback in the log
+        except asyncio.CancelledError:  # uvicorn would answer 500 and log a traceback
             if code:
                 raise
             late = JSONResponse({"detail": "the server is shutting down; try again."}, 503, {"Retry-After": "1"})
@@ -173,7 +173,7 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
         app.state.batcher = Batcher(predict, max_batch=limits.max_batch, wait_s=limits.wait_s)
         app.state.readers = Batcher(run, max_batch=1, wait_s=0, threads=limits.prepare_threads)
         yield
-        # Every request is answered or cut off. A decode or a pass cannot be: the server must not wait for `busy`.
+        # Every request is answered or interrupted. A running decode or forward pass cannot be: the server must not wait for it.
         ended = [await run_in_threadpool(pool.close, GRACE_S) for pool in (app.state.readers, app.state.batcher)]
         app.state.busy = not all(ended)
 
@@ -182,8 +182,8 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
         title="retina_dist",
         version=__version__,
         lifespan=lifespan,
-        redirect_slashes=False,  # to whatever host a request names
-        swagger_ui_parameters={"validatorUrl": None},  # it would send our address there
+        redirect_slashes=False,  # a redirect would go to any host that a request names
+        swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
     app.state.busy = False
     app.add_middleware(Measured, metrics=metrics)
@@ -231,12 +231,12 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> str:
-        """The process answers."""
+        """Liveness: the process answers."""
         return "ok"
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz(request: Request) -> Response:
-        """Images are taken: 200, else 503."""
+        """Readiness: 200 if images are accepted, else 503."""
         ready = request.app.state.batcher.alive
         return PlainTextResponse("ready" if ready else "not ready", 200 if ready else 503)
 
@@ -249,7 +249,7 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """At most `most` bytes. Raises RequestError (413) before reading if Content-Length is given, else once it is passed."""
+    """A body of at most `most` bytes. Raises RequestError (413), before reading if Content-Length is given."""
     too_large = RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:

@@ -1,4 +1,4 @@
-"""Items that come one by one, from many, handled several at a time by few threads. Layer 0."""
+"""Batches items of many owners for a few worker threads. Layer 0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Calls `run` with up to `max_batch` items, in one of `threads` threads that no other work shares.
+    """Calls `run` with up to `max_batch` items, on one of `threads` dedicated threads.
 
-    Owners take turns, so that one with many items delays another by one item each; an owner's items keep their order. From the
-    first item of a batch on it waits `wait_s` seconds at most for others, and not at all for more than are there when the batch is
-    full. `run` returns a result for each item, in order; what it raises is the result of every item of the batch. The threads are
-    daemons: they do not keep the process alive.
+    Owners take turns, so one with many items delays another by one item per batch slot; an owner's items keep their order. A batch
+    waits at most `wait_s` seconds after its first item to fill up. `run` returns a result for each item, in order; if it raises,
+    every item of the batch has that exception. The threads are daemons: they do not keep the process alive.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class Batcher(Generic[Item, Result]):
             thread.start()
 
     def submit(self, item: Item, owner: Hashable = None) -> Future[Result]:
-        """The result to come; one that is cancelled in time is not computed. Raises RuntimeError once closed."""
+        """A future of the result; if cancelled before its batch starts, it is not computed. Raises RuntimeError once closed."""
         future: Future[Result] = Future()
         with self._changed:
             if self._closed:
@@ -45,11 +44,11 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def alive(self) -> bool:
-        """Whether items are still taken and handled."""
+        """Whether it accepts and processes items."""
         return not self._closed and all(thread.is_alive() for thread in self._threads)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take nothing more and wait `timeout_s` (None: without limit) for what was taken; whether all of it is finished."""
+        """Accept no more items and wait `timeout_s` (None: no limit) for the others; return whether all are finished."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -73,7 +72,7 @@ class Batcher(Generic[Item, Result]):
                         future.set_exception(error)
 
     def _gather(self) -> list[tuple[Item, Future[Result]]]:
-        """The next batch; empty when closed and everything is handled."""
+        """The next batch; empty when closed and all items are processed."""
         with self._changed:
             self._changed.wait_for(lambda: self._owners or self._closed)
             entries = self._take(self.max_batch)
@@ -90,5 +89,5 @@ class Batcher(Generic[Item, Result]):
             owner, items = self._owners.popitem(last=False)
             entries.append(items.popleft())
             if items:
-                self._owners[owner] = items  # behind the others
+                self._owners[owner] = items  # at the end of the queue
         return entries

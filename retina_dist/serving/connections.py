@@ -1,4 +1,4 @@
-"""Connections that do not wait for their clients for ever. Layer 3."""
+"""HTTP connections with time limits for slow clients. Layer 3."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with the limits on slow clients that uvicorn lacks (https://github.com/Kludex/uvicorn/issues/157).
+    """uvicorn's connection with limits on slow clients, which uvicorn lacks (https://github.com/Kludex/uvicorn/issues/157).
 
-    It is closed when a request has not arrived whole `receive_s` seconds after the connection was opened or the last answer was
-    given, or when the client leaves an answer untaken for as long. Where more than `max_connections` are open, the one that has
-    waited longest for its client is closed, those without a request first: so requests under way stay, and a new one finds room.
+    It is closed if a request has not arrived completely `receive_s` seconds after the connection was opened or the last response
+    was sent, or if the client does not read a response for as long. With more than `max_connections` open, the one that has waited
+    longest for its client is closed, idle ones first; requests in progress are never closed.
     """
 
     def __init__(self, *arguments: Any, receive_s: float, max_connections: int, **named: Any) -> None:
@@ -54,7 +54,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Start the clock where it is the client's turn and the clock does not run yet; stop it where it is ours."""
+        """Start the timer when the connection waits for its client; stop it when the client waits for the server."""
         if not self.write_paused and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop()
         elif self.deadline is None:
@@ -66,5 +66,5 @@ class Connection(H11Protocol):
             self.deadline = None
 
     def _worth(self) -> tuple[bool, float]:
-        """The least is closed first."""
+        """Sort key: the smallest is closed first."""
         return self.conn.their_state is not h11.IDLE, self.deadline.when() if self.deadline else 0.0

@@ -20,14 +20,14 @@ from retina_dist.errors import ImageError, UserError
 
 USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
 MAX_IMAGES = 16  # of a request
-SPARE_PARTS = 1000  # of a body beside its images: form fields, or values of the JSON
+SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body
 
 
 Input = TypeVar("Input")
 
 
 class RequestError(UserError):
-    """A request that cannot be answered, with the HTTP status that says why."""
+    """A request that cannot be answered; `status` is the HTTP status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -35,13 +35,13 @@ class RequestError(UserError):
 
 
 class Scorer(ABC, Generic[Input]):
-    """Images as bytes in, what an answer says of them out; a task's subclass runs its model.
+    """From the body of a request to the content of its response; a task's subclass runs its model.
 
     Raises RequestError before anything is decoded: for an image whose header claims more than `max_pixels`, for a request of more
     than `max_images`, and for images of more than `max_request_pixels` together.
     """
 
-    result: ClassVar[type]  # the answer for one image, a TypedDict: the server's description is made from it
+    result: ClassVar[type]  # a TypedDict, the result for one image; the OpenAPI description is made from it
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Scorer(ABC, Generic[Input]):
         """A `result` for each image; called in one thread at a time."""
 
     def read(self, content_type: str, body: bytes) -> list[bytes]:
-        """The images of a request, in any thread. Raises RequestError, as `read_images`, and 413 when their pixels are too many."""
+        """The images of a request, in any thread. Raises RequestError as `read_images` does, and 413 for too many pixels."""
         images = read_images(content_type, body, self.max_images)
         pixels = 0
         for i, data in enumerate(images):
@@ -76,13 +76,13 @@ class Scorer(ABC, Generic[Input]):
         return images
 
     def prepare(self, data: bytes, i: int) -> Input:
-        """The input from image `i` of a request, in any thread. Raises RequestError (400) when it is no image."""
+        """The model's input from image `i` of a request, in any thread. Raises RequestError (400) if it is no image."""
         with _image_errors(i):
             pixels = decode_image(data, max_pixels=self.max_pixels)
         return self.to_input(pixels)
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
-        """The answer to a request, at once, one image in memory at a time. Raises RequestError."""
+        """The response to a request, one image at a time. Raises RequestError."""
         images = self.read(content_type, body)
         return answer([found for i, data in enumerate(images) for found in self.predict([self.prepare(data, i)])])
 
@@ -97,7 +97,7 @@ def _image_errors(i: int) -> Iterator[None]:
 
 
 def answer(images: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a server sends back."""
+    """The body of a response."""
     return {"images": images}
 
 
@@ -129,7 +129,7 @@ def _check_number(found: int, most: int) -> None:
 
 
 def _of_json(body: bytes, max_images: int) -> list[bytes]:
-    # Python's parser blocks all threads; it takes seconds for 20 MB of brackets, and 0.1 s for any 20 MB with few values.
+    # Python's parser blocks all threads: for seconds if 20 MB are brackets, for 0.1 s if they have few values.
     if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
         raise RequestError(
             413, f"the JSON has more than max_images={max_images} images and {SPARE_PARTS} other values; {USAGE}."

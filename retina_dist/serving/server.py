@@ -53,7 +53,7 @@ def make_app(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> An
 
 def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
     """Serve until SIGTERM or SIGINT. `load_scorer(config, device, **limits)` loads the checkpoint of a task."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn takes it over, and sends it again when it has ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn replaces it, and raises the signal again at its end
     app = make_app(config, load_scorer)
     import uvicorn
 
@@ -76,18 +76,18 @@ def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
         finally:
             if (
                 app.state.busy
-            ):  # a decode or a pass that does not end: the interpreter would wait for it, or crash beside it
+            ):  # a decode or a forward pass is still running: the interpreter would wait for it, or crash
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(130 if isinstance(sys.exc_info()[1], KeyboardInterrupt) else 0)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address cannot be had."""
+    """A listening socket. Raises ConfigError if the address cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for what cannot be a name
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for invalid host names
         raise ConfigError(
             f"host={host} port={port} cannot be listened on ({error}); choose another, port=0 a free one."
         ) from error

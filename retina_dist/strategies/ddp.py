@@ -28,7 +28,7 @@ from retina_dist.strategies.liveness import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# What torch says, in no exception class of its own, when the other end of a connection is gone or silent.
+# torch's messages, without a specific exception class, when the other end of a connection is gone or silent.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
         "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
 
@@ -90,7 +90,7 @@ class DDPStrategy(DistributedStrategy):
     def __enter__(self) -> Self:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         options: dict[str, Any] = {"timeout": timedelta(seconds=self.timeout_s)}
-        if dist.is_initialized():  # Ray Train makes a group of its own, without the rest of what is needed here
+        if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
         # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have

@@ -425,7 +425,7 @@ def horovod_is_installed() -> bool:
 def _import_horovod() -> Any:
     try:
         import horovod.torch as hvd
-    except Exception as error:  # a build for another torch or MPI fails in ways of its own
+    except Exception as error:  # a build for another torch or MPI fails in many ways
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod")
         reason = "is not installed" if missing else f"cannot be loaded ({str(error).strip().splitlines()[0]})"
         raise ConfigError(

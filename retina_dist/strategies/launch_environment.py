@@ -194,7 +194,7 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
         local_rank = int(environment.get(names.local_rank, "0"))
         node = int(environment.get(names.node_rank, "-1"))
         said = environment.get(names.local_world_size)
-        if said is None:  # a second node is told by the ranks of those before it
+        if said is None:  # on later nodes, the ranks of the nodes before give the size
             local_size = (rank - local_rank) // node if node > 0 else 0 if launcher == "variables" else size
         else:
             local_size = tasks_of_node(said, node) if names is SLURM else int(said)

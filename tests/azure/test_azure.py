@@ -228,7 +228,7 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
             assert job.wait(END_S) == 0, (tmp_path / "log.txt").read_text()
         finally:
             end(job, run)
-    assert f"going on from az://{container}/run/step_" in (tmp_path / "log.txt").read_text()
+    assert f"resumed from az://{container}/run/step_" in (tmp_path / "log.txt").read_text()
     ours, theirs = load_checkpoint(f"az://{container}/run/last.pt"), load_checkpoint(alone / "checkpoints" / "last.pt")
     assert ours["step"] == theirs["step"] == 12
     for key in ("model", "optimizer", "sampler", "best"):

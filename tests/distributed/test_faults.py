@@ -126,7 +126,7 @@ def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path
         wait_for(lambda: steps_done(run) >= 7, tmp_path)
         os.kill(rank_processes(run)[1], signal.SIGKILL)
         assert job.wait(END_S) == 0, log_of(tmp_path)
-    assert "going on from run/checkpoints/step_" in log_of(tmp_path)
+    assert "resumed from run/checkpoints/step_" in log_of(tmp_path)
     assert differences(run, alone) == ""
 
 
@@ -193,7 +193,7 @@ def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone:
         wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
         os.kill(rank_processes(run)[1], signal.SIGKILL)
         assert job.wait(END_S) == 0, log_of(tmp_path)
-    assert "going on from memory, step " in log_of(tmp_path)
+    assert "resumed from memory, step " in log_of(tmp_path)
     same_training(run, alone)
 
 
@@ -206,7 +206,7 @@ def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -
         (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
         assert job.wait(END_S) == 0, log_of(tmp_path)
     assert "2 processes" in log_of(tmp_path)
-    assert "going on from memory, step " in log_of(tmp_path)
+    assert "resumed from memory, step " in log_of(tmp_path)
     same_weights(run, alone)
 
 

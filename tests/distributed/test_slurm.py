@@ -89,7 +89,7 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     assert said.count("DDP over Gloo") == 2
     assert f"stopped at step {stopped} (SIGUSR1)" in said
     assert "resume=auto: no checkpoint" in said
-    assert re.search(rf"going on from {run}/checkpoints/\S+, step {stopped}\n", said)
+    assert re.search(rf"resumed from {run}/checkpoints/\S+, step {stopped}\n", said)
     assert not differences(run, alone)
     found, expected = checkpoint(run)["model"], checkpoint(alone)["model"]
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

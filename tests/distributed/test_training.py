@@ -121,7 +121,7 @@ def test_a_run_goes_on_under_another_backend_and_size(place: Path) -> None:
     train("horovodrun", 2, place, "output_dir=moved", "trainer.stop_after=2steps")
     done = train("torchrun", 3, place, "output_dir=moved", "resume=auto")
     one, run = alone(place), place / "moved"
-    assert "going on from" in done.stdout + done.stderr
+    assert "resumed from" in done.stdout + done.stderr
     assert numbers(run, "step") == list(range(1, 7)) or [r["step"] for r in rows(run) if r["train/loss"]] == list(
         "123456"
     )

@@ -134,7 +134,7 @@ def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path
     inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", cwd=tmp_path)
     inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
     result = inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "resume=auto", cwd=tmp_path)
-    assert "going on from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
+    assert "resumed from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["shapes", "shapes-2"]
     steps = [row["step"] for row in csv.DictReader((tmp_path / "runs/shapes-2/metrics.csv").open())]
     assert sorted(set(steps), key=int) == ["1", "2", "3", "4", "5", "6"]

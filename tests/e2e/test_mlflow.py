@@ -174,7 +174,7 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert checkpoints["kept"] == json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"] == resumed.optimizer.lr
     said = "".join(capfd.readouterr())
-    assert (said.count("MLflow: new run run ("), said.count("MLflow: going on with run run (")) == (1, 1)
+    assert (said.count("MLflow: new run run ("), said.count("MLflow: continued run run (")) == (1, 1)
     assert "warning: " not in said
 
 

@@ -65,7 +65,7 @@ class DetectionDataset(Dataset[Batch]):
     up to the spec's `size`, see `Batch`. Images behind a URL are fetched a batch at a time.
 
     With `resize="device"` the batches are `DeferredResizeBatch`es: their `to` flips and resizes. `cache` is a folder for
-    decoded images, see `data.cache`; it changes nothing but the time.
+    decoded images, see `data.cache`; it changes only the speed.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ class TrainTransform:
 class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
     """torchvision's crop, but an image it can find no crop for stays as it is.
 
-    Without boxes the original searches in vain until it happens to draw "no crop"; under 4 pixels it divides
+    Without boxes the original searches without success until it happens to draw "no crop"; under 4 pixels it divides
     by zero.
     """
 

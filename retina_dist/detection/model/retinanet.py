@@ -202,7 +202,7 @@ class RetinaNet(TorchvisionRetinaNet):
             )
 
 
-# What stands for what in a model that is torchvision's own.
+# Names of the parts in torchvision's model.
 TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
     RetinaNet: TorchvisionRetinaNet,
     LastLevels: LastLevelP6P7,

@@ -58,7 +58,7 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
     """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
 
     Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
-    does, and torchvision's COCO_V1 wants 0. Norms that are not frozen never take 0, because a batch can have no variance.
+    does, and torchvision's COCO_V1 needs 0. Norms that are not frozen never take 0, because a batch can have no variance.
     `categories` are the names of the model's labels, "" for one without: where the source names its own, the class layer is put
     into their order, or left out if it is of other categories. Raises CheckpointError when the source cannot be had or nothing
     in it fits.
