@@ -15,7 +15,6 @@ from typing import Protocol, TextIO
 from retina_dist.redaction import redacted
 
 LOGGER = logging.getLogger("retina_dist")
-RANK_ZERO_ONLY = {"rank_zero_only": True}  # `extra` of a warning that every rank logs: printed once
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
@@ -40,6 +39,8 @@ class LogFile(Protocol):
 
 class Console(logging.Handler):
     """Prints INFO of rank 0 and WARNING of every rank; writes these and DEBUG to `log_file`, if there is one.
+
+    A warning with `extra={"rank_zero_only": True}`, which every rank logs, is printed by rank 0 only.
 
     `write` prints one line to stdout; the assembler replaces it by `Progress.write`, which prints above the progress bar.
     """

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from retina_dist.reporting.console import tell
-from retina_dist.reporting.loggers import NullLogger
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
@@ -119,16 +118,6 @@ class Progress:
         if steps_per_s > 0:
             parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
         return "  ".join(parts)
-
-
-class NullProgress(NullLogger):
-    """A `Progress` without output, for all ranks but the main one."""
-
-    def update(self, step: int) -> None:
-        pass
-
-    def write(self, text: str) -> None:
-        pass
 
 
 def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.reporting.console import RANK_ZERO_ONLY, configure_logging, tell
+from retina_dist.reporting.console import configure_logging, tell
 from retina_dist.reporting.loggers import RankLog
 
 
@@ -47,7 +47,7 @@ def test_a_warning_of_all_ranks_is_printed_once(capsys: pytest.CaptureFixture[st
     for rank in range(2):
         with configure_logging(rank) as console:
             console.log_file = notes[rank]
-            logger.warning("NaN", extra=RANK_ZERO_ONLY)
+            logger.warning("NaN", extra={"rank_zero_only": True})
     assert capsys.readouterr().out == "warning: NaN\n"
     assert notes[0].lines == notes[1].lines == ["warning: NaN"]
 

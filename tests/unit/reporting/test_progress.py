@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retina_dist.reporting.progress import NullProgress, Progress, format_duration, format_results
+from retina_dist.reporting.progress import Progress, format_duration, format_results
 
 NOTHING_KNOWN = {"val/loss": math.nan, "coco/AP": -1.0, "coco/AR1": 0.1}
 
@@ -94,15 +94,6 @@ def test_training_and_validation_metrics_of_one_call_are_two_lines(file, clock):
 )
 def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
-
-
-def test_null_progress_says_nothing(capsys):
-    progress = NullProgress()
-    progress.update(1)
-    progress.log({"train/loss": 1.0}, 1)
-    progress.write("hello")
-    progress.close()
-    assert capsys.readouterr() == ("", "")
 
 
 def on_a_terminal(lines, columns):
