@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from retina_dist.config.commands import ConvertConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ConvertConfig
 from retina_dist.detection.readers.keras_csv import read_csv
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.files import write_atomically

@@ -13,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
+from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import DoctorConfig
 from retina_dist.detection.doctor.report import examine, format_report
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree

@@ -11,8 +11,8 @@ Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
 
 from __future__ import annotations
 
+from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import EvaluateConfig
 from retina_dist.detection.evaluation import evaluate, format_table
 from retina_dist.strategies.launch_environment import detect_launch
 

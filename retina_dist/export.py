@@ -9,8 +9,8 @@ for torchvision's own class, and nothing else.
 
 from __future__ import annotations
 
+from retina_dist.config.commands import ExportConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ExportConfig
 from retina_dist.detection.export import export
 
 

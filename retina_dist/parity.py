@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retina_dist.config.commands import ParityConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ParityConfig
 from retina_dist.detection.splits import draw_data
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.replicas import check_replicas

@@ -7,8 +7,8 @@ Layer 4. A file that cannot be read is named and left out; with none left the ex
 
 from __future__ import annotations
 
+from retina_dist.config.commands import PredictConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import PredictConfig
 from retina_dist.detection.prediction import predict
 
 

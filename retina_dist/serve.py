@@ -10,9 +10,9 @@ reverse proxy.
 from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.serving import load_scorer
 from retina_dist.serving.server import serve
+from retina_dist.serving.settings import ServeConfig
 
 
 @entry_point("serve")

@@ -10,8 +10,8 @@ again to continue it.
 
 from __future__ import annotations
 
+from retina_dist.config.commands import ShardsConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ShardsConfig
 from retina_dist.detection.write_shards import write_shards
 
 

@@ -12,7 +12,7 @@ python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
 from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import monitor_of

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retina_dist.benchmark.report import finish
+from retina_dist.benchmark.settings import DataBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import DataBenchmarkConfig
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from retina_dist.config.schema import ModelBenchmarkConfig
+from retina_dist.benchmark.settings import ModelBenchmarkConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from retina_dist.benchmark.report import finish, write_table
+from retina_dist.benchmark.settings import ScalingConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import ScalingConfig
 from retina_dist.detection.splits import draw_data
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.train_step import TrainStep

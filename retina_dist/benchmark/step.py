@@ -30,8 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.benchmark.report import finish
+from retina_dist.benchmark.settings import StepConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.schema import StepConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.task import build_model

@@ -1,12 +1,20 @@
-"""The settings of the commands beside `train`; those of the benchmarks and the server stand in their rooms. Layer 1."""
+"""The settings of the commands, by name. Those of the benchmarks and the server are in their packages. Layer 1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from retina_dist.benchmark.settings import (
+    DataBenchmarkConfig,
+    EvalBenchmarkConfig,
+    ModelBenchmarkConfig,
+    ScalingConfig,
+    StepConfig,
+)
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.settings import check_category_map
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.settings import NcclConfig
 
 
@@ -121,3 +129,25 @@ class ConvertConfig:
     split: str = setting("train", "voc: name of the list in ImageSets/Main")
     output: str = setting(MISSING, "COCO json to write")
     debug: bool = False
+
+
+COMMANDS: dict[str, type] = {
+    "train": TrainConfig,
+    "doctor": DoctorConfig,
+    "shards": ShardsConfig,
+    "parity": ParityConfig,
+    "benchmark_step": StepConfig,
+    "benchmark_scaling": ScalingConfig,
+    "benchmark_model": ModelBenchmarkConfig,
+    "benchmark_data": DataBenchmarkConfig,
+    "benchmark_eval": EvalBenchmarkConfig,
+    "evaluate": EvaluateConfig,
+    "predict": PredictConfig,
+    "serve": ServeConfig,
+    "export": ExportConfig,
+    "convert": ConvertConfig,
+    "replay": ReplayConfig,
+}
+
+# Of the last composition: with the settings of classes from outside the package.
+ACTIVE = dict(COMMANDS)

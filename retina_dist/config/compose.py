@@ -19,9 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from retina_dist.config.commands import ACTIVE, COMMANDS
 from retina_dist.config.fields import leaves, validate
 from retina_dist.config.messages import settings_by_key, translate_hydra_errors, unknown_key
-from retina_dist.config.schema import ACTIVE, COMMANDS
 from retina_dist.config.seams import load_plugins, schema_with, without_outside
 from retina_dist.errors import ConfigError
 

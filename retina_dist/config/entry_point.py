@@ -14,9 +14,9 @@ from typing import Any
 
 import hydra
 
+from retina_dist.config.commands import ShardsConfig
 from retina_dist.config.compose import config_dir, register_schema, to_object
 from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.config.schema import ShardsConfig
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, tell

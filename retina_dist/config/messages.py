@@ -16,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from retina_dist.config.schema import ACTIVE
+from retina_dist.config.commands import ACTIVE
 from retina_dist.errors import ConfigError, UserError
 
 # What Hydra makes an object of, by the class that a configuration names; nothing else of a configuration names one.

@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
+from retina_dist.config.commands import COMMANDS
 from retina_dist.config.fields import MISSING, Limits, limits_of
-from retina_dist.config.schema import COMMANDS, TrainConfig
+from retina_dist.config.train import TrainConfig
 
 HEAD = """# Settings
 

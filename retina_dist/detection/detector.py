@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from retina_dist.config.schema import DataConfig, ModelConfig, limits_of, validate
+from retina_dist.config.fields import limits_of, validate
 from retina_dist.data.images import read_image
 from retina_dist.data.sizes import resized_size
 from retina_dist.detection.batch import Batch, Detections
@@ -22,6 +22,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import is_torchvision_name, load_weights, torchvision_categories
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError

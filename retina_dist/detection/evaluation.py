@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import settings_of
-from retina_dist.config.schema import DataConfig, EvaluateConfig, category_names, validate
+from retina_dist.config.fields import validate
 from retina_dist.detection.artifacts import write_metrics
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
@@ -27,6 +28,7 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.weights import is_torchvision_name
 from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.detection.splits import data_of_checkpoint, read_split
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import autocast

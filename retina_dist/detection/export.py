@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist import __version__
-from retina_dist.config.schema import ExportConfig
+from retina_dist.config.commands import ExportConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.shapes import draw_scene

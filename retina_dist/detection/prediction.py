@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retina_dist.config.schema import PredictConfig
+from retina_dist.config.commands import PredictConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector

@@ -9,13 +9,13 @@ import copy
 from dataclasses import asdict, replace
 from typing import Any
 
-from retina_dist.config.schema import DataConfig, category_names
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.readers.reader import AnnotationReader
+from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
 from retina_dist.words import pluralize

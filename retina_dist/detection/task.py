@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from retina_dist.config.schema import ModelConfig, TrainConfig, category_names
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.deferred_resize import resized_by
@@ -32,7 +32,7 @@ from retina_dist.detection.model.weights import (
 )
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DetectionSettings, DetectorSettings
+from retina_dist.detection.settings import DetectionSettings, DetectorSettings, ModelConfig, category_names
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from retina_dist.config.schema import DataConfig, ShardsConfig
+from retina_dist.config.commands import ShardsConfig
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import sizes_of
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split, split_files
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Place, place, read_bytes

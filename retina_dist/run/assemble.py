@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import retina_dist
-from retina_dist.config.schema import RunConfig
+from retina_dist.config.train import RunConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from retina_dist.config.schema import RunConfig
+from retina_dist.config.train import RunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.compiled import compile_model

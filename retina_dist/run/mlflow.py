@@ -15,12 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.schema import LoggingConfig, RunConfig
+from retina_dist.config.train import RunConfig
 from retina_dist.engine.checkpoints import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.mlflow_run import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
+from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run.folder import Run, checkpoint_folder
 
 logger = logging.getLogger(__name__)

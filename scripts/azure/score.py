@@ -23,10 +23,10 @@ from werkzeug.exceptions import RequestEntityTooLarge
 if importlib.util.find_spec("retina_dist") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.serving import DetectionScorer
 from retina_dist.serving.scoring import RequestError
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 LIMITS = ServeConfig()  # the defaults of the other server

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import DataConfig
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest

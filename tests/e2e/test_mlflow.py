@@ -24,7 +24,7 @@ import yaml
 
 from retina_dist.config.compose import load_config, register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_run
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
-from retina_dist.config.schema import ParityConfig
+from retina_dist.config.commands import ParityConfig
 from retina_dist.errors import UserError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import build_plan

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import seams
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import DataConfig, TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.run.assemble import train

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist.config.commands import ACTIVE
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.overrides import check_overrides
-from retina_dist.config.schema import ACTIVE, TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train

@@ -23,8 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from retina_dist.config.commands import PredictConfig
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import PredictConfig, TrainConfig, validate
+from retina_dist.config.fields import validate
+from retina_dist.config.train import TrainConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.doctor.image_checks import box_findings, category_findings, check_image

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from retina_dist.benchmark.report import _compare
-from retina_dist.config.schema import DataConfig, TrainConfig, TrainerConfig, validate
+from retina_dist.config.fields import validate
+from retina_dist.config.train import TrainConfig
+from retina_dist.config.trainer import TrainerConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
@@ -21,6 +23,7 @@ from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.prediction import find_images
 from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks

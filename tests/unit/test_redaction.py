@@ -17,20 +17,16 @@ from typing import Any
 import pytest
 
 from retina_dist.config.overrides import SweepJob
-from retina_dist.config.schema import (
-    DataConfig,
-    LoggingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    TrainerConfig,
-)
+from retina_dist.config.train import TrainConfig
+from retina_dist.config.trainer import TrainerConfig
+from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
+from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow as tracking
 from retina_dist.run import sweep
 from retina_dist.run.folder import Run, changed_settings

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from retina_dist.config.schema import DataConfig, DoctorConfig, ModelConfig
+from retina_dist.config.commands import DoctorConfig
 from retina_dist.detection.doctor import image_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage
 from retina_dist.detection.doctor.image_checks import Finding, ImageCheck, Level
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError
 from retina_dist.words import pluralize

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from retina_dist.config.compose import config_dir, load_config, register_schema, settings_of
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.overrides import check_overrides
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.run.build import build_plan
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import TrainConfig, validate
+from retina_dist.config.fields import validate
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import best_metric, build_plan
 

@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import DataConfig
 from retina_dist.data import shards as module
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.shards import Member, ShardWriter, plan_shards
@@ -28,6 +27,7 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.image_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.detection.write_shards import write_shards

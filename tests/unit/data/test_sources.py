@@ -20,7 +20,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from retina_dist import files
-from retina_dist.config.schema import DataConfig, ShapesConfig
 from retina_dist.data import cache as cache_module
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.samplers import BatchSpec
@@ -31,6 +30,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.image_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
+from retina_dist.detection.settings import DataConfig, ShapesConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.files import Url, place

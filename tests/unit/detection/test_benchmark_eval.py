@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.config.schema import EvalBenchmarkConfig
+from retina_dist.benchmark.settings import EvalBenchmarkConfig
 from retina_dist.detection import benchmark_eval as module
 from retina_dist.detection.benchmark_eval import (
     benchmark_metric,

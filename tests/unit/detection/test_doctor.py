@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from retina_dist import doctor
+from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.compose import config_dir, load_config
-from retina_dist.config.schema import DoctorConfig
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.images import ORIENTATION_TAG
 from retina_dist.data.sizes import resized_size

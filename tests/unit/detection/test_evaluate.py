@@ -13,7 +13,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from retina_dist.config.schema import EvaluateConfig
+from retina_dist.config.commands import EvaluateConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,

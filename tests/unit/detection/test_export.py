@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.config.schema import ExportConfig
+from retina_dist.config.commands import ExportConfig
 from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector

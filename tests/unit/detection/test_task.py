@@ -12,12 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import DataConfig, EvaluateConfig, ShapesConfig
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.settings import DataConfig, ShapesConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoints import write_checkpoint

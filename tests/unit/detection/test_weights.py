@@ -17,11 +17,11 @@ from torchvision.models._api import WeightsEnum
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import ModelConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model import weights
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_weights, load_weights
+from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask, build_model
 from retina_dist.engine.checkpoints import CheckpointStore, write_checkpoint

@@ -15,10 +15,11 @@ import torch
 
 from retina_dist import torch_files
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.schema import DataConfig, ModelConfig, TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
+from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.checkpoints import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.torch_files import load_torch

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import DataConfig, TrainConfig, TrainerConfig
+from retina_dist.config.train import TrainConfig
+from retina_dist.config.trainer import TrainerConfig
+from retina_dist.detection.settings import DataConfig
 from retina_dist.engine import folder_lock
 from retina_dist.engine.checkpoints import CheckpointStore, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks, Holder

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from retina_dist.benchmark import step
-from retina_dist.config import schema as settings
+from retina_dist.config import commands
 from retina_dist.config.fields import limits_of
+from retina_dist.config.trainer import TrainerConfig
 from retina_dist.engine.precision import Precision, autocast, describe_precision
 from tests.unit.engine.test_trainer import Classifier, trainer
 
@@ -62,7 +63,7 @@ def test_the_benchmark_means_the_same_by_each_name() -> None:
     for precision in get_args(Precision):
         with autocast(CPU, precision)():
             assert flags() == (precision == "tf32",) * 2
-    for schema in (settings.TrainerConfig, settings.EvaluateConfig, settings.PredictConfig):
+    for schema in (TrainerConfig, commands.EvaluateConfig, commands.PredictConfig):
         assert limits_of(schema, "precision").choices == get_args(Precision)
 
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoints import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError

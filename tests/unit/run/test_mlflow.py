@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import LoggingConfig, TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.mlflow_run import (
     LONGEST,
@@ -19,6 +19,7 @@ from retina_dist.reporting.mlflow_run import (
     shortened,
     status_of,
 )
+from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow as tracking
 from retina_dist.run.folder import Run, write_config
 from retina_dist.run.mlflow import as_child, tracked_run, tracked_sweep, tracking_server

@@ -12,21 +12,18 @@ from typing import Any
 
 import pytest
 
-from retina_dist.config.entry_point import check_outputs, reported_errors
-from retina_dist.config.schema import (
+from retina_dist.benchmark.settings import DataBenchmarkConfig, ModelBenchmarkConfig, ScalingConfig, StepConfig
+from retina_dist.config.commands import (
     ConvertConfig,
-    DataBenchmarkConfig,
     DoctorConfig,
     EvaluateConfig,
     ExportConfig,
-    ModelBenchmarkConfig,
     ParityConfig,
     PredictConfig,
-    ScalingConfig,
     ShardsConfig,
-    StepConfig,
-    TrainConfig,
 )
+from retina_dist.config.entry_point import check_outputs, reported_errors
+from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
 from retina_dist.files import check_output, write_atomically
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from retina_dist.config.compose import register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.config.schema import TrainConfig
+from retina_dist.config.train import TrainConfig
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.loggers import CsvLogger

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
-from retina_dist.config.schema import ServeConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.serving import DetectionScorer
 from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.serving.settings import ServeConfig
 from tests.unit.serving.server import (
     MAX_PIXELS,
     MAX_REQUEST_PIXELS,
@@ -75,7 +75,7 @@ def azure(checkpoint: Path) -> Iterator[Post]:
     small = partial(
         ServeConfig, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS, max_body_mb=MAX_BODY / 1e6
     )
-    with patch.dict(os.environ, environment), patch("retina_dist.config.schema.ServeConfig", small):
+    with patch.dict(os.environ, environment), patch("retina_dist.serving.settings.ServeConfig", small):
         from azureml_inference_server_http.server.create_app import create
 
         client = create().test_client()

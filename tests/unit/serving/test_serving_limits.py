@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.schema import ServeConfig
 from retina_dist.errors import ConfigError
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import read_images
 from retina_dist.serving.server import listen
+from retina_dist.serving.settings import ServeConfig
 from tests.unit.serving.server import as_json
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
@@ -283,7 +283,7 @@ STUCK = """
 import sys, time
 from retina_dist.serving import server
 from retina_dist.serving.app import create_app
-from retina_dist.config.schema import ServeConfig
+from retina_dist.serving.settings import ServeConfig
 
 class Stuck:
     result = dict
