@@ -104,7 +104,7 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
     """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
 
     They are data: nothing in them is looked up or made. Of a section of a class from outside the package, the built-in one's
-    settings are taken. Raises ConfigError, also if the task or the model is from outside; settings that do not fit end with `remedy`.
+    settings are taken. Raises ConfigError, also if the task or the model is from outside; `remedy` is for settings that do not fit.
     """
     for key, value in leaves(content):
         if isinstance(value, str) and "${" in value:  # which would be looked up, in the environment too

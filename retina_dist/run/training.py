@@ -101,7 +101,8 @@ class Training:
         if self.config.logging.plots:
             from retina_dist.reporting.plots import plot_curves
 
-            metrics = [n for n in self.task.headline_metrics or self.task.metric_names if not n.startswith("val/loss")]
+            names = self.task.metric_names
+            metrics = [n for n in self.task.headline_metrics if n in names] or [n for n in names if n != "val/loss"]
             plot_curves(self.run.folder / "metrics.csv", self.run.folder / "curves.png", metrics[:3])
             self.task.draw_results(self.trainer.state.evaluated_model, self.data, self.run.folder)
 

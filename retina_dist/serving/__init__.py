@@ -1,1 +1,1 @@
-"""A detector behind HTTP: what an answer is (`scoring`), images gathered into batches (`batcher`), the web server (`app`)."""
+"""A model behind HTTP: from request to response (`scoring`), batches of images (`batcher`), the web server (`app`)."""

@@ -59,5 +59,5 @@ def test_the_step_of_a_file_is_that_of_the_metrics_and_its_images_come_again(
     assert autocast == [True, True, True]  # two steps of the run, one of the replay
 
     path.write_text(json.dumps({name: value for name, value in event.items() if name != "steps_before"}))
-    with pytest.raises(ConfigError, match=r"is no nonfinite_STEP\.json of a run \('steps_before'\)"):
+    with pytest.raises(ConfigError, match=r"is no nonfinite_STEP\.json \('steps_before'\)"):
         replay(load_config("replay", [f"event={path}"]))
