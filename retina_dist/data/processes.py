@@ -36,7 +36,7 @@ def worker_records() -> Iterator[list[logging.LogRecord]]:
     """In a data worker: what the package logs within it, for the main process to handle; in the main process always empty."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = lambda record: records.append(record)  # type: ignore[method-assign]
     if get_worker_info() is not None:
         LOGGER.addHandler(handler)
     try:
