@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
-    EvalBenchmarkConfig,
     ModelBenchmarkConfig,
     ScalingConfig,
     StepConfig,
 )
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.config.train import TrainConfig
-from retina_dist.detection.settings import check_category_map
+from retina_dist.detection.settings import EvalBenchmarkConfig, check_category_map
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.settings import NcclConfig
 

@@ -27,12 +27,12 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import EvalBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.coco_metrics import EVALUATORS, evaluate_rows, installed_backends
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.targets import encode
+from retina_dist.detection.settings import EvalBenchmarkConfig
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.devices import resolve_device
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.benchmark.settings import EvalBenchmarkConfig
 from retina_dist.detection import benchmark_eval as module
 from retina_dist.detection.benchmark_eval import (
     benchmark_metric,
@@ -20,6 +19,7 @@ from retina_dist.detection.benchmark_eval import (
 )
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.settings import EvalBenchmarkConfig
 from retina_dist.errors import ConfigError
 
 SMALL = EvalBenchmarkConfig(
