@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from retina_dist.config.fields import setting
 from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
-from retina_dist.config.trainer import TrainerConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig

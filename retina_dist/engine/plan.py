@@ -8,18 +8,16 @@ number of processes can share any batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from retina_dist.engine.duration import to_steps
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.engine.stop import StopAction
 from retina_dist.errors import ConfigError
-from retina_dist.optim.schedule import Decay, Schedule
+from retina_dist.optim.schedule import Schedule, build_decay
+from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 from retina_dist.words import pluralize
-
-LrRule = Literal["none", "linear", "sqrt", "adasum"]
 
 
 class Due(NamedTuple):
@@ -86,11 +84,7 @@ class Plan:
 
     def __str__(self) -> str:
         schedule = self.schedule
-        shape: str = schedule.name
-        if schedule.name == "multistep":
-            shape += f", x{schedule.gamma:g} at steps {', '.join(map(str, schedule.milestones))}"
-        if schedule.name == "cosine":
-            shape += f" to {self.lr * schedule.final_factor:g}"
+        shape = schedule.decay.describe(self.lr)
         if schedule.warmup:
             shape += f", warm-up over {pluralize(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
         rows = {
@@ -116,34 +110,20 @@ def resolve_plan(
     *,
     num_images: int,
     batch_size: int,
-    max_duration: str,
-    lr: float,
+    trainer: TrainerConfig,
+    optimizer: OptimizerSettings,
+    schedule: ScheduleSettings,
     world_size: int = 1,
-    accumulate: int = 1,
-    lr_rule: LrRule = "none",
-    lr_reference_batch: int = 16,
     participants: int = 1,
-    schedule: str = "constant",
-    warmup: str = "0steps",
-    warmup_factor: float = 0.001,
-    milestones: Sequence[str] = (),
-    gamma: float = 0.1,
-    final_factor: float = 0.0,
-    decay: Callable[[int, int, Callable[[str], int]], Decay] | None = None,
-    validate_every: str = "1epoch",
-    checkpoint_every: str = "0steps",
-    stop_after: str | None = None,
-    log_every: int = 10,
-    check_every: str = "0steps",
 ) -> Plan:
     """Turn durations into steps and the total batch into per-process batches.
 
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
-    `lr_rule` scales `lr` by batch_size / lr_reference_batch ("linear": Goyal et al. 2017, https://arxiv.org/abs/1706.02677)
-    or by its square root. "adasum" scales it by the batch of one of the `participants` that Adasum combines, which needs no
-    more for their number (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). `decay` makes a schedule from
-    outside the package, from the steps of the run and of its warm-up. Raises ConfigError for a plan that is impossible, with the
-    nearest possible values.
+    `optimizer.lr_rule` scales the learning rate by batch_size / lr_reference_batch ("linear": Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677) or by its square root. "adasum" scales it by the batch of one of the `participants` that
+    Adasum combines, which needs no more for their number
+    (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a plan that is impossible,
+    with the nearest possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -151,54 +131,39 @@ def resolve_plan(
 
     if num_images < 1:
         raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
-    total = steps("trainer.max_duration", max_duration)
+    total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
-        raise ConfigError(f"trainer.max_duration={max_duration} is no step at all; use at least 1step.")
-    warmup_steps = steps("schedule.warmup", warmup)
-    if warmup_steps >= total:
+        raise ConfigError(f"trainer.max_duration={trainer.max_duration} is no step at all; use at least 1step.")
+    warmup = steps("schedule.warmup", schedule.warmup)
+    if warmup >= total:
         raise ConfigError(
-            f"schedule.warmup={warmup} ({pluralize(warmup_steps, 'step')}) leaves nothing of trainer.max_duration={max_duration} "
-            f"({pluralize(total, 'step')}); use a warm-up of at most {total - 1}steps."
+            f"schedule.warmup={schedule.warmup} ({pluralize(warmup, 'step')}) leaves nothing of "
+            f"trainer.max_duration={trainer.max_duration} ({pluralize(total, 'step')}); use a warm-up of at most {total - 1}steps."
         )
-    drops = [steps("schedule.milestones", m) for m in milestones] if schedule == "multistep" else []
-    for text, drop in zip(milestones, drops, strict=False):
-        if not 0 < drop < total:
-            raise ConfigError(
-                f"schedule.milestones has {text} (step {drop}), past the end: "
-                f"trainer.max_duration={max_duration} is {pluralize(total, 'step')}; "
-                "lengthen the run or bring the milestone forward."
-            )
-    if drops != sorted(set(drops)):
-        raise ConfigError(f"schedule.milestones={list(milestones)} do not rise; list them in order, each once.")
-    if (lr_rule == "adasum") != (participants > 1):
-        raise ConfigError(
-            f"optimizer.lr_rule={lr_rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum "
-            "belongs to strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
-        )
-    scale = {"none": 1.0, "linear": batch_size / lr_reference_batch, "sqrt": math.sqrt(batch_size / lr_reference_batch)}
-    scale["adasum"] = batch_size / participants / lr_reference_batch
-    stop = total if stop_after is None else min(total, steps("trainer.stop_after", stop_after))
+    stop = total if trainer.stop_after is None else min(total, steps("trainer.stop_after", trainer.stop_after))
     return Plan(
         num_images=num_images,
         batch_size=batch_size,
         world_size=world_size,
-        accumulate=accumulate,
+        accumulate=trainer.accumulate,
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,
-        lr=lr * scale[lr_rule],
-        schedule=Schedule(
-            schedule,
-            total,
-            warmup_steps,
-            warmup_factor,
-            tuple(drops),
-            gamma,
-            final_factor,
-            decay(total, warmup_steps, partial(steps, "schedule")) if decay else None,
-        ),
-        validate_every=steps("trainer.validate_every", validate_every),
-        checkpoint_every=steps("trainer.checkpoint_every", checkpoint_every),
-        log_every=log_every,
-        check_every=steps("trainer.check_replicas_every", check_every),
+        lr=optimizer.lr * _lr_scale(optimizer, batch_size, participants),
+        schedule=Schedule(build_decay(schedule, total, warmup, steps), warmup, schedule.warmup_factor),
+        validate_every=steps("trainer.validate_every", trainer.validate_every),
+        checkpoint_every=steps("trainer.checkpoint_every", trainer.checkpoint_every),
+        log_every=trainer.log_every,
+        check_every=steps("trainer.check_replicas_every", trainer.check_replicas_every),
     )
+
+
+def _lr_scale(optimizer: OptimizerSettings, batch_size: int, participants: int) -> float:
+    rule, reference = optimizer.lr_rule, optimizer.lr_reference_batch
+    if (rule == "adasum") != (participants > 1):
+        raise ConfigError(
+            f"optimizer.lr_rule={rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum "
+            "belongs to strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
+        )
+    scales = {"none": 1.0, "linear": batch_size / reference, "sqrt": math.sqrt(batch_size / reference)}
+    return {**scales, "adasum": batch_size / participants / reference}[rule]

@@ -6,8 +6,7 @@ and a group's `lr_scale` multiply.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,46 +14,9 @@ from torch import Tensor, nn
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 
-OptimizerName = Literal["sgd", "adamw", "adam"]
-
-
-def optimizer_of(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer of a configuration: a built-in one, or the class that the group's entry names, made by CLASS(groups, settings).
-
-    Raises ConfigError when nothing is trainable.
-    """
-    groups = parameter_groups(
-        model,
-        weight_decay=settings.weight_decay,
-        norm_weight_decay=settings.norm_weight_decay,
-        bias_weight_decay=settings.bias_weight_decay,
-        backbone_lr_scale=settings.backbone_lr_scale,
-    )
-    outside: Any = getattr(settings, "implementation", None)
-    if outside is not None:
-        _check_trainable(groups)
-        found: torch.optim.Optimizer = outside(groups, settings)
-        return found
-    assert isinstance(settings, OptimizerConfig)
-    return build_optimizer(
-        groups,
-        name=settings.name,  # type: ignore[arg-type]
-        lr=settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        betas=settings.betas,
-        eps=settings.eps,
-    )
-
 
 def parameter_groups(
-    model: nn.Module,
-    *,
-    weight_decay: float,
-    norm_weight_decay: float | None = None,
-    bias_weight_decay: float | None = None,
-    backbone_prefix: str = "backbone.body.",
-    backbone_lr_scale: float = 1.0,
+    model: nn.Module, settings: OptimizerSettings, backbone_prefix: str = "backbone.body."
 ) -> list[dict]:
     """The trainable parameters in groups of equal weight decay and `lr_scale`, in the model's order within each.
 
@@ -67,37 +29,35 @@ def parameter_groups(
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            special = norm_weight_decay if isinstance(module, norms) else bias_weight_decay if name == "bias" else None
-            decay = weight_decay if special is None else special
-            scale = backbone_lr_scale if f"{module_name}.".startswith(backbone_prefix) else 1.0
+            special = settings.bias_weight_decay if name == "bias" else None
+            if isinstance(module, norms):
+                special = settings.norm_weight_decay
+            decay = settings.weight_decay if special is None else special
+            scale = settings.backbone_lr_scale if f"{module_name}.".startswith(backbone_prefix) else 1.0
             groups.setdefault((decay, scale), []).append(parameter)
     return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (decay, scale), ps in groups.items()]
 
 
-def build_optimizer(
-    groups: list[dict],
-    *,
-    name: OptimizerName,
-    lr: float,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """SGD (momentum, nesterov), AdamW (decoupled decay) or Adam (betas, eps) over `parameter_groups`, as one fused operator.
+
+    Or the class that the group's entry names, made by CLASS(groups, settings).
 
     Raises ConfigError when nothing is trainable.
     """
-    _check_trainable(groups)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
-
-
-def _check_trainable(groups: list[dict]) -> None:
     if not groups:
         raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
+    outside: type[Any] | None = getattr(settings, "implementation", None)
+    if outside:
+        optimizer: torch.optim.Optimizer = outside(groups, settings)
+        return optimizer
+    assert isinstance(settings, OptimizerConfig)
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=True
+        )
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -5,63 +5,109 @@ from __future__ import annotations
 import bisect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import ScheduleSettings
 
 
-class Decay(ABC):
-    """A schedule from outside the package: the factor of the learning rate beside the warm-up's, a pure function of the step.
+class ToSteps(Protocol):
+    """Optimizer steps in a duration such as 16epochs, which the setting `key` has. Raises ConfigError."""
 
-    `total` and `warmup` are the steps of the run and of its warm-up. `to_steps` turns a duration such as 16epochs into steps.
+    def __call__(self, key: str, duration: str) -> int: ...
+
+
+class Decay(ABC):
+    """The factor of the learning rate beside the warm-up's, a pure function of the step.
+
+    `total` and `warmup` are the steps of the run and of its warm-up. An entry of the group `schedule` may name a class below.
     """
 
     settings: ClassVar[type[ScheduleSettings]] = ScheduleSettings
 
-    def __init__(self, settings: Any, total: int, warmup: int, to_steps: Callable[[str], int]) -> None:
-        self.options, self.total, self.warmup, self.to_steps = settings, total, warmup, to_steps
+    def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
+        self.options, self.total, self.warmup = settings, total, warmup
 
     @abstractmethod
     def __call__(self, step: int) -> float:
         """The factor for optimizer step `step` (0 is the first)."""
+
+    def describe(self, lr: float) -> str:
+        """For the table of the plan; `lr` is the learning rate of factor 1."""
+        return str(self.options.name)
+
+
+class Constant(Decay):
+    """1."""
+
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+class MultiStep(Decay):
+    """Multiplied by `gamma` at each milestone, which is at the same step with and without warm-up."""
+
+    def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
+        super().__init__(settings, total, warmup, to_steps)
+        self.gamma = settings.gamma
+        self.milestones = tuple(to_steps("schedule.milestones", milestone) for milestone in settings.milestones)
+        for text, step in zip(settings.milestones, self.milestones, strict=True):
+            if not 0 < step < total:
+                raise ConfigError(
+                    f"schedule.milestones has {text} (step {step}), past the end at step {total}; raise trainer.max_duration or "
+                    "bring the milestone forward."
+                )
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ConfigError(
+                f"schedule.milestones={list(settings.milestones)} do not rise; list them in order, each once."
+            )
+
+    def __call__(self, step: int) -> float:
+        return float(self.gamma ** bisect.bisect_right(self.milestones, step))
+
+    def describe(self, lr: float) -> str:
+        return f"multistep, x{self.gamma:g} at steps {', '.join(map(str, self.milestones))}"
+
+
+class Cosine(Decay):
+    """From 1 to `final_factor` at `total` along half a cosine (Loshchilov and Hutter 2017, equation 5,
+    https://arxiv.org/abs/1608.03983).
+    """
+
+    def __call__(self, step: int) -> float:
+        progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        final = self.options.final_factor
+        return float(final + (1 - final) * cosine)
+
+    def describe(self, lr: float) -> str:
+        return f"cosine to {lr * self.options.final_factor:g}"
+
+
+BUILT_IN: dict[str, type[Decay]] = {"constant": Constant, "multistep": MultiStep, "cosine": Cosine}
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The factor of the base learning rate at each step; all durations are in optimizer steps.
 
-    Warm-up runs linearly from `warmup_factor` to 1 over the first `warmup` steps. Then "constant" stays at 1, "multistep"
-    multiplies by `gamma` at each milestone, and "cosine" falls from 1 to `final_factor` at `total` along half a cosine
-    (Loshchilov and Hutter 2017, equation 5, https://arxiv.org/abs/1608.03983). Warm-up and decay multiply, so a milestone
-    is at the same step with and without warm-up. With `decay`, that is the factor beside the warm-up's, whatever the name.
-
-    >>> s = Schedule("multistep", total=10, warmup=2, warmup_factor=0.5, milestones=(6,), gamma=0.1)
-    >>> [round(s(i), 3) for i in (0, 1, 2, 5, 6, 9)]
-    [0.5, 0.75, 1.0, 1.0, 0.1, 0.1]
+    Warm-up runs linearly from `warmup_factor` to 1 over the first `warmup` steps; warm-up and decay multiply.
     """
 
-    name: str
-    total: int
-    warmup: int = 0
-    warmup_factor: float = 0.001
-    milestones: Sequence[int] = ()
-    gamma: float = 0.1
-    final_factor: float = 0.0
-    decay: Callable[[int], float] | None = None
+    decay: Decay
+    warmup: int
+    warmup_factor: float
 
     def __call__(self, step: int) -> float:
         """The factor for optimizer step `step` (0 is the first)."""
         ramp = 1.0
         if step < self.warmup:
             ramp = self.warmup_factor + (1 - self.warmup_factor) * step / self.warmup
-        if self.decay:
-            return ramp * self.decay(step)
-        if self.name == "multistep":
-            return ramp * self.gamma ** bisect.bisect_right(self.milestones, step)
-        if self.name == "cosine":
-            progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
-            cosine = (1 + math.cos(math.pi * progress)) / 2
-            return ramp * (self.final_factor + (1 - self.final_factor) * cosine)
-        return ramp
+        return ramp * self.decay(step)
+
+
+def build_decay(settings: ScheduleSettings, total: int, warmup: int, to_steps: ToSteps) -> Decay:
+    """A built-in decay, or one of the class that the group's entry names. Raises ConfigError for a milestone beyond the run."""
+    kind: type[Decay] = getattr(settings, "implementation", None) or BUILT_IN[settings.name]
+    return kind(settings, total, warmup, to_steps)

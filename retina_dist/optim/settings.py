@@ -28,7 +28,7 @@ class OptimizerSettings:
 
 @dataclass
 class OptimizerConfig(OptimizerSettings):
-    """Arguments of `retina_dist.optim.optimizer`."""
+    """The built-in optimizers: torch's SGD, AdamW and Adam."""
 
     name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
     momentum: float = setting(0.9, below=1, fraction=True)
@@ -55,7 +55,7 @@ class ScheduleSettings:
 
 @dataclass
 class ScheduleConfig(ScheduleSettings):
-    """Arguments of `retina_dist.optim.schedule.Schedule`; durations as 16epochs, 1000steps or 5000images."""
+    """The built-in schedules; durations as 16epochs, 1000steps or 5000images."""
 
     name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
     milestones: list[str] = setting([])

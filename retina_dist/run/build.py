@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any
 
 import torch
 
@@ -19,8 +17,8 @@ from retina_dist.engine.state import TrainState
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
-from retina_dist.optim.optimizer import optimizer_of
-from retina_dist.optim.settings import ScheduleConfig, ScheduleSettings
+from retina_dist.optim.optimizer import build_optimizer, parameter_groups
+from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import strategy_of
@@ -54,37 +52,19 @@ def monitor_of(config: RunConfig) -> str:
 
 def build_plan(config: RunConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
-    trainer, schedule, optimizer = config.trainer, config.schedule, config.optimizer
+    trainer, schedule = config.trainer, config.schedule
     if trainer.fast_dev_run:
         trainer = replace(trainer, max_duration="2steps", validate_every="2steps", stop_after=None)
         schedule = ScheduleConfig(name="constant")
     return resolve_plan(
         num_images=num_images,
         batch_size=config.data.batch_size,
+        trainer=trainer,
+        optimizer=config.optimizer,
+        schedule=schedule,
         world_size=world_size,
-        accumulate=trainer.accumulate,
-        max_duration=trainer.max_duration,
-        stop_after=trainer.stop_after,
-        validate_every=trainer.validate_every,
-        checkpoint_every=trainer.checkpoint_every,
-        log_every=trainer.log_every,
-        lr=optimizer.lr,
-        lr_rule=optimizer.lr_rule,  # type: ignore[arg-type]
-        lr_reference_batch=optimizer.lr_reference_batch,
         participants=participants,
-        check_every=trainer.check_replicas_every,
-        schedule=schedule.name,
-        warmup=schedule.warmup,
-        warmup_factor=schedule.warmup_factor,
-        **_decay(schedule),
     )
-
-
-def _decay(settings: ScheduleSettings) -> dict[str, Any]:
-    """The arguments of `resolve_plan` for the schedule after its warm-up, a built-in one or one from outside the package."""
-    if outside := getattr(settings, "implementation", None):
-        return {"decay": partial(outside, settings)}
-    return {name: getattr(settings, name) for name in ("milestones", "gamma", "final_factor")}
 
 
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
@@ -112,7 +92,7 @@ def build_state(
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
     device = strategy.device
     model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = optimizer_of(model, config.optimizer)
+    optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:

@@ -9,7 +9,7 @@ import torch
 import torchvision
 
 import retina_dist
-from retina_dist.config.trainer import TrainerConfig
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
 
 

@@ -29,7 +29,6 @@ from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.phase_timer import summary
-from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.replicas import ReplicaMismatch, check_replicas, checksum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
@@ -39,6 +38,7 @@ from retina_dist.optim.clipping import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import make_strategy
 from retina_dist.testing.strategy_contract import ROWS, Net, flat, small_training
+from tests.plans import plan_of
 
 
 def contract() -> dict[str, Any]:
@@ -256,7 +256,7 @@ class NoLogger:
 
 def small_trainer(model: nn.Module, strategy: DistributedStrategy, length: str, **guarded: Any) -> Trainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    plan = resolve_plan(
+    plan = plan_of(
         num_images=2 * strategy.world_size, batch_size=2 * strategy.world_size, max_duration=length, lr=0.1,
         world_size=strategy.world_size, log_every=10,
     )  # fmt: skip

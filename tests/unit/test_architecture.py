@@ -29,6 +29,7 @@ ALLOWED = {
     "config": {
         "benchmark.settings",
         "detection.settings",
+        "engine.settings",
         "optim.settings",
         "reporting",
         "serving.settings",

@@ -15,7 +15,6 @@ import torch
 from retina_dist.benchmark.report import _compare
 from retina_dist.config.fields import validate
 from retina_dist.config.train import TrainConfig
-from retina_dist.config.trainer import TrainerConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
@@ -27,6 +26,7 @@ from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoints import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError
 from retina_dist.files import place
 from retina_dist.replay import _read as read_event

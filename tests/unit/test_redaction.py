@@ -18,8 +18,8 @@ import pytest
 
 from retina_dist.config.overrides import SweepJob
 from retina_dist.config.train import TrainConfig
-from retina_dist.config.trainer import TrainerConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig

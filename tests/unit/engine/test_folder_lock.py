@@ -18,11 +18,11 @@ import torch
 
 from retina_dist.config.compose import load_config
 from retina_dist.config.train import TrainConfig
-from retina_dist.config.trainer import TrainerConfig
 from retina_dist.detection.settings import DataConfig
 from retina_dist.engine import folder_lock
 from retina_dist.engine.checkpoints import CheckpointStore, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks, Holder
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, names_in, place
 from retina_dist.run.folder import make_next_folder, open_run

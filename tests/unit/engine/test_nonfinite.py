@@ -16,11 +16,11 @@ from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
-from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.plans import plan_of
 from tests.unit.engine.test_trainer import Data, Rows
 
 BAD_STEPS = {2, 3}
@@ -61,7 +61,7 @@ def make(
     model.factor = factor
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    plan = resolve_plan(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
+    plan = plan_of(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
     logger = MetricLogger()
     strategy, data = SingleDeviceStrategy("cpu"), Data()
     guard = NonFiniteGuard(

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retina_dist.engine.duration import to_steps
-from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule
+from tests.plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -81,33 +82,43 @@ def test_what_is_no_duration_is_named(text: str) -> None:
         to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16)
 
 
+def schedule(name: str, total: int, **settings: object) -> Schedule:
+    options = {"num_images": 1, "batch_size": 1, "max_duration": f"{total}steps", "lr": 1.0}
+    return plan_of(**options, schedule=name, **settings).schedule  # type: ignore[arg-type]
+
+
 def test_warmup_is_linear_and_ends_at_one() -> None:
-    schedule = Schedule("constant", total=100, warmup=4, warmup_factor=0.2)
-    assert [schedule(i) for i in (0, 1, 2, 3, 4, 99)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    factor = schedule("constant", total=100, warmup="4steps", warmup_factor=0.2)
+    assert [factor(i) for i in (0, 1, 2, 3, 4, 99)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_multistep_drops_at_its_milestones() -> None:
-    schedule = Schedule("multistep", total=10, milestones=(4, 8), gamma=0.1)
-    assert [schedule(i) for i in (0, 3, 4, 7, 8, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    factor = schedule("multistep", total=10, milestones=["4steps", "8steps"], gamma=0.1)
+    assert [factor(i) for i in (0, 3, 4, 7, 8, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_warmup_and_multistep_multiply() -> None:
+    factor = schedule("multistep", 10, warmup="2steps", warmup_factor=0.5, milestones=["6steps"], gamma=0.1)
+    assert [factor(i) for i in (0, 1, 2, 5, 6, 9)] == pytest.approx([0.5, 0.75, 1.0, 1.0, 0.1, 0.1])
 
 
 def test_cosine_halves_halfway_and_ends_at_the_final_factor() -> None:
-    schedule = Schedule("cosine", total=110, warmup=10, final_factor=0.1)
-    assert schedule(10) == pytest.approx(1.0)
-    assert schedule(60) == pytest.approx(0.55)
-    assert schedule(110) == pytest.approx(0.1)
-    assert schedule(35) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    factor = schedule("cosine", total=110, warmup="10steps", final_factor=0.1)
+    assert factor(10) == pytest.approx(1.0)
+    assert factor(60) == pytest.approx(0.55)
+    assert factor(110) == pytest.approx(0.1)
+    assert factor(35) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
 
 
 def plan(**changes: object) -> Plan:
     settings: dict = {"num_images": 100, "batch_size": 16, "max_duration": "4epochs", "lr": 0.01}
-    return resolve_plan(**{**settings, **changes})
+    return plan_of(**{**settings, **changes})
 
 
 def test_plan_in_steps() -> None:
     result = plan(schedule="multistep", milestones=["2epochs"], warmup="3steps", validate_every="1epoch")
     assert (result.steps_per_epoch, result.total_steps, result.validate_every) == (7, 28, 7)
-    assert result.schedule.milestones == (14,)
+    assert result.schedule.decay.milestones == (14,)
     assert result.micro_batches == (16,)
 
 
@@ -171,7 +182,7 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
             lr_rule="linear",
             lr_reference_batch=4,
             validate_every="0.5epochs",
-            check_every="1epoch",
+            check_replicas_every="1epoch",
             stop_after="25steps",
         )
         for w in (1, 2, 4, 7, 8, 20)
@@ -180,7 +191,7 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
     for world_size, p in plans.items():
         assert (p.steps_per_epoch, p.total_steps, p.stop_step) == (7, 28, 25)
         assert (p.validate_every, p.check_every) == (4, 7)
-        assert p.schedule.milestones == (14, 20)
+        assert p.schedule.decay.milestones == (14, 20)
         assert [p.lr_at(step) for step in range(28)] == [plans[1].lr_at(step) for step in range(28)]
         assert p.lr_at(13) == pytest.approx(0.04)  # 0.01 * 16 / 4, whatever the number of processes
         s = "es" if world_size > 1 else ""
@@ -209,13 +220,9 @@ def test_adasum_and_the_rules_for_averages_do_not_mix(rule: str, participants: i
 
 @pytest.mark.parametrize(("text", "steps"), [("0steps", 0), ("5steps", 5), ("1epoch", 7), ("33images", 3)])
 def test_the_replicas_are_checked_at_steps_of_any_duration(text: str, steps: int) -> None:
-    assert plan(check_every=text).check_every == steps
-
-
-def test_the_replicas_are_not_checked_unless_asked() -> None:
-    assert plan().check_every == 0
+    assert plan(check_replicas_every=text).check_every == steps
 
 
 def test_a_wrong_duration_of_the_check_is_named_by_its_setting() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.check_replicas_every=often .*12epochs"):
-        plan(check_every="often")
+        plan(check_replicas_every="often")

@@ -19,13 +19,13 @@ from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint
 from retina_dist.engine.nonfinite import Divergence
-from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, Preempted, UserError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.plans import plan_of
 
 NUM_IMAGES = 10
 
@@ -92,7 +92,7 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
     ema = ExponentialMovingAverage(model, 0.9) if changes.pop("ema", False) else None
     scaler = torch.amp.GradScaler("cpu", enabled=changes.get("precision") == "fp16")
     state = TrainState(model, optimizer, scaler, ema, best)
-    plan = resolve_plan(
+    plan = plan_of(
         num_images=NUM_IMAGES,
         batch_size=data.batch_size,
         accumulate=data.accumulate,

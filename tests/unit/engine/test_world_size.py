@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.batch import Batch
-from retina_dist.engine.plan import resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect, count_only
+from tests.plans import plan_of
 from tests.unit.detection.test_module import make_annotations, make_module
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
@@ -79,9 +79,9 @@ def trained(strategy: ThreadRank, start: dict[str, Any], annotations: Any, accum
     )
     state.load_state_dict(copy.deepcopy(start))
     sharing = {"world_size": strategy.world_size, "accumulate": accumulate}
-    plan = resolve_plan(
+    plan = plan_of(
         num_images=10, batch_size=BATCH_SIZE, max_duration=f"{STEPS}steps", stop_after=f"{stop}steps", lr=0.01, log_every=1,
-        check_every="1steps", **sharing,
+        check_replicas_every="1steps", **sharing,
     )  # fmt: skip
     data = make_module(annotations, batch_size=BATCH_SIZE, rank=strategy.rank, **sharing, **PLAIN)
     losses = Losses()

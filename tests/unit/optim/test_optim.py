@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,11 @@ from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.optim.optimizer import build_optimizer, check_layouts, load_optimizer, parameter_groups
+from retina_dist.optim.settings import OptimizerConfig
+
+
+def settings(name: str = "sgd", **others: Any) -> OptimizerConfig:
+    return OptimizerConfig(name=name, lr=0.1, **others)
 
 
 class Net(nn.Module):
@@ -27,7 +34,7 @@ def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, fl
 
 
 def test_one_group_by_default() -> None:
-    groups = parameter_groups(Net(), weight_decay=0.1)
+    groups = parameter_groups(Net(), settings(weight_decay=0.1))
     assert len(groups) == 1
     assert len(groups[0]["params"]) == 8
 
@@ -35,7 +42,7 @@ def test_one_group_by_default() -> None:
 def test_norms_and_biases_and_backbone_apart() -> None:
     model = Net()
     groups = parameter_groups(
-        model, weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5
+        model, settings(weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5)
     )
     assert names_by_group(model, groups) == {
         (0.1, 0.5): {"backbone.body.0.weight"},
@@ -49,14 +56,14 @@ def test_norms_and_biases_and_backbone_apart() -> None:
 
 def test_frozen_parameters_are_in_no_group() -> None:
     model = Net().requires_grad_(False)
-    assert parameter_groups(model, weight_decay=0.1) == []
+    assert parameter_groups(model, settings(weight_decay=0.1)) == []
     with pytest.raises(ConfigError, match="trainable"):
-        build_optimizer([], name="sgd", lr=0.1)
+        build_optimizer([], settings("sgd"))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adamw", "AdamW"), ("adam", "Adam")])
 def test_optimizers(name: str, kind: str) -> None:
-    optimizer = build_optimizer(parameter_groups(Net(), weight_decay=0.1), name=name, lr=0.1)  # type: ignore[arg-type]
+    optimizer = build_optimizer(parameter_groups(Net(), settings(weight_decay=0.1)), settings(name))
     assert type(optimizer).__name__ == kind
 
 
@@ -142,10 +149,10 @@ def test_the_fused_step_is_the_plain_one(name: str) -> None:
     torch.manual_seed(0)
     weights = torch.randn(8, 16, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
     a, b = (nn.Parameter(weights.clone()) for _ in range(2))
-    fused = build_optimizer([{"params": [a], "weight_decay": 0.01}], name=name, lr=0.1)
+    fused = build_optimizer([{"params": [a], "weight_decay": 0.01}], settings(name))
     plain = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    settings = {"momentum": 0.9} if name == "sgd" else {}
-    reference = plain([b], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    options = {"momentum": 0.9} if name == "sgd" else {}
+    reference = plain([b], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **options)
     for _ in range(3):
         gradient = torch.randn_like(weights)
         for p, optimizer in ((a, fused), (b, reference)):
@@ -157,13 +164,13 @@ def test_the_fused_step_is_the_plain_one(name: str) -> None:
 
 def test_a_gradient_of_another_layout_is_refused() -> None:
     p = nn.Parameter(torch.zeros(2, 4, 3, 3).to(memory_format=torch.channels_last))
-    optimizer = build_optimizer([{"params": [p], "weight_decay": 0.0}], name="sgd", lr=0.1)
+    optimizer = build_optimizer([{"params": [p], "weight_decay": 0.0}], settings("sgd"))
     p.grad = torch.zeros(2, 4, 3, 3)
     with pytest.raises(RuntimeError, match=r"shape \(2, 4, 3, 3\) has strides"):
         check_layouts(optimizer)
     one = nn.Parameter(torch.zeros(2, 4, 1, 1).to(memory_format=torch.channels_last))
     one.grad = torch.zeros(2, 4, 1, 1)
-    check_layouts(build_optimizer([{"params": [one], "weight_decay": 0.0}], name="sgd", lr=0.1))
+    check_layouts(build_optimizer([{"params": [one], "weight_decay": 0.0}], settings("sgd")))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -172,11 +179,11 @@ def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str
     weights = torch.randn(8, 16, 3, 3)
     contiguous, last = nn.Parameter(weights.clone()), nn.Parameter(weights.to(memory_format=torch.channels_last))
     kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]
-    settings = {"momentum": 0.9} if name == "sgd" else {}
-    before = kind([contiguous], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **settings)
+    options = {"momentum": 0.9} if name == "sgd" else {}
+    before = kind([contiguous], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **options)
     contiguous.grad = torch.randn_like(weights)
     before.step()
-    after = build_optimizer([{"params": [last], "weight_decay": 0.01}], name=name, lr=0.1)
+    after = build_optimizer([{"params": [last], "weight_decay": 0.01}], settings(name))
     last.data.copy_(contiguous.data)
     load_optimizer(after, before.state_dict())
     assert after.param_groups[0]["fused"] is True

@@ -44,7 +44,7 @@ class TrainerConfig:
     num_threads: int | None = setting(
         None, "torch threads of this process; null: torch's own choice", at_least=1, at_most=10**4
     )
-    monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own, such as coco/AP")
+    monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own")
     monitor_mode: str | None = setting(None, "null: min for a loss, else max", choices=(None, "max", "min"))
     patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
     scheduled_events: str | None = setting(
