@@ -46,7 +46,7 @@ class DecodedCache:
                 f"data.cache={folder} cannot be made ({error}); give another folder, or data.cache=null."
             ) from error
 
-    def holds(self, path: Source, annotated_size: tuple[int, int]) -> bool:
+    def holds(self, path: Source, annotated_size: tuple[int, int] | None) -> bool:
         """Whether the cache has an image, so that its file need not be read."""
         kept = self._place(path, annotated_size)
         return kept is not None and kept.exists()
@@ -54,18 +54,19 @@ class DecodedCache:
     def read(
         self,
         path: Source,
-        annotated_size: tuple[int, int],
+        annotated_size: tuple[int, int] | None,
         max_pixels: int = MAX_PIXELS,
         content: bytes | None = None,
     ) -> Tensor:
         """`read_image(path, annotated_size, max_pixels, content)`, bit for bit. Raises ImageError as that does."""
         kept = self._place(path, annotated_size)
-        if kept is None or annotated_size[0] * annotated_size[1] > max_pixels:
+        if kept is None or (annotated_size and annotated_size[0] * annotated_size[1] > max_pixels):
             return read_image(path, annotated_size, max_pixels, content)  # raises the error
         if kept.exists():
             pixels = _load(kept, annotated_size)
             if pixels is not None:
-                return pixels
+                fits = pixels[0].numel() <= max_pixels  # an earlier reader may have set it higher
+                return pixels if fits else read_image(path, annotated_size, max_pixels, content)
             logger.warning(f"{kept} of data.cache is damaged; {path} is decoded instead.")
         pixels = read_image(path, annotated_size, max_pixels, content)
         if self._writes:
@@ -78,12 +79,12 @@ class DecodedCache:
                 )
         return pixels
 
-    def _place(self, path: Source, annotated_size: tuple[int, int]) -> Path | None:
+    def _place(self, path: Source, annotated_size: tuple[int, int] | None) -> Path | None:
         """The file of an image; None if nothing tells this version of the image from others."""
         version = version_of(path)
         if version is None:
             return None
-        facts = (VERSION, *version, *annotated_size)
+        facts = (VERSION, *version, *(annotated_size or ()))
         name = hashlib.blake2b("\0".join(map(str, facts)).encode(errors="surrogateescape"), digest_size=16).hexdigest()
         return self.folder / name[:2] / f"{name[2:]}.pixels"
 
@@ -106,7 +107,7 @@ class DecodedCache:
             raise
 
 
-def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
+def _load(kept: Path, annotated_size: tuple[int, int] | None) -> Tensor | None:
     """The pixels in a file of the cache; None if it is damaged."""
     try:
         content = np.memmap(kept, np.uint64, mode="c")  # copy on write: the file never changes
@@ -115,7 +116,7 @@ def _load(kept: Path, annotated_size: tuple[int, int]) -> Tensor | None:
     height, width, check = content[-TRAILER:].tolist() if len(content) > TRAILER else (0, 0, 0)
     length = height * width * 3
     if (
-        (width, height) != annotated_size
+        annotated_size not in (None, (width, height))
         or len(content) != -(-length // 8) + TRAILER
         or _sum(content[:-TRAILER]) != check
     ):

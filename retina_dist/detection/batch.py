@@ -6,13 +6,12 @@ is padded to, N detections, K classes, H and W the canvas in pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict, TypeVar
+from dataclasses import dataclass
+from typing import TypedDict
 
-import torch
 from torch import Tensor
 
-AnyBatch = TypeVar("AnyBatch", bound="Batch")
+from retina_dist.data.batch import TensorBatch
 
 
 class Detections(TypedDict):
@@ -24,7 +23,7 @@ class Detections(TypedDict):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(TensorBatch):
     """B images on one canvas, with their boxes padded to a common number.
 
     `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss over its real images by it, so
@@ -41,26 +40,3 @@ class Batch:
     num_boxes: Tensor  # [B] int64
     weight: float = 1.0
     real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
-
-    def __len__(self) -> int:
-        return self.images.shape[0]
-
-    def real_rows(self) -> list[int]:
-        """The numbers of the images that are no fillers; on a GPU the host waits for them."""
-        return list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
-
-    def image(self: AnyBatch, i: int) -> AnyBatch:
-        """Its image `i` alone, on the same canvas."""
-        return self._map(lambda tensor: tensor[i : i + 1])
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch with every tensor on `device`."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self: AnyBatch) -> AnyBatch:
-        """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def _map(self: AnyBatch, function: Any) -> AnyBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{k: function(v) for k, v in values.items() if isinstance(v, Tensor)})

@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import functional as F
 
 from retina_dist import __version__
 from retina_dist.config.commands import ExportConfig
+from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.shapes import draw_scene
@@ -30,7 +31,6 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.exportable import INPUT, LEAST, OUTPUTS, export_graph
 from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
-from retina_dist.detection.prediction import find_images
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted

@@ -5,7 +5,6 @@ Layer 4.
 
 from __future__ import annotations
 
-import glob
 import sys
 from pathlib import Path
 
@@ -13,17 +12,16 @@ import numpy as np
 import torch
 
 from retina_dist.config.commands import PredictConfig
+from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.draw_boxes import draw_boxes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url, place, write_atomically
+from retina_dist.files import write_atomically
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.words import showable
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def predict(config: PredictConfig) -> Path:
@@ -63,23 +61,6 @@ def predict(config: PredictConfig) -> Path:
     left_out = f", {len(failures)} unreadable files left out" if failures else ""
     print(f"{len(files) - len(failures)} images and results.json in {folder}{left_out}")
     return folder
-
-
-def find_images(pattern: str) -> list[Path]:
-    """The file, the image files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
-    path = place(pattern)
-    if isinstance(path, Url):
-        raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
-    if path.is_file():
-        return [path]
-    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
-    files = sorted(f for f in found if f.is_file() and f.suffix.lower() in SUFFIXES)
-    if not files:
-        raise DataError(
-            f"input={pattern} is no image, no folder with images ({', '.join(sorted(SUFFIXES))}) and no glob that "
-            "matches any; quote a glob for the shell."
-        )
-    return files
 
 
 def write_image_list(files: list[Path], left_out: list[Path], categories: Categories, path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.data import loading
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data import module
 from retina_dist.detection.data.collate import NO_IMAGE
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
@@ -324,7 +324,7 @@ def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkey
     deaf: list[set[int]] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     monkeypatch.setattr(forkserver, "ensure_running", lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-    module._start_fork_server()
+    loading.start_fork_server("torch")
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
