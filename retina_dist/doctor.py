@@ -15,22 +15,22 @@ from pathlib import Path
 
 from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.doctor.report import examine, format_report
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import tell
+from retina_dist.run.build import task_class
 
 
 @entry_point("doctor")
 def main(config: DoctorConfig) -> None:
     """Print, write, and exit by what was found."""
     path = Path(config.output) if config.output else None
-    report = examine(config)
-    tell(format_report(report, config.output))
+    report = task_class(config).examine(config)
+    tell(report.text)
     if path:
-        text = json.dumps(redacted_tree(report.to_dict()), indent=1) + "\n"
+        text = json.dumps(redacted_tree(report.content), indent=1) + "\n"
         write_atomically(path, lambda temporary: temporary.write_text(text))
-    if report.count("error"):
+    if report.errors:
         sys.exit(1)
 
 

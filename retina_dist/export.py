@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from retina_dist.config.commands import ExportConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.export import export
+from retina_dist.run.build import task_of
 
 
 @entry_point("export")
 def main(config: ExportConfig) -> None:
     """Export."""
-    export(config)
+    task_of(config.checkpoint).export(config)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
+from retina_dist.errors import ConfigError
 from retina_dist.redaction import redacted_tree
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ class TaskData(Protocol):
         """The epoch, and the images taken of it, before `step`."""
 
 
+@dataclass(frozen=True)
+class Examination:
+    """What the doctor found: a report to be read, its content for JSON, and how many kinds of errors."""
+
+    text: str
+    content: dict[str, Any]
+    errors: int
+
+
 class Task(ABC):
     """What a run needs of its task. The assembler calls the methods in the order below, on every rank unless stated otherwise.
 
@@ -45,7 +55,7 @@ class Task(ABC):
     """
 
     settings: ClassVar[type]
-    metric_names: ClassVar[Sequence[str]] = ("val/loss",)
+    metric_names: Sequence[str] = ("val/loss",)
     default_monitor: ClassVar[str] = "val/loss"
     headline_metrics: ClassVar[Sequence[str]] = ()
     locked_settings: ClassVar[frozenset[str]] = frozenset()
@@ -124,3 +134,25 @@ class Task(ABC):
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""
         return []
+
+    # commands, each with its own settings
+
+    @staticmethod
+    def evaluate(config: Any) -> str:
+        """The metrics of `config.checkpoint` as text; every rank calls it."""
+        raise ConfigError("evaluate is for the tasks of the package.")
+
+    @staticmethod
+    def predict(config: Any) -> None:
+        """Write what `config.checkpoint` finds in the images of `config.input`."""
+        raise ConfigError("predict is for the tasks of the package.")
+
+    @staticmethod
+    def export(config: Any) -> None:
+        """Write `config.checkpoint` for other runtimes, compared with the original."""
+        raise ConfigError("export is for the tasks of the package.")
+
+    @staticmethod
+    def examine(config: Any) -> Examination:
+        """Look for what is wrong with the data of a training's settings."""
+        raise ConfigError("doctor is for the tasks of the package.")

@@ -27,6 +27,12 @@ from retina_dist.errors import ConfigError
 
 T = TypeVar("T")
 
+CHOOSING = (
+    "hydra.searchpath",
+    "task=",
+    "experiment=",
+)  # overrides that may choose other sections than the default task's
+
 
 def config_dir() -> str:
     """Directory of the Hydra configs: `retina_dist/conf` once installed, `conf/` in a checkout."""
@@ -49,12 +55,12 @@ def register_schema(name: str, schema: Any = None) -> None:
 
 
 def register_for(name: str, overrides: list[str]) -> None:
-    """Register the schema for these overrides, with the settings of the classes that entries from outside name.
+    """Register the schema for these overrides, with the sections of their task and of the classes that entries from outside name.
 
-    Only where there can be such entries: a first composition, of the groups' choices alone, then tells which are chosen. Of a
-    sweep, it is that of the first job; each job is composed again by `load_config`.
+    Only where either can be: a first composition, of the groups' choices alone, then tells which are chosen. Of a sweep, it is that
+    of the first job; each job is composed again by `load_config`.
     """
-    if not load_plugins() and not any(o.lstrip("+").startswith("hydra.searchpath") for o in overrides):
+    if not load_plugins() and not any(o.lstrip("+").startswith(CHOOSING) for o in overrides):
         register_schema(name)
         return
     register_schema(name, {})

@@ -13,7 +13,8 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from retina_dist.config.fields import MISSING, setting
-from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
+from retina_dist.config.task import TASKS, DataSettings, ModelSettings, TaskConfig
+from retina_dist.config.tasks import schema_of_task
 from retina_dist.config.train import RunConfig, TrainConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.errors import ConfigError
@@ -72,6 +73,9 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
                 f"an entry of {seam.group} from outside the package is for training; this command takes none."
             )
     sections: list[tuple[str, type, Any]] = []
+    task = groups.get(TASK.group)
+    if isinstance(task, dict) and task.get("name") in TASKS and not names_class(task):
+        schema = schema_of_task(task["name"], schema)
     if names_class(groups.get(TASK.group)):
         implementation, settings = _implementation(TASK, groups["task"]["_target_"])
         schema = _with_sections(settings)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.errors import ConfigError
 
+TASKS = ("detection", "classification")  # of the package, each in the folder of its name
+
 
 @dataclass
 class TaskConfig:
     """Which task is trained; an entry from outside the package names its class by `_target_`."""
 
-    name: str = setting("detection", choices=("detection",))
+    name: str = setting(TASKS[0], choices=TASKS)
 
 
 @dataclass

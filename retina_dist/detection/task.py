@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from retina_dist.config.commands import DoctorConfig, EvaluateConfig, ExportConfig, PredictConfig
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
@@ -38,7 +39,7 @@ from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task
+from retina_dist.task import Examination, Task
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class DetectionTask(Task):
     """
 
     settings: ClassVar[type] = DetectionSettings
-    metric_names: ClassVar[Sequence[str]] = CocoEvaluator.metric_names
+    metric_names: Sequence[str] = CocoEvaluator.metric_names
     default_monitor: ClassVar[str] = "coco/AP"
     headline_metrics: ClassVar[Sequence[str]] = tuple(
         f"coco/{n}" for n in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
@@ -335,6 +336,35 @@ class DetectionTask(Task):
         model.eval()
         with self.evaluator.autocast():  # the precision of the validation
             draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
+
+    @staticmethod
+    def evaluate(config: EvaluateConfig) -> str:
+        """COCO metrics of a checkpoint or of results."""
+        from retina_dist.detection.evaluation import evaluate, format_table
+
+        return format_table(evaluate(config))
+
+    @staticmethod
+    def predict(config: PredictConfig) -> None:
+        """Boxes on images, and a COCO results json."""
+        from retina_dist.detection.prediction import predict
+
+        predict(config)
+
+    @staticmethod
+    def export(config: ExportConfig) -> None:
+        """The detector as .onnx, .pt2 or .pt."""
+        from retina_dist.detection.export import export
+
+        export(config)
+
+    @staticmethod
+    def examine(config: DoctorConfig) -> Examination:
+        """Annotations, images and anchors."""
+        from retina_dist.detection.doctor.report import examine, format_report
+
+        report = examine(config)
+        return Examination(format_report(report, config.output), report.to_dict(), report.count("error"))
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

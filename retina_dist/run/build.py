@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import torch
 
+from retina_dist.config.task import TASKS
+from retina_dist.config.tasks import builtin_task, task_of_checkpoint
 from retina_dist.config.train import RunConfig
-from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.best import BestMetric, check_metric
+from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState
@@ -36,8 +39,15 @@ def build_strategy(config: RunConfig) -> DistributedStrategy:
 
 def task_class(config: RunConfig) -> type[Task]:
     """The class of the task that the settings choose."""
-    found: type[Task] = getattr(config.task, "implementation", DetectionTask)
+    found: type[Task] = getattr(config.task, "implementation", None) or builtin_task(config.task.name)
     return found
+
+
+def task_of(checkpoint: str | None) -> type[Task]:
+    """The class of the task that a checkpoint was trained for; without one, and for torchvision's weights, detection's."""
+    if checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", checkpoint):
+        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
+    return builtin_task(task_of_checkpoint(load_checkpoint(checkpoint), checkpoint))  # type: ignore[no-any-return]
 
 
 def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:
