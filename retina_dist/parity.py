@@ -3,6 +3,7 @@
     python -m retina_dist.parity                                     every launcher that is there, 2 processes, fp64
     python -m retina_dist.parity processes=[1,2,4] dtypes=[fp64,fp32] steps=3     what make parity does
     python -m retina_dist.parity data=coco data.root=/data/mine      on your own images
+    python -m retina_dist.parity task=classification_parity          the other task, with mixup and cutmix
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50 dtypes=[fp32]
 
 Layer 4. Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
@@ -34,15 +35,13 @@ from torch import Tensor
 
 from retina_dist.config.commands import ParityConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.splits import draw_data
-from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.console import tell
-from retina_dist.run.build import build_plan, build_state, build_strategy
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launchers import command, environment, why_missing
@@ -115,7 +114,7 @@ def run_case(
     """
     config = _settings(case, config)
     seed_everything(config.seed)
-    task = DetectionTask(config, strategy)
+    task = build_task(config, strategy)
     data = task.build_data()
     plan = build_plan(config, task.num_images, strategy.world_size)
     state = build_state(config, task.build_model().to(DTYPES[dtype]), strategy)
@@ -190,7 +189,7 @@ def _reference(case: Case, dtype: str, config: ParityConfig, alone: DistributedS
 
 def parity(config: ParityConfig) -> bool:
     """Start every launcher that is there with each number of processes, print the table, return whether all agree."""
-    draw_data(config.data)
+    task_class(config).prepare(config)
     usable = {name: why_missing(name) for name in config.launchers}
     for name, reason in usable.items():
         if reason:

@@ -1,4 +1,4 @@
-"""The REST endpoint of a trained detector.
+"""The REST endpoint of a trained model.
 
     python -m retina_dist.serve checkpoint=runs/shapes/checkpoints/best.pt port=8080
     curl -H 'Content-Type: image/jpeg' --data-binary @image.jpg http://127.0.0.1:8080/score
@@ -10,7 +10,7 @@ reverse proxy.
 from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.serving import load_scorer
+from retina_dist.run.build import task_of
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig
 
@@ -18,7 +18,7 @@ from retina_dist.serving.settings import ServeConfig
 @entry_point("serve")
 def main(config: ServeConfig) -> None:
     """Serve."""
-    serve(config, load_scorer)
+    serve(config, task_of(config.checkpoint).load_scorer)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from retina_dist.config.commands import ShardsConfig
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.write_shards import write_shards
+from retina_dist.run.build import task_class
 
 
 @entry_point("shards")
 def main(config: ShardsConfig) -> None:
     """Write shards."""
-    write_shards(config)
+    task_class(config).write_shards(config)
 
 
 if __name__ == "__main__":

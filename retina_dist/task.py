@@ -156,3 +156,13 @@ class Task(ABC):
     def examine(config: Any) -> Examination:
         """Look for what is wrong with the data of a training's settings."""
         raise ConfigError("doctor is for the tasks of the package.")
+
+    @staticmethod
+    def write_shards(config: Any) -> None:
+        """Write the images of a training's settings into tar files."""
+        raise ConfigError("shards is for the tasks of the package.")
+
+    @staticmethod
+    def load_scorer(config: Any, device: Any, **limits: int) -> Any:
+        """The `serving.scoring.Scorer` of `config.checkpoint`."""
+        raise ConfigError("serve is for the tasks of the package.")

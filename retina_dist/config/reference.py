@@ -11,6 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from retina_dist.config.commands import COMMANDS
 from retina_dist.config.fields import MISSING, Limits, limits_of
+from retina_dist.config.task import TASKS
+from retina_dist.config.tasks import settings_of_task
 from retina_dist.config.train import TrainConfig
 
 HEAD = """# Settings
@@ -30,6 +32,10 @@ def key_reference() -> str:
             stated_again = schema.__dict__.get("__annotations__", {})
             skipped = {f.name for f in dataclasses.fields(TrainConfig)} - set(stated_again)
         blocks += _tables(schema, skipped)
+        if schema is TrainConfig:
+            for name in TASKS[1:]:
+                blocks.append(f"## `task={name}`\n\nThese sections take the places of those above.")
+                blocks += _tables(settings_of_task(name), set())
     return "\n\n".join(blocks) + "\n"
 
 

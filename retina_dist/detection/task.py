@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
-from retina_dist.config.commands import DoctorConfig, EvaluateConfig, ExportConfig, PredictConfig
+from retina_dist.config.commands import DoctorConfig, EvaluateConfig, ExportConfig, PredictConfig, ShardsConfig
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
@@ -38,6 +39,7 @@ from retina_dist.detection.splits import describe_split, draw_data, first_images
 from retina_dist.engine.checkpoints import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Examination, Task
 
@@ -357,6 +359,20 @@ class DetectionTask(Task):
         from retina_dist.detection.export import export
 
         export(config)
+
+    @staticmethod
+    def write_shards(config: ShardsConfig) -> None:
+        """Images in tar files by offset."""
+        from retina_dist.detection.write_shards import write_shards
+
+        write_shards(config)
+
+    @staticmethod
+    def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> Any:
+        """What the server answers with."""
+        from retina_dist.detection.serving import load_scorer
+
+        return load_scorer(config, device, **limits)
 
     @staticmethod
     def examine(config: DoctorConfig) -> Examination:

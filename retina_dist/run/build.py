@@ -47,7 +47,7 @@ def task_of(checkpoint: str | None) -> type[Task]:
     """The class of the task that a checkpoint was trained for; without one, and for torchvision's weights, detection's."""
     if checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", checkpoint):
         return builtin_task(TASKS[0])  # type: ignore[no-any-return]
-    return builtin_task(task_of_checkpoint(load_checkpoint(checkpoint), checkpoint))  # type: ignore[no-any-return]
+    return builtin_task(task_of_checkpoint(load_checkpoint(checkpoint)))  # type: ignore[no-any-return]
 
 
 def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:

@@ -29,6 +29,15 @@ def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, t
         assert worst <= 1e-10 if case.agrees else worst > 1e-4, case.name
 
 
+@pytest.mark.long  # the ranks of one process: tests/unit/classification
+def test_two_processes_agree_on_classification(cli: Callable, tmp_path: Path) -> None:
+    """With mixup, cutmix and automatic augmentation."""
+    cli("retina_dist.parity", "task=classification_parity", "launchers=[torchrun]", "output=found.json", cwd=tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())["torchrun 2"]
+    for case in parity.CASES:
+        assert not case.agrees or max(found[f"fp64/{case.name}"].values()) <= 1e-10, case.name
+
+
 def test_a_job_that_fails_shows_its_last_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

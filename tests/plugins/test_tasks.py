@@ -137,7 +137,7 @@ def test_a_sweep_tries_classes_from_outside_and_built_in_ones() -> None:
 
 
 def test_other_commands_are_for_detection() -> None:
-    with pytest.raises(ConfigError, match=r"python -m retina_dist.doctor has no choice of task; leave task=… out\."):
-        load_config("doctor", [FOUND, "task=discs"])
+    with pytest.raises(ConfigError, match=r"python -m retina_dist.evaluate has no choice of task; leave task=… out\."):
+        load_config("evaluate", [FOUND, "task=discs"])
     with pytest.raises(ConfigError, match="an entry of task from outside the package is for training"):
-        load_config("doctor", [FOUND, "+task=discs"])
+        load_config("doctor", [FOUND, "task=discs"])

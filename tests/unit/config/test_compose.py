@@ -24,6 +24,15 @@ CONF = Path(config_dir())
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
 GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
 COCO_IMAGES = 117_266
+OF_CLASSIFICATION = {
+    "class_shards",
+    "classifier",
+    "classifier_tiny",
+    "drawn_classes",
+    "folders",
+    "labels_csv",
+    "parity_classes",
+}
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -56,6 +65,7 @@ def test_torchvisions_recipe_is_what_it_published() -> None:
 def test_every_group_file_composes(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
         more = ["schedule.milestones=[1epoch]"] if path.stem == "multistep" else []
+        more += ["task=classification"] if path.stem in OF_CLASSIFICATION else []
         load_config("train", [f"{group}={path.stem}", *more])
 
 
@@ -156,9 +166,9 @@ def test_files_begin_with_what_they_are() -> None:
         # no such file
         (
             "data=cocoo",
-            "data=cocoo does not exist; did you mean coco? There are bccd, coco, csv, parity, shapes, shards, voc.",
+            "data=cocoo does not exist; did you mean coco? There are bccd, class_shards, coco, csv, drawn_classes, folders, ",
         ),
-        ("model=yolo", "model=yolo does not exist; there are retinanet_r18, "),
+        ("model=yolo", "model=yolo does not exist; there are classifier, classifier_tiny, retinanet_r18, "),
         ("experiment=bcdd", "experiment=bcdd does not exist; did you mean bccd? There are bccd, "),
         ("model=null", "groups such as data and model take a name"),
         # no such form

@@ -1,0 +1,1 @@
+"""The task `classification`: which class an image shows."""

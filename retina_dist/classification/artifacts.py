@@ -1,0 +1,93 @@
+"""Files that a training leaves for its user: the first batch, the confusion matrix, and mistakes, drawn. Layer 4."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.data.transforms import eval_transform
+from retina_dist.classification.metrics import ClassificationResult
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.data.images import read_image
+from retina_dist.errors import ImageError
+from retina_dist.files import write_atomically
+
+NUM_IMAGES, COLUMNS, SHOWN_SIDE = 24, 6, 160
+MOST_CLASSES = 40  # in a drawn confusion matrix
+
+
+def labelled_mosaic(images: Sequence[Tensor], texts: Sequence[str]) -> Image.Image:
+    """Images [3, h, w] uint8 with a line of text below each."""
+    line = 14
+    rows = -(-max(1, len(images)) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * SHOWN_SIDE, rows * (SHOWN_SIDE + line)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, (image, text) in enumerate(zip(images, texts, strict=True)):
+        x, y = i % COLUMNS * SHOWN_SIDE, i // COLUMNS * (SHOWN_SIDE + line)
+        tile = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
+        sheet.paste(tile.resize((SHOWN_SIDE - 4, SHOWN_SIDE - 4)), (x, y))
+        draw.text((x, y + SHOWN_SIDE - 3), text.encode("latin-1", "replace").decode("latin-1")[:26], fill="black")
+    return sheet
+
+
+def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
+    """The images of the first step after augmentation, with their targets."""
+    steps = data.train_steps(0, 1)
+    batch = next(iter(steps))[0]
+    texts = []
+    for i in batch.real_rows()[:NUM_IMAGES]:
+        share = float(batch.share[i])
+        text = classes[int(batch.labels[i])]
+        texts.append(text if share == 1 else f"{share:.2f} {text} + {classes[int(batch.other_labels[i])]}")
+    labelled_mosaic(list(batch.images[: len(texts)]), texts).save(path, quality=92)
+
+
+def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationData, path: Path) -> None:
+    """The wrongly classified images with the highest loss, with their class and what was found."""
+    wrong = rows[rows[:, 3] >= 1]
+    images, texts = [], []
+    for row in wrong[np.argsort(-wrong[:, 4], kind="stable")][:NUM_IMAGES]:
+        try:
+            pixels = read_image(samples.sources[int(row[0])], None, settings.max_pixels)
+        except ImageError:
+            continue
+        images.append(eval_transform(pixels, settings.val_size, settings.val_short_side))
+        texts.append(f"{samples.classes[int(row[1])]}, found {samples.classes[int(row[2])]}")
+    labelled_mosaic(images or [torch.zeros(3, 8, 8, dtype=torch.uint8)], texts or ["no mistake"]).save(path, quality=92)
+
+
+def write_result(result: ClassificationResult, folder: Path) -> None:
+    """`folder`/metrics.json and, of few classes, confusion.png."""
+    text = json.dumps(result.to_dict(), indent=1) + "\n"
+    write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
+    if len(result.classes) <= MOST_CLASSES:
+        _plot_confusion(result, folder / "confusion.png")
+
+
+def _plot_confusion(result: ClassificationResult, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    count = len(result.classes)
+    side = max(3.0, 0.45 * count + 2)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    shares = result.confusion / np.maximum(1, result.confusion.sum(axis=1, keepdims=True))
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for i in range(count):
+        for j in range(count):
+            if result.confusion[i, j]:
+                colour = "white" if shares[i, j] > 0.5 else "black"
+                axes.text(j, i, str(result.confusion[i, j]), ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(count), result.classes, rotation=90)
+    axes.set_yticks(range(count), result.classes)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("class")
+    figure.savefig(path)

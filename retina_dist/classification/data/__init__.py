@@ -1,0 +1,1 @@
+"""Images of the task `classification`: readers, transforms, batches."""

@@ -1,0 +1,157 @@
+"""From a `BatchSpec` to an `ImageBatch`: what a data worker does.
+
+Layer 1. Data workers import this module and little else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.data.transforms import TrainTransform, cutmix, drawn_share, eval_transform, mixup
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.data.cache import DecodedCache
+from retina_dist.data.images import read_image
+from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.sources import as_source, is_remote, read_all
+from retina_dist.errors import ImageError
+from retina_dist.seeding import derived_seed, torch_seed
+
+logger = logging.getLogger(__name__)
+
+
+class Drawn(NamedTuple):
+    """What one place of an epoch shows."""
+
+    image: int  # of the data set
+    partner: int | None = None  # the image mixed in
+    kind: str = ""  # mixup | cutmix
+
+
+class ClassificationDataset:
+    """Makes whole batches: `dataset[spec]` reads and transforms the images at the places of an epoch that `spec` names.
+
+    A place shows the image of its number, or with `balanced` one of the class that is its turn. Which image it is, which one is
+    mixed in, and how both are augmented depend on (seed, epoch, place) only, so a batch does not depend on who makes it, nor an
+    image on the others of its batch. An image that cannot be read raises ImageError, or with `bad_images="skip"` is left out and
+    logged; the weight of the batch shrinks with it.
+    """
+
+    def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
+        self.settings, self.seed, self.train = settings, seed, train
+        self.cache = DecodedCache(settings.cache) if settings.cache else None
+        self._sources = [as_source(source) for source in samples.sources]
+        self._labels = torch.from_numpy(samples.labels)
+        self._classes = len(samples.classes)
+        self._epoch: tuple[int, np.ndarray | None] = (-1, None)
+        self.transform = TrainTransform(
+            crop_scale=settings.crop_scale,
+            hflip=settings.hflip,
+            vflip=settings.vflip,
+            augment=settings.augment,
+            erasing=settings.erasing,
+        )
+
+    def __len__(self) -> int:
+        """Number of images, not of batches."""
+        return len(self._sources)
+
+    def __getitem__(self, spec: BatchSpec) -> ImageBatch:
+        size = self.settings.size_at(spec.epoch) if self.train else self.settings.val_size
+        drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
+        fetched = self._fetched([i for d in drawn for i in (d.image, d.partner) if i is not None])
+        count = max(len(spec.indices), spec.size if self.train else 1)
+        images = torch.zeros((count, 3, size, size), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+        labels = torch.zeros((2, count), dtype=torch.int64)
+        share, indices = torch.ones(count), torch.full((count,), -1)
+        made = 0
+        for place, d in zip(spec.indices, drawn, strict=True):
+            try:
+                images[made], kept = self._image(d, place, spec.epoch, size, fetched)
+            except ImageError as error:
+                if self.settings.bad_images == "error":
+                    raise
+                logger.warning(error)
+                continue
+            partner = d.image if d.partner is None else d.partner
+            labels[0, made], labels[1, made] = self._labels[d.image], self._labels[partner]
+            share[made], indices[made] = kept, d.image
+            made += 1
+        real = torch.arange(count) < made if made < count else None
+        weight = spec.weight * made / max(1, len(spec.indices))
+        return ImageBatch(images, labels[0], labels[1], share, indices, weight, real)
+
+    def drawn(self, place: int, epoch: int) -> Drawn:
+        """What is at a place of an epoch."""
+        if not self.train:
+            return Drawn(place)
+        image = int(self._images_of(epoch)[place]) if self.settings.balanced else place
+        kinds = [kind for kind in ("mixup", "cutmix") if getattr(self.settings, kind) > 0]
+        if not kinds:
+            return Drawn(image)
+        draw = derived_seed(self.seed, epoch, place, "partner")
+        partner = draw % len(self)
+        if self.settings.balanced:  # a partner of each class as often
+            partner = int(self._images_of(epoch)[partner])
+        return Drawn(image, partner, kinds[draw // len(self) % len(kinds)])
+
+    def _images_of(self, epoch: int) -> np.ndarray:
+        """[N] the image at each place of a balanced epoch: place p has class p % K, whose images come in shuffled rounds."""
+        if self._epoch[0] != epoch or self._epoch[1] is None:
+            labels = self._labels.numpy()
+            images = np.empty(len(self), np.int64)
+            for label in range(self._classes):
+                members = np.flatnonzero(labels == label)
+                places = np.arange(label, len(self), self._classes)
+                if not len(members):  # as of labels that only a larger model has
+                    members = np.arange(len(self))
+                rng = np.random.default_rng(derived_seed(self.seed, "balanced", epoch, label))
+                rounds = [rng.permutation(members) for _ in range(-(-len(places) // len(members)))]
+                images[places] = np.concatenate(rounds)[: len(places)]
+            self._epoch = (epoch, images)
+        assert self._epoch[1] is not None
+        return self._epoch[1]
+
+    def _image(
+        self,
+        drawn: Drawn,
+        place: int,
+        epoch: int,
+        size: int,
+        fetched: dict[int, bytes | ImageError],
+    ) -> tuple[Tensor, float]:
+        """The pixels of a place and the share of its own image in them."""
+        pixels = self._read(drawn.image, fetched)
+        if not self.train:
+            return eval_transform(pixels, size, self.settings.val_short_side), 1.0
+        found = self.transform(pixels, size, (self.seed, epoch, place))
+        if drawn.partner is None:
+            return found, 1.0
+        other = self.transform(self._read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
+        with torch_seed(self.seed, epoch, place, "mix"):
+            share = drawn_share(getattr(self.settings, drawn.kind))
+            if drawn.kind == "mixup":
+                return mixup(found, other, share), share
+            return cutmix(found, other, share)
+
+    def _read(self, index: int, fetched: dict[int, bytes | ImageError]) -> Tensor:
+        content = fetched.get(index)
+        if isinstance(content, ImageError):
+            raise content
+        if self.cache:
+            return self.cache.read(self._sources[index], None, self.settings.max_pixels, content)
+        return read_image(self._sources[index], None, self.settings.max_pixels, content)
+
+    def _fetched(self, indices: Sequence[int]) -> dict[int, bytes | ImageError]:
+        """What a network has to bring for these images, all at once: one after the other, each would wait for it."""
+        wanted = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
+        if self.cache:
+            wanted = [i for i in wanted if not self.cache.holds(self._sources[i], None)]
+        return dict(zip(wanted, read_all([self._sources[i] for i in wanted]), strict=True))

@@ -1,0 +1,111 @@
+"""A data set that needs no download: one drawn shape an image, six classes, on textured backgrounds.
+
+Layer 1. The same settings give the same files under the same Pillow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from retina_dist.errors import DataError
+from retina_dist.seeding import derived_seed
+
+CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
+SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
+LEAST_CONTRAST = 90  # grey levels, Euclidean, between a shape and its background
+MANIFEST = "drawn.json"
+VERSION = 1
+
+
+def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, seed: int) -> None:
+    """Write root/{train,val}/CLASS/*.png, square images with `image_size` pixels a side; the classes are equally frequent.
+
+    A folder drawn with the same settings is left as it is; any other raises DataError. The folder is whole or absent.
+    """
+    settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
+    if root.exists():
+        _check(root, settings)
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
+    try:
+        temporary.chmod(0o755)
+        for split, count in (("train", num_train), ("val", num_val)):
+            for index in range(count):
+                name = CLASSES[index % len(CLASSES)]
+                rng = np.random.default_rng(derived_seed("drawn classes", seed, split, index))
+                folder = temporary / split / name
+                folder.mkdir(parents=True, exist_ok=True)
+                draw_shape(rng, name, image_size).save(folder / f"{index:06d}.png")
+        (temporary / MANIFEST).write_text(json.dumps(settings, indent=1) + "\n")
+        try:
+            os.rename(temporary, root)
+        except OSError:  # another process was faster
+            _check(root, settings)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check(root: Path, settings: dict[str, int]) -> None:
+    try:
+        found = json.loads((root / MANIFEST).read_bytes())
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=folders to read it."
+        ) from error
+    if found != settings:
+        raise DataError(
+            f"data.root={root} was drawn with other settings ({found}); give another data.root, or delete it."
+        )
+
+
+def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
+    """One image of the class `name`: a shape of a random colour, size, place and tilt."""
+    coarse = Image.fromarray(rng.integers(30, 226, (4, 4, 3), dtype=np.uint8))
+    canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
+    radius = size * rng.uniform(0.2, 0.4)
+    centre = rng.uniform(radius, size - radius, 2)
+    alpha = _mask(name, centre, radius, rng.uniform(-math.pi / 7, math.pi / 7), size)[..., None]
+    under = canvas[alpha[..., 0] >= 0.5].mean(axis=0)
+    while np.linalg.norm((colour := rng.uniform(0, 255, 3)) - under) < LEAST_CONTRAST:
+        pass
+    canvas = canvas + alpha * (colour - canvas) + rng.normal(0, 4, canvas.shape)
+    return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
+
+
+def _mask(name: str, centre: np.ndarray, radius: float, angle: float, size: int) -> np.ndarray:
+    """Coverage 0..1 of each pixel, [size, size]."""
+    image = Image.new("L", (size * SUPERSAMPLE, size * SUPERSAMPLE))
+    draw = ImageDraw.Draw(image)
+    (cx, cy), r = centre * SUPERSAMPLE, radius * SUPERSAMPLE
+    if name in ("circle", "ring"):
+        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
+        if name == "ring":
+            draw.ellipse((cx - r / 2, cy - r / 2, cx + r / 2, cy + r / 2), fill=0)
+    else:
+        cos, sin = math.cos(angle), math.sin(angle)
+        corners = [(cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)) for x, y in _outline(name)]
+        draw.polygon(corners, fill=255)
+    return np.asarray(image.resize((size, size), Image.Resampling.BOX), dtype=np.float64) / 255
+
+
+def _outline(name: str) -> list[tuple[float, float]]:
+    if name == "cross":
+        arm, half = 0.95, 0.3
+        quarter = [(half, half), (half, arm), (-half, arm)]
+        corners = []
+        for _ in range(4):
+            corners += quarter
+            quarter = [(-y, x) for x, y in quarter]
+        return corners
+    count, radii = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}[name]
+    turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
+    return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]

@@ -1,0 +1,197 @@
+"""Labelled images: a folder for each class, a CSV file, or shards.
+
+Layer 1. Classes are numbered in the order of their names. Names come out of files that others wrote: one that leaves the folder
+of the images is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retina_dist.data.image_files import SUFFIXES
+from retina_dist.data.shards import annotations_of, has_shards, read_index
+from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, objects_in
+from retina_dist.errors import DataError
+from retina_dist.files import Place, Url, place, read_bytes
+from retina_dist.words import pluralize, showable
+
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images in the order of their names, and the class of each."""
+
+    names: tuple[str, ...]  # relative to the folder of the images
+    sources: tuple[Source, ...]
+    labels: np.ndarray  # [N] int64, indices into `classes`
+    classes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def counts(self) -> np.ndarray:
+        """[K] images of each class."""
+        return np.bincount(self.labels, minlength=len(self.classes))
+
+    def some(self, count: int) -> Samples:
+        """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
+        rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in rows),
+            sources=tuple(self.sources[i] for i in rows),
+            labels=self.labels[rows],
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of names and labels."""
+        rows = (f"{name} {label}" for name, label in zip(self.names, self.labels.tolist(), strict=True))
+        return hashlib.sha256("\n".join(rows).encode(errors="surrogateescape")).hexdigest()
+
+
+def read_samples(
+    root: Place, split: str, form: str, *, classes: Sequence[str] | None = None, missing_images: str = "error"
+) -> Samples | None:
+    """The images of "train" or "val" below `root`; None for a validation split that is not there.
+
+    `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
+    """
+    readers = {"folders": _from_folders, "csv": _from_csv, "shards": _from_shards}
+    rows = readers[form](root, split)
+    if rows is None:
+        if split == "train":
+            what = {
+                "folders": "folder train with a folder for each class",
+                "csv": "file train.csv",
+                "shards": "train shards",
+            }
+            raise DataError(f"data.root={root} has no {what[form]}; give the right data.root, or another data.format.")
+        return None
+    rows.sort(key=lambda row: row[0])
+    rows, warnings = _present(rows, missing_images, root)
+    if not rows:
+        raise DataError(f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}.")
+    known = tuple(classes) if classes is not None else tuple(sorted({label for _, _, label in rows}))
+    number = {name: i for i, name in enumerate(known)}
+    unknown = sorted({label for _, _, label in rows} - set(number))
+    if unknown:
+        raise DataError(
+            f"{root}: {split} has {pluralize(len(unknown), 'class')} that train has not: {_shortened(unknown)}; rename them, or "
+            "add training images of them."
+        )
+    names, sources, labels = zip(*rows, strict=True)
+    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, tuple(warnings))
+
+
+Row = tuple[str, Source, str]  # name, source, class
+
+
+def _from_folders(root: Place, split: str) -> list[Row] | None:
+    folder = root / split
+    if isinstance(folder, Url):
+        there = objects_in(folder)
+        found: list[Row] = [(name, file, name.split("/")[0]) for name, file in there.items() if "/" in name]
+    else:
+        if not folder.is_dir():
+            return None
+        found = []
+        for parent, folders, files in os.walk(folder, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            inside = os.path.relpath(parent, folder)
+            if inside != ".":
+                label = inside.split(os.sep)[0]
+                found += [(f"{inside}/{name}", os.path.join(parent, name), label) for name in files]
+    images = [row for row in found if os.path.splitext(row[0])[1].lower() in SUFFIXES]
+    return images if images or split == "train" or found else None
+
+
+def _from_csv(root: Place, split: str) -> list[Row] | None:
+    path = root / f"{split}.csv"
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from error
+    rows: list[Row] = []
+    labels: dict[str, str] = {}
+    for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
+        if not row or (number == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
+            continue
+        name, label = (row[0].strip().replace("\\", "/"), row[1].strip()) if len(row) == 2 else ("", "")
+        if not name or not label:
+            raise DataError(f"{path}: line {number} is {showable(','.join(row))[:80]}, not file,label.")
+        inside = os.path.normpath(name)
+        if os.path.isabs(inside) or inside.split(os.sep)[0] == ".." or "://" in name:
+            raise DataError(
+                f"{path}: line {number} names {showable(name)[:80]}, which is outside {root}; move it there."
+            )
+        if labels.setdefault(inside, label) != label:
+            raise DataError(f"{path}: line {number} gives {showable(inside)[:80]} a second label; keep one.")
+        source: Source = RemoteFile(str(root), inside) if isinstance(root, Url) else str(root / inside)
+        rows.append((inside, source, label))
+    if len(labels) != len(rows):
+        raise DataError(f"{path} names {pluralize(len(rows) - len(labels), 'file')} twice; keep one row of each.")
+    return rows
+
+
+def _from_shards(root: Place, split: str) -> list[Row] | None:
+    if not has_shards(root, split):
+        return None
+    path = root / annotations_of(split)
+    members = read_index(root, split)
+    try:
+        content = json.loads(read_bytes(path))
+        listed = [(str(e["file_name"]), members[e["id"]], str(e["label"])) for e in content["images"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path} has no label for each image of the shards ({error!r}); write them anew: python -m retina_dist.shards "
+            "task=classification."
+        ) from error
+    return list(listed)
+
+
+def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list[str]]:
+    """The rows whose files are there; others are an error, or are left out with a warning ("skip")."""
+    remote = None
+    if isinstance(root, Url) and any(isinstance(source, RemoteFile) and not source.version for _, source, _ in rows):
+        remote = objects_in(root)
+    found: list[Row] = []
+    missing: list[str] = []
+    for name, source, label in rows:
+        if remote is not None and isinstance(source, RemoteFile):
+            source = remote.get(source.name, source)
+            there = source.name in remote
+        else:
+            there = isinstance(source, (RemoteFile, ArchiveMember)) or os.path.isfile(str(source))
+        if there:
+            found.append((name, source, label))
+        else:
+            missing.append(name)
+    if not missing:
+        return found, []
+    text = f"{len(missing)} of {len(rows)} images are not in {root}: {_shortened(missing)}"
+    if policy == "error":
+        raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
+    return found, [f"{text}; left out"]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(showable(n)[:80] for n in names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+
+
+def root_of(text: str | None, name: str) -> Place:
+    """The place that `data.root` names. Raises ConfigError without one."""
+    if text is None:
+        raise DataError(f"data={name} needs data.root=FOLDER.")
+    return place(text)

@@ -1,0 +1,92 @@
+"""Metrics of a checkpoint over its validation set, or over the validation set of another folder. Layer 4."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retina_dist.classification.artifacts import write_result
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.samples import Samples, read_samples, root_of
+from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.config.commands import EvaluateConfig
+from retina_dist.config.compose import settings_of
+from retina_dist.config.fields import validate
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import Url, place
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.nccl import apply_nccl
+from retina_dist.strategies.select import make_strategy
+from retina_dist.torch_files import remedy_of
+
+DETECTIONS_OWN = ("results", "annotations", "images")
+
+
+def evaluate(config: EvaluateConfig) -> ClassificationResult:
+    """The metrics; with `output_dir` also metrics.json and confusion.png."""
+    for key in DETECTIONS_OWN:
+        if getattr(config, key) is not None:
+            raise ConfigError(f"{key}={getattr(config, key)} is for detection; give root=FOLDER for a classifier.")
+    apply_nccl(asdict(config.nccl))
+    with make_strategy(device=config.device) as strategy:
+        classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
+        data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
+        module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
+        evaluator = ClassificationEvaluator(
+            classes=classifier.classes,
+            batches=module.val_batches,
+            strategy=strategy,
+            autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
+        )
+        evaluator(classifier.model)
+    assert evaluator.last_result is not None
+    if config.output_dir and detect_launch().rank == 0:
+        write_result(evaluator.last_result, Path(config.output_dir))
+    return evaluator.last_result
+
+
+def format_table(result: ClassificationResult) -> str:
+    """The metrics and the accuracy of each class, a line each; a dash where there is no image."""
+    lines = [f"{name.removeprefix('val/'):<24}{value:.4f}" for name, value in result.metrics.items()]
+    width = max(len(name) for name in result.classes)
+    found = result.per_class.items()
+    lines += ["", "accuracy of each class"]
+    return "\n".join(lines + [f"  {name:<{width}}  {'-' if x is None else format(x, '.4f')}" for name, x in found])
+
+
+def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
+    """The classifier and the images to judge it on."""
+    path = str(config.checkpoint)
+    content = load_checkpoint(path)
+    classifier = TrainedClassifier.from_content(content, path, device=str(device))
+    data = data_of_checkpoint(content, config.root, path)
+    root = root_of(data.root, data.name)
+    val = read_samples(root, "val", data.format, classes=classifier.classes, missing_images=data.missing_images)
+    if val is None:
+        raise ConfigError(f"{path} names no validation set; give root=FOLDER with val in it.")
+    return classifier, data, val
+
+
+def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -> ClassificationData:
+    """The data settings that a checkpoint, `source`, holds, with `root` in place of its own; nothing is drawn or cached.
+
+    A URL is not followed, since whoever made the checkpoint would decide which server is asked. Raises ConfigError.
+    """
+    try:
+        data = settings_of(content["config"]["data"], ClassificationData, remedy_of(content))
+        validate(data, "data.")
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
+    if root is None and data.root is not None and isinstance(place(data.root), Url):
+        raise ConfigError(
+            f"{source} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "
+            f"root={data.root}."
+        )
+    return replace(data, drawn=None, cache=None, root=root or data.root)

@@ -1,0 +1,183 @@
+"""The classifier as an ONNX, PT2 or state_dict file, compared with the original before the file is written. Layer 4."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from retina_dist import __version__
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.data.drawn import CLASSES, draw_shape
+from retina_dist.config.commands import ExportConfig
+from retina_dist.data.image_files import find_images
+from retina_dist.data.images import read_image
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import write_atomically
+from retina_dist.redaction import redacted
+from retina_dist.torch_files import load_torch
+
+INPUT, OUTPUT = "image", "probabilities"
+Runner = Callable[[Tensor], Tensor]  # [1, 3, S, S] uint8 -> [1, K] probabilities
+
+
+class ExportedClassifier(nn.Module):
+    """uint8 RGB [1, 3, S, S], resized and cropped -> probabilities [1, K]."""
+
+    def __init__(self, classifier: TrainedClassifier) -> None:
+        super().__init__()
+        self.classifier = classifier.model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.classifier.logits(image).softmax(1)
+
+
+def export(config: ExportConfig) -> float:
+    """Write `output` if it finds what the checkpoint's classifier finds, and return the largest difference of a probability."""
+    output = Path(config.output)
+    if output.suffix not in WRITERS:
+        raise ConfigError(f"output={output} has no known ending; use one of {', '.join(WRITERS)}.")
+    if config.size is not None:
+        raise ConfigError(f"size={config.size} is for detectors; a classifier has the size of its validation.")
+    classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
+    images = [classifier.prepare(pixels) for pixels in _images(config, classifier)]
+    write, reopen = WRITERS[output.suffix]
+    worst = 0.0
+
+    def make(temporary: Path) -> None:
+        nonlocal worst
+        with _quiet():
+            write(classifier, temporary, config)
+            run = reopen(classifier, temporary)
+            worst = max(float((run(image) - classifier.probabilities(image)).abs().max()) for image in images)
+        if not worst <= config.score_tolerance:
+            raise UserError(
+                f"{output} was not written: its probabilities differ by up to {worst:.3g}, more than {config.score_tolerance}; "
+                "report it, or raise score_tolerance if that is good enough."
+            )
+
+    write_atomically(output, make)
+    size = output.stat().st_size / 1e6
+    print(f"{output}: {size:.1f} MB; largest difference of a probability on {len(images)} images: {worst:.2g}")
+    return worst
+
+
+def _images(config: ExportConfig, classifier: TrainedClassifier) -> list[Tensor]:
+    if config.images:
+        return [read_image(file) for file in find_images(config.images)[: config.num_images]]
+    rng, side = np.random.default_rng(0), max(16, classifier.short_side)
+    drawn = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+    return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in drawn]
+
+
+def _metadata(classifier: TrainedClassifier, config: ExportConfig) -> dict[str, str]:
+    """What the file says of itself, each value as JSON."""
+    values = {
+        "classes": list(classifier.classes),
+        "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
+        "image_size": classifier.image_size,
+        "short_side": classifier.short_side,
+        "checkpoint": redacted(config.checkpoint),
+        "versions": {"retina_dist": __version__, "torch": torch.__version__},
+    }
+    return {name: json.dumps(value) for name, value in values.items()}
+
+
+def _example(classifier: TrainedClassifier) -> Tensor:
+    return torch.zeros((1, 3, classifier.image_size, classifier.image_size), dtype=torch.uint8)
+
+
+def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f'an .onnx file needs {error.name}; pip install "retina-dist[export]".') from error
+    program = torch.onnx.export(
+        ExportedClassifier(classifier).eval(),
+        (_example(classifier),),
+        dynamo=True,
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        verbose=False,
+        external_data=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(_metadata(classifier, config))
+    path.write_bytes(program.model_proto.SerializeToString())
+
+
+def _load_onnx(classifier: TrainedClassifier, path: Path) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda image: torch.from_numpy(session.run([OUTPUT], {INPUT: image.numpy()})[0])
+
+
+def _write_pt2(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
+    file = io.BytesIO()
+    program = torch.export.export(ExportedClassifier(classifier).eval(), (_example(classifier),))
+    torch.export.save(program, file, extra_files=_metadata(classifier, config))
+    path.write_bytes(file.getvalue())
+
+
+def _load_pt2(classifier: TrainedClassifier, path: Path) -> Runner:
+    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    return lambda image: module(image).detach()
+
+
+def _write_state_dict(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
+    torch.save(classifier.model.model.state_dict(), path)
+
+
+def _load_state_dict(classifier: TrainedClassifier, path: Path) -> Runner:
+    """In torchvision's own class, whose batch norms are not ours."""
+    state, _ = load_torch(path)
+    arguments = classifier.arguments
+    extra = {"image_size": arguments["image_size"]} if arguments["architecture"].startswith("vit_") else {}
+    theirs = models.get_model(arguments["architecture"], weights=None, num_classes=len(classifier.classes), **extra)
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all(name.endswith("num_batches_tracked") for name in missing)  # which a frozen norm does not count
+    theirs.eval()
+
+    @torch.inference_mode()
+    def run(image: Tensor) -> Tensor:
+        return theirs(classifier.model.normalized(image)).softmax(1)
+
+    return run
+
+
+WRITERS: dict[
+    str,
+    tuple[Callable[[TrainedClassifier, Path, ExportConfig], None], Callable[[TrainedClassifier, Path], Runner]],
+] = {
+    ".onnx": (_write_onnx, _load_onnx),
+    ".pt2": (_write_pt2, _load_pt2),
+    ".pt": (_write_state_dict, _load_state_dict),
+}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' notes to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,139 @@
+"""Metrics of a classifier over a validation set that all ranks share out.
+
+Layer 2. Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: nothing is
+padded, counted twice or averaged over ranks. Numbers of the confusion matrix and the ROC curve are torchmetrics'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.errors import DataError
+from retina_dist.strategies.base import DistributedStrategy
+
+COLUMNS = 6  # image, label, prediction, place of the label among the logits, loss, score of the second class
+METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
+BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")  # of two classes, the second one is positive
+
+
+@dataclass(frozen=True)
+class ClassificationResult:
+    """Metrics by name, and what lies behind them."""
+
+    metrics: dict[str, float]
+    classes: tuple[str, ...]
+    confusion: np.ndarray  # [K, K] images by class (row) and prediction (column)
+
+    @property
+    def per_class(self) -> dict[str, float | None]:
+        """Accuracy of each class; None for one without images."""
+        counts = self.confusion.sum(axis=1)
+        right = np.diag(self.confusion)
+        return {name: float(r / n) if n else None for name, r, n in zip(self.classes, right, counts, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        metrics = {name.removeprefix("val/"): value for name, value in self.metrics.items()}
+        return metrics | {"per_class_accuracy": self.per_class, "confusion": self.confusion.tolist()}
+
+
+def metric_names(num_classes: int) -> tuple[str, ...]:
+    """What a validation gives for so many classes."""
+    return METRICS + (BINARY if num_classes == 2 else ())
+
+
+def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
+    """[B, 6] float64 rows of a batch; of equal logits the first class comes first."""
+    wide = logits.double()
+    own = wide.gather(1, labels[:, None])
+    earlier = torch.arange(wide.shape[1], device=wide.device) < labels[:, None]
+    above = (wide > own).sum(1) + ((wide == own) & earlier).sum(1)
+    above = above.where(~wide.isnan().any(1), wide.shape[1])  # ruined weights are never right
+    score = wide.softmax(1)[:, min(1, wide.shape[1] - 1)]
+    return torch.stack(
+        (indices.double(), labels.double(), wide.argmax(1).double(), above.double(), losses.double(), score), 1
+    )
+
+
+def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
+    """The metrics of rows [N, 6], one for each image.
+
+    The balanced accuracy is the mean of the accuracies of the classes that have images (the macro recall). ROC-AUC is NaN unless
+    both classes have images. Raises DataError without any row.
+    """
+    if not len(rows):
+        raise DataError(
+            "no validation image could be read, so there is no metric; look at the data with retina_dist.doctor."
+        )
+    from torchmetrics.functional import classification as tm
+
+    count = len(classes)
+    labels, predictions = (torch.from_numpy(rows[:, i].astype(np.int64)) for i in (1, 2))
+    confusion = tm.multiclass_confusion_matrix(predictions, labels, max(2, count)).numpy()[:count, :count]
+    counts = confusion.sum(axis=1)
+    recall = np.diag(confusion)[counts > 0] / counts[counts > 0]
+    metrics = {
+        "val/top1": float((rows[:, 3] < 1).mean()),
+        "val/top5": float((rows[:, 3] < 5).mean()),
+        "val/balanced_accuracy": float(recall.mean()),
+        "val/loss": float(rows[:, 4].mean()),
+    }
+    if count == 2:
+        metrics["val/sensitivity"] = float(tm.binary_recall(predictions, labels))
+        metrics["val/specificity"] = float(tm.binary_specificity(predictions, labels))
+        both = bool((counts > 0).all())
+        metrics["val/roc_auc"] = float(tm.binary_auroc(torch.from_numpy(rows[:, 5]), labels)) if both else math.nan
+    return ClassificationResult(metrics, tuple(classes), confusion)
+
+
+class ClassificationEvaluator:
+    """Metrics of a model over the batches of all ranks; call it with the model, on every rank. The same on every rank."""
+
+    def __init__(
+        self,
+        *,
+        classes: Sequence[str],
+        batches: Callable[[], Iterable[ImageBatch]],
+        strategy: DistributedStrategy,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.classes, self.batches, self.strategy = classes, batches, strategy
+        self.autocast = autocast
+        self.last_result: ClassificationResult | None = None
+        self.last_rows: np.ndarray | None = None  # by image
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The metrics, by name."""
+        was_training = model.training
+        model.eval()
+        rows = self._rows(model)
+        model.train(was_training)
+        gathered = self.strategy.all_gather(rows).cpu().numpy()
+        _, first = np.unique(gathered[:, 0], return_index=True)
+        self.last_rows = gathered[first]
+        self.last_result = evaluate_rows(self.last_rows, self.classes)
+        return dict(self.last_result.metrics)
+
+    @torch.inference_mode()
+    def _rows(self, model: Any) -> Tensor:
+        device = self.strategy.device
+        parts = [torch.zeros((0, COLUMNS), dtype=torch.float64, device=device)]
+        for batch in self.batches():
+            if batch.weight == 0:  # nothing of it could be read
+                continue
+            batch = batch.to(device, non_blocking=True)
+            with self.autocast():
+                logits = model.logits(batch.images, batch.real)
+            rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.indices)
+            parts.append(rows if batch.real is None else rows[batch.real])
+        return torch.cat(parts)

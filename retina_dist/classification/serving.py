@@ -1,0 +1,76 @@
+"""What the server answers for a classifier. Layer 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.serving.scoring import Scorer
+from retina_dist.serving.settings import ServeConfig
+
+MOST_CLASSES = 5  # in an answer
+
+
+class ClassScore(TypedDict):
+    """A class and its probability."""
+
+    name: str
+    score: float
+
+
+class ImageResult(TypedDict):
+    """The most probable classes of one image, best first."""
+
+    width: int
+    height: int
+    classes: list[ClassScore]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The network's input of an image."""
+
+    image: Tensor  # [1, 3, S, S] uint8
+    width: int  # of the image as it is displayed, in px
+    height: int
+
+
+class ClassificationScorer(Scorer[Prepared]):
+    """Answers with the most probable classes of each image; those below `score_threshold` are left out."""
+
+    result = ImageResult
+
+    def __init__(self, classifier: TrainedClassifier, *, score_threshold: float = 0.0, **limits: int) -> None:
+        super().__init__(**limits)
+        self.classifier, self.score_threshold = classifier, score_threshold
+
+    def to_input(self, pixels: Tensor) -> Prepared:
+        """The image as the network takes it."""
+        return Prepared(self.classifier.prepare(pixels), pixels.shape[2], pixels.shape[1])
+
+    def predict(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
+        """An `ImageResult` of each image; each is a batch of its own, so that no answer depends on another image."""
+        results = []
+        for image in images:
+            best = self.classifier.probabilities(image.image)[0].topk(min(MOST_CLASSES, len(self.classifier.classes)))
+            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            classes = [
+                {"name": self.classifier.classes[i], "score": score}
+                for i, score in rows
+                if score >= self.score_threshold
+            ]
+            results.append({"width": image.width, "height": image.height, "classes": classes})
+        return results
+
+
+def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> ClassificationScorer:
+    """The classifier of a checkpoint, loaded and warm: the first pass is the slowest."""
+    classifier = TrainedClassifier.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
+    classifier.predict([torch.zeros(3, 480, 640, dtype=torch.uint8)])
+    return ClassificationScorer(classifier, score_threshold=config.score_threshold, **limits)

@@ -1,0 +1,128 @@
+"""Settings of classification's data and model. Layer 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from retina_dist.config.fields import setting
+from retina_dist.config.task import DataSettings, ModelSettings
+from retina_dist.errors import ConfigError
+
+
+@dataclass
+class DrawnClassesConfig:
+    """The drawn data set; see `retina_dist.classification.data.drawn`."""
+
+    num_train: int = setting(1200, at_least=6, at_most=10**7)
+    num_val: int = setting(240, at_least=6, at_most=10**7)
+    image_size: int = setting(48, "px", at_least=16, at_most=10**4)
+    seed: int = setting(0, at_least=0)
+
+
+@dataclass
+class ClassificationData(DataSettings):
+    """Where the images are and how they become batches."""
+
+    format: str = setting("folders", choices=("folders", "csv", "shards"))
+    root: str | None = setting(
+        None,
+        "folders: has train/CLASS/* and val/CLASS/*; csv: train.csv and val.csv, rows file,label; shards: what "
+        "retina_dist.shards wrote; a path or a URL such as az://container/images",
+    )
+    drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
+    missing_images: str = setting("error", "files that a csv names and that are not there", choices=("error", "skip"))
+    bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
+    max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
+    val_batch_size: int = setting(64, "of one process", at_least=1, at_most=10**5)
+    num_workers: int = setting(2, at_least=0, at_most=10**3)
+    cache: str | None = setting(None, "a folder for decoded images, written at the first read")
+    shuffle: bool = True
+    balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
+    image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
+    first_image_size: int | None = setting(
+        None, "px; crops grow from this size to image_size between the epochs `growth`", at_least=8, at_most=10**4
+    )
+    growth: list[int] = setting([0, 0], "first and last epoch, from 0, of the growth of the crops")
+    val_image_size: int | None = setting(
+        None, "side of the central crop of validation, px; null: image_size", at_least=8
+    )
+    val_resize: int | None = setting(
+        None, "shorter side before that crop, px; null: 8/7 of it, as 256 to 224", at_least=8
+    )
+    crop_scale: list[float] = setting([0.08, 1.0], "area of a random crop, as a share of the image's")
+    hflip: float = setting(0.5, "probability, as the next one", fraction=True)
+    vflip: float = setting(0.0, fraction=True)
+    augment: str | None = setting(None, choices=(None, "randaugment", "trivialaugment"))
+    erasing: float = setting(0.0, "probability of random erasing", fraction=True)
+    mixup: float = setting(0.0, "alpha of the Beta distribution; 0: off", at_least=0, at_most=100)
+    cutmix: float = setting(
+        0.0, "alpha; with mixup too, one of the two is drawn for each image", at_least=0, at_most=100
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        super().check()
+        low, high = self.crop_scale if len(self.crop_scale) == 2 else (0.0, 0.0)
+        if not 0 < low <= high <= 1:
+            raise ConfigError(
+                f"data.crop_scale={self.crop_scale} is not a pair of rising shares up to 1, such as [0.08,1]."
+            )
+        if len(self.growth) != 2 or not 0 <= self.growth[0] <= self.growth[1]:
+            raise ConfigError(f"data.growth={self.growth} is not a pair of rising epochs, such as [0,12].")
+        if self.val_resize is not None and self.val_resize < self.val_size:
+            raise ConfigError(
+                f"data.val_resize={self.val_resize} is below the central crop of {self.val_size} px; raise it, or lower "
+                "data.val_image_size."
+            )
+
+    @property
+    def val_size(self) -> int:
+        """Side of the central crop of validation, px."""
+        return self.val_image_size or self.image_size
+
+    @property
+    def val_short_side(self) -> int:
+        """Shorter side before that crop, px."""
+        return self.val_resize or round(self.val_size * 8 / 7)
+
+    def size_at(self, epoch: int) -> int:
+        """Side of the training crops of an epoch, px; while it grows, a multiple of 16."""
+        first, last = self.growth
+        if self.first_image_size is None or epoch >= last:
+            return self.image_size
+        share = max(0, epoch - first) / max(1, last - first)
+        return round((self.first_image_size + (self.image_size - self.first_image_size) * share) / 16) * 16
+
+
+@dataclass
+class ClassifierConfig(ModelSettings):
+    """A classifier of torchvision, its weights and its loss."""
+
+    architecture: str = setting(
+        "resnet50", "torchvision's name, such as resnet18, efficientnet_b0, convnext_tiny, vit_b_16"
+    )
+    weights: str | None = setting(
+        None, "a file, a URL or e.g. ResNet50_Weights.IMAGENET1K_V2; a head for other classes is left out"
+    )
+    norm: str = setting("bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn"))
+    zero_gamma: bool = setting(False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)")
+    label_smoothing: float = setting(0.0, below=1, fraction=True)
+    class_weights: list[float] = setting([], "one for each class, in the order of their names; []: equal ones")
+    balance_loss: bool = setting(False, "class weights by 1 / frequency in the training data")
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.class_weights and (min(self.class_weights) < 0 or sum(self.class_weights) == 0):
+            raise ConfigError(f"model.class_weights={self.class_weights} needs weights of at least 0, not all 0.")
+        if self.class_weights and self.balance_loss:
+            raise ConfigError(
+                "model.class_weights and model.balance_loss=true both weight the classes; give one of them."
+            )
+
+
+@dataclass
+class ClassificationSettings:
+    """The sections of the task `classification`."""
+
+    data: ClassificationData = field(default_factory=ClassificationData)
+    model: ClassifierConfig = field(default_factory=ClassifierConfig)

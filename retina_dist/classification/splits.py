@@ -1,0 +1,76 @@
+"""The training and validation splits that data settings name, and what follows from them. Layer 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from retina_dist.classification.data.drawn import draw_classes
+from retina_dist.classification.data.samples import Samples, read_samples, root_of
+from retina_dist.classification.settings import ClassificationData, ClassifierConfig
+from retina_dist.errors import ConfigError
+from retina_dist.files import Url
+from retina_dist.words import pluralize
+
+
+def draw_data(data: ClassificationData) -> None:
+    """Draw the data set of shapes where the settings ask for it and it is not there yet."""
+    if data.drawn is not None:
+        root = root_of(data.root, data.name)
+        if isinstance(root, Url):
+            raise ConfigError(
+                f"data.root={root} is no local folder, where data.drawn could draw; draw it in one and copy it."
+            )
+        draw_classes(root, **asdict(data.drawn))
+
+
+def read_split(data: ClassificationData, split: str, classes: Sequence[str] | None = None) -> Samples | None:
+    """The images of "train" or "val" that data settings name."""
+    draw_data(data)
+    root = root_of(data.root, data.name)
+    return read_samples(root, split, data.format, classes=classes, missing_images=data.missing_images)
+
+
+def unaugmented(data: ClassificationData) -> ClassificationData:
+    """The settings with the whole image as the crop and nothing else random in it."""
+    off: dict[str, Any] = {"hflip": 0.0, "vflip": 0.0, "augment": None, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+    return replace(data, crop_scale=[1.0, 1.0], first_image_size=None, **off)
+
+
+def class_weights(settings: ClassifierConfig, train: Samples) -> list[float]:
+    """One weight for each class, scaled so that the mean over the training images is 1; [] for equal ones."""
+    counts = train.counts()
+    weights = np.array(settings.class_weights, np.float64)
+    if settings.balance_loss:
+        weights = 1.0 / np.maximum(counts, 1)
+    if not len(weights):
+        return []
+    if len(weights) != len(counts):
+        raise ConfigError(
+            f"model.class_weights has {len(weights)} weights, and the data {len(counts)} classes ({', '.join(train.classes[:5])}"
+            f"{', …' if len(counts) > 5 else ''}); give one for each."
+        )
+    mean = float((weights * counts).sum() / counts.sum())
+    if mean == 0:
+        raise ConfigError("model.class_weights are 0 for every class that has images; give one of them a weight.")
+    return (weights / mean).tolist()
+
+
+def check_one_size(model: ClassifierConfig, data: ClassificationData) -> None:
+    """Raise ConfigError where a model of one size would get several."""
+    if model.architecture.startswith("vit_") and (
+        data.val_size != data.image_size or data.first_image_size is not None
+    ):
+        raise ConfigError(
+            f"model.architecture={model.architecture} takes images of one size; give data.val_image_size={data.image_size} and no "
+            "data.first_image_size."
+        )
+
+
+def describe_split(part: Samples) -> str:
+    """Images of a split, and how they are spread over the classes."""
+    counts = part.counts()
+    return f"{pluralize(len(part), 'image')}, {counts.min()} to {counts.max()} of a class"

@@ -1,0 +1,268 @@
+"""Classification: labelled images, batches, a classifier of torchvision and its metrics, from the settings of a run.
+
+Layer 4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
+from retina_dist.classification.model import build_classifier, load_weights
+from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
+from retina_dist.classification.splits import (
+    check_one_size,
+    class_weights,
+    describe_split,
+    draw_data,
+    read_split,
+    unaugmented,
+)
+from retina_dist.config.commands import EvaluateConfig, ExportConfig, PredictConfig
+from retina_dist.engine.checkpoints import located
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.serving.settings import ServeConfig
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Examination, Task
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGGED_CLASSES = 20  # whose accuracy is logged at the end
+
+
+class ClassificationTask(Task):
+    """Data, model and evaluator of one run. Listing the images happens here, everything else on demand."""
+
+    settings: ClassVar[type] = ClassificationSettings
+    metric_names: Sequence[str] = (*METRICS, *BINARY)  # BINARY of two classes only, which the data decides
+    default_monitor: ClassVar[str] = "val/top1"
+    headline_metrics: ClassVar[Sequence[str]] = ("val/top1", "val/top5", "val/balanced_accuracy")
+    locked_settings: ClassVar[frozenset[str]] = frozenset(("data.balanced", "data.image_size", "model.architecture"))
+
+    def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
+        super().__init__(config, strategy)
+        data: ClassificationData = config.data
+        check_one_size(config.model, data)
+        train = read_split(data, "train")
+        assert train is not None, "a missing train split is an error"
+        self.train = train
+        self.val = read_split(data, "val", train.classes)
+        self.augments = not config.trainer.overfit_batches
+        if config.trainer.overfit_batches:
+            self.train = self.val = train.some(config.trainer.overfit_batches * data.batch_size)
+        elif config.trainer.fast_dev_run and self.val is not None:
+            self.val = self.val.some(2 * data.val_batch_size)
+        self.evaluator: ClassificationEvaluator | None = None
+        self.metric_names = metric_names(len(self.classes))
+        monitor = config.trainer.monitor
+        if monitor in BINARY and monitor not in self.metric_names:
+            raise ConfigError(f"trainer.monitor={monitor} is of two classes, and the data has {len(self.classes)}.")
+        if len(self.classes) < 2:
+            raise ConfigError(f"data={data.name} has one class only, {self.classes[0]}; a classifier needs two.")
+
+    @staticmethod
+    def prepare(config: Any) -> None:
+        """Draw the data set of shapes."""
+        draw_data(config.data)
+
+    @staticmethod
+    def planned_images(config: Any) -> int | None:
+        """The images of a drawn data set that are all trained on."""
+        whole = config.data.drawn and not config.trainer.overfit_batches
+        return int(config.data.drawn.num_train) if whole else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names, in the order of the labels."""
+        return self.train.classes
+
+    @property
+    def num_images(self) -> int:
+        """Images of one epoch."""
+        return len(self.train)
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation set."""
+        return self.val is not None
+
+    def describe(self) -> str:
+        """What was read and what was left out, a line each."""
+        data, model = self.config.data, self.config.model
+        lines = [f"  {'train':<9}{describe_split(self.train)}"]
+        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        lines.append(f"  {'model':<9}{model.architecture}; weights: {model.weights or 'none, from scratch'}")
+        grows = f"{data.first_image_size} to " if data.first_image_size else ""
+        lines.append(
+            f"  {'size':<9}crops of {grows}{data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
+        )
+        shown = ", ".join(self.classes[:8]) + (f" and {len(self.classes) - 8} more" if len(self.classes) > 8 else "")
+        lines.append(f"  {'classes':<9}{len(self.classes)}: {shown}")
+        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
+        return "\n".join(lines)
+
+    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """The classes that a checkpoint's labels number."""
+        return {"classes": list(checkpoint.get("classes", ()))}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
+        """Raise CheckpointError unless the checkpoint's classes are those of the data."""
+        if list(state["classes"]) != list(self.classes):
+            apart = sorted(set(map(str, state["classes"])) ^ set(self.classes))[:5]
+            raise CheckpointError(
+                f"{source} was trained on other classes than data={self.config.data.name} has "
+                f"({', '.join(apart) or 'their order'}); resume with the same data, or start a new run with model.weights={source}."
+            )
+
+    def build_data(self) -> ClassificationDataModule:
+        """The batches of this rank."""
+        return ClassificationDataModule(
+            self.config.data if self.augments else unaugmented(self.config.data),
+            train=self.train,
+            val=self.val,
+            accumulate=self.config.trainer.accumulate,
+            seed=self.config.seed,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
+            pin_memory=self.strategy.device.type == "cuda",
+        )
+
+    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
+        """The classifier, on the CPU. Pretrained weights are loaded on the main rank only, from which the others have them."""
+        settings, weights = self.config.model, self.config.model.weights
+
+        def build() -> nn.Module:
+            model = build_classifier(**self.model_arguments(), class_weights=class_weights(settings, self.train))
+            if weights and self.strategy.is_main and not resumed:
+                logger.info(str(load_weights(model, str(located(weights)), self.classes)))
+            return model
+
+        return self.strategy.run_collectively(build)
+
+    def model_arguments(self) -> dict[str, Any]:
+        """The arguments of `build_classifier`, without the class weights, which training alone needs."""
+        settings: ClassifierConfig = self.config.model
+        return {
+            "architecture": settings.architecture,
+            "num_classes": len(self.classes),
+            "norm": settings.norm,
+            "zero_gamma": settings.zero_gamma,
+            "label_smoothing": settings.label_smoothing,
+            "image_size": self.config.data.val_size,
+        }
+
+    def build_evaluator(self, data: ClassificationDataModule) -> ClassificationEvaluator | None:
+        """Metrics of a model over the validation set; None without one."""
+        if self.val is None:
+            return None
+        self.evaluator = ClassificationEvaluator(
+            classes=self.classes,
+            batches=data.val_batches,
+            strategy=self.strategy,
+            autocast=autocast(self.strategy.device, self.config.trainer.precision),
+        )
+        return self.evaluator
+
+    def cuda_graph_blockers(self) -> list[str]:
+        """Why the model's passes cannot be captured in CUDA graphs."""
+        if self.config.model.norm == "sync_bn" and self.strategy.world_size > 1:
+            return ["model.norm=sync_bn talks to other ranks within the pass"]
+        return []
+
+    def fingerprint(self) -> str:
+        """A digest of the training images' names and classes: the same order of images needs the same images."""
+        return self.train.fingerprint()
+
+    def metadata(self, model: nn.Module) -> dict[str, Any]:
+        """What a checkpoint of `model` needs beside the weights to be used on its own."""
+        data = self.config.data
+        return super().metadata(model) | {
+            "model_arguments": self.model_arguments(),
+            "classes": list(self.classes),
+            "input": {"image_size": data.val_size, "short_side": data.val_short_side},
+        }
+
+    def inspect(self, model: nn.Module, batch: ImageBatch) -> list[dict[str, Any]]:
+        """Each real image of a batch by name, with the loss that it has on its own."""
+        batch, found = batch.to(self.strategy.device), []
+        for i in batch.real_rows():
+            index = int(batch.indices[i])
+            losses = {name: float(value) for name, value in model(batch.image(i)).items()}
+            found.append({"image_id": index, "file_name": self.train.names[index], "losses": losses})
+        return found
+
+    def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
+        """first_batch.jpg: the images of the first step as the model sees them, with their classes."""
+        from retina_dist.classification.artifacts import draw_first_batch
+
+        draw_first_batch(data, self.classes, folder / "first_batch.jpg")
+
+    def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
+        """The confusion matrix of the last validation, and the images that were most surely wrong."""
+        from retina_dist.classification.artifacts import draw_mistakes, write_result
+
+        if self.evaluator is None or self.evaluator.last_result is None or self.evaluator.last_rows is None:
+            return
+        assert self.val is not None
+        write_result(self.evaluator.last_result, folder)
+        draw_mistakes(self.evaluator.last_rows, self.val, self.config.data, folder / "mistakes.jpg")
+
+    def describe_results(self, folder: Path) -> list[str]:
+        """Accuracy of each class, or where it stands if there are many."""
+        if self.evaluator is None or self.evaluator.last_result is None:
+            return []
+        found = self.evaluator.last_result.per_class
+        if len(found) > MAX_LOGGED_CLASSES:
+            return [f"  accuracy of {len(found)} classes: {folder / 'metrics.json'}"]
+        return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in found.items()]
+
+    @staticmethod
+    def evaluate(config: EvaluateConfig) -> str:
+        """Metrics of a checkpoint."""
+        from retina_dist.classification.evaluation import evaluate, format_table
+
+        return format_table(evaluate(config))
+
+    @staticmethod
+    def predict(config: PredictConfig) -> None:
+        """Labelled images, and a CSV file of probabilities."""
+        from retina_dist.classification.prediction import predict
+
+        predict(config)
+
+    @staticmethod
+    def export(config: ExportConfig) -> None:
+        """The classifier as .onnx, .pt2 or .pt."""
+        from retina_dist.classification.export import export
+
+        export(config)
+
+    @staticmethod
+    def write_shards(config: Any) -> None:
+        """Images in tar files by offset."""
+        from retina_dist.classification.write_shards import write_shards
+
+        write_shards(config)
+
+    @staticmethod
+    def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> Any:
+        """What the server answers with."""
+        from retina_dist.classification.serving import load_scorer
+
+        return load_scorer(config, device, **limits)
+
+    @staticmethod
+    def examine(config: Any) -> Examination:
+        """Imbalance, unreadable files, duplicates, sizes."""
+        from retina_dist.classification.doctor import examine
+
+        return examine(config)

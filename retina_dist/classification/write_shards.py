@@ -1,0 +1,39 @@
+"""Writes labelled images into shards. Layer 4."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.splits import read_split
+from retina_dist.data.shards import Member
+from retina_dist.data.sources import sizes_of
+from retina_dist.data.write_shards import ShardSplit, write_splits
+from retina_dist.errors import ConfigError
+from retina_dist.files import place
+from retina_dist.reporting.console import tell
+from retina_dist.strategies.launch_environment import detect_launch
+
+
+def write_shards(config: Any) -> dict[str, int]:
+    """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
+    if detect_launch().world_size > 1:
+        raise ConfigError("shards are written by one process; start it without a launcher.")
+    train = read_split(config.data, "train")
+    assert train is not None, "a missing train split is an error"
+    parts = {"train": train, "val": read_split(config.data, "val", train.classes)}
+    splits = {split: _split(part) for split, part in parts.items() if part is not None}
+    return write_splits(place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, tell=tell)
+
+
+def _split(part: Samples) -> ShardSplit:
+    members = [Member(i, *facts) for i, facts in enumerate(zip(part.sources, sizes_of(part.sources), strict=True))]
+    return ShardSplit(members, lambda: _annotations(part), part.warnings)
+
+
+def _annotations(part: Samples) -> bytes:
+    """COCO's form of a list of images, with a label for each."""
+    rows = enumerate(zip(part.names, part.labels.tolist(), strict=True))
+    images = [{"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows]
+    return (json.dumps({"images": images}) + "\n").encode()

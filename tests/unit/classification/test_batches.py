@@ -1,0 +1,142 @@
+"""Batches are a pure function of the step: whatever the number of ranks and workers, an image looks the same."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.dataset import ClassificationDataset
+from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.samples import Samples, read_samples
+from retina_dist.classification.data.transforms import TrainTransform, cutmix, eval_transform, mixup
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.errors import ImageError
+
+EVERYTHING: dict[str, Any] = {"augment": "randaugment", "erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "vflip": 0.5}
+
+
+def module(root: Path, rank: int = 0, world_size: int = 1, **settings: Any) -> ClassificationDataModule:
+    data = ClassificationData(**{"name": "drawn", "batch_size": 6, "image_size": 16, "num_workers": 0, **settings})
+    train, val = (read_samples(root, split, "folders") for split in ("train", "val"))
+    return ClassificationDataModule(data, train=train, val=val, rank=rank, world_size=world_size, pin_memory=False)
+
+
+def images_of(batches: list[ImageBatch]) -> dict[int, list[Any]]:
+    """What was made of each image, by its number."""
+    found: dict[int, list[Any]] = {}
+    for batch in batches:
+        for i in batch.real_rows():
+            parts = (batch.images[i], batch.labels[i], batch.other_labels[i], batch.share[i])
+            found.setdefault(int(batch.indices[i]), []).extend(part.tolist() for part in parts)
+    return found
+
+
+def step_images(root: Path, step: int, world_size: int, **settings: Any) -> dict[int, list[Any]]:
+    shares = [
+        next(iter(module(root, r, world_size, **settings).train_steps(step, step + 1))) for r in range(world_size)
+    ]
+    return images_of([batch for share in shares for batch in share])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_any_number_of_ranks_draws_the_same(drawn: Path, world_size: int) -> None:
+    for step in (0, 2, 3):  # whole, short, of the second epoch
+        alone = step_images(drawn, step, 1, **EVERYTHING)
+        assert len(alone) == (2 if step == 2 else 6)
+        assert step_images(drawn, step, world_size, **EVERYTHING) == alone
+    assert step_images(drawn, 0, 1, **EVERYTHING) != step_images(drawn, 0, 1, **EVERYTHING, shuffle=False)
+
+
+def test_workers_change_nothing(drawn: Path) -> None:
+    plain, read_ahead = (list(module(drawn, num_workers=n, **EVERYTHING).train_steps(0, 4)) for n in (0, 2))
+    for (expected,), (found,) in zip(plain, read_ahead, strict=True):
+        for field in fields(ImageBatch):
+            a, b = getattr(expected, field.name), getattr(found, field.name)
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
+
+
+def test_partners_come_from_the_whole_set_and_change_with_the_epoch(drawn: Path) -> None:
+    data = ClassificationData(name="drawn", mixup=0.2)
+    samples = read_samples(drawn, "train", "folders")
+    assert samples is not None
+    dataset = ClassificationDataset(samples, data)
+    first, second = ([dataset.drawn(place, epoch) for place in range(14)] for epoch in (0, 1))
+    assert [d.image for d in first] == list(range(14))
+    assert len({d.partner for d in first}) > 4
+    assert [d.partner for d in first] != [d.partner for d in second]
+    both = ClassificationDataset(samples, ClassificationData(name="drawn", mixup=0.2, cutmix=1.0))
+    assert {both.drawn(place, 0).kind for place in range(14)} == {"mixup", "cutmix"}
+
+
+def test_mixup_and_cutmix_by_hand() -> None:
+    image, other = torch.full((3, 8, 8), 200, dtype=torch.uint8), torch.full((3, 8, 8), 100, dtype=torch.uint8)
+    assert mixup(image, other, 0.25).unique().tolist() == [125]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        found, share = cutmix(image, other, 0.75)
+        assert share == pytest.approx(float((found[0] == 200).float().mean()))
+        assert image.unique().tolist() == [200]
+        assert share >= 0.75  # a box of 4 x 4, of which some may lie outside
+
+
+def test_a_balanced_epoch_has_each_class_as_often(tmp_path: Path) -> None:
+    labels = np.array([0] * 20 + [1] * 3 + [2] * 1)
+    samples = Samples(tuple(map(str, range(24))), tuple(map(str, range(24))), labels, ("a", "b", "c"))
+    dataset = ClassificationDataset(samples, ClassificationData(name="x", balanced=True))
+    epochs = [[dataset.drawn(place, epoch).image for place in range(24)] for epoch in (0, 1, 0)]
+    assert np.bincount(labels[epochs[0]]).tolist() == [8, 8, 8]
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert len(set(epochs[0][0::3])) == 8, "no image twice before all were there once"
+
+
+def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20), (200, 0, 0)).save(tmp_path / "train" / name / "good.png")
+    (tmp_path / "train" / "a" / "bad.jpg").write_bytes(b"no image")
+    Image.new("RGB", (300, 300)).save(tmp_path / "train" / "b" / "huge.png")
+    with pytest.raises(ImageError, match="bad.jpg is no readable image"):
+        list(module(tmp_path, max_pixels=10_000).train_steps(0, 1))
+    (batch,) = next(iter(module(tmp_path, max_pixels=10_000, bad_images="skip").train_steps(0, 1)))
+    assert len(caplog.messages) == 2
+    assert (batch.weight, batch.real_rows(), len(batch)) == (0.5, [0, 1], 4)
+
+
+def test_the_cache_gives_the_same_pixels(drawn: Path, tmp_path: Path) -> None:
+    expected = step_images(drawn, 0, 1)
+    for _ in range(2):  # written, read
+        assert step_images(drawn, 0, 1, cache=str(tmp_path)) == expected
+    assert len(list(tmp_path.rglob("*.pixels"))) == 6
+
+
+def test_validation_has_every_image_once(drawn: Path) -> None:
+    expected = images_of(list(module(drawn, val_batch_size=2).val_batches()))
+    assert sorted(expected) == list(range(7))
+    shares = [list(module(drawn, r, 3, val_batch_size=2).val_batches()) for r in range(3)]
+    assert images_of([batch for share in shares for batch in share]) == expected
+    assert sum(len(batch.indices) for share in shares for batch in share) == 7
+
+
+def test_crops_grow_with_the_epoch(drawn: Path) -> None:
+    growing = {"image_size": 64, "first_image_size": 32, "growth": [1, 3], "batch_size": 14}
+    batches = [batch for (batch,) in module(drawn, **growing).train_steps(0, 5)]
+    assert [batch.images.shape[-1] for batch in batches] == [32, 32, 48, 64, 64]
+    assert module(drawn, **growing).num_train_shapes == 3
+
+
+def test_transforms_depend_on_their_key_alone() -> None:
+    image = torch.randint(0, 256, (3, 40, 60), dtype=torch.uint8)
+    transform = TrainTransform(augment="trivialaugment", erasing=1.0)
+    found = [transform(image, 24, key) for key in ((0, 1, 2), (0, 1, 3), (0, 1, 2))]
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+    plain = TrainTransform(crop_scale=(1.0, 1.0), hflip=0.0)(image[:, :40, :40], 40, (0,))
+    assert torch.equal(plain, image[:, :40, :40])
+    assert torch.equal(eval_transform(image, 20, 40), image[:, 10:30, 20:40])

@@ -1,0 +1,136 @@
+"""The commands on a classifier: evaluate, predict, export, doctor."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.data.drawn import CLASSES
+from retina_dist.classification.data.samples import read_samples
+from retina_dist.classification.task import ClassificationTask
+from retina_dist.config.compose import load_config
+from retina_dist.detection.task import DetectionTask
+from retina_dist.engine.checkpoints import load_checkpoint, write_checkpoint
+from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.run.build import task_class, task_of
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.classification.test_task import SMALL
+
+
+@pytest.fixture(scope="module")
+def checkpoint(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an untrained classifier."""
+    task = ClassificationTask(load_config("train", [*SMALL, f"data.root={drawn}"]), SingleDeviceStrategy("cpu"))
+    torch.manual_seed(0)
+    model = task.build_model()
+    path = tmp_path_factory.mktemp("run") / "best.pt"
+    write_checkpoint(path, {"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)})
+    return path
+
+
+def test_a_checkpoint_says_its_task(checkpoint: Path) -> None:
+    assert task_of(str(checkpoint)) is ClassificationTask
+    assert task_of(None) is task_of("RetinaNet_ResNet50_FPN_Weights.COCO_V1") is DetectionTask
+
+
+def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
+    command = [f"checkpoint={checkpoint}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
+    printed = ClassificationTask.evaluate(load_config("evaluate", command))
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    assert printed.splitlines()[0] == f"{'top1':<24}{found['top1']:.4f}"
+    classifier = TrainedClassifier.from_checkpoint(checkpoint)
+    val = read_samples(drawn, "val", "folders", classes=CLASSES)
+    assert val is not None
+    shares = classifier.predict([str(source) for source in val.sources])
+    assert found["top1"] == pytest.approx(float((shares.argmax(1).numpy() == val.labels).mean()))
+    with pytest.raises(ConfigError, match=r"results=x.json is for detection"):
+        ClassificationTask.evaluate(load_config("evaluate", [*command, "results=x.json"]))
+
+
+def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:
+    content = load_checkpoint(checkpoint)
+    content["config"]["data"]["root"] = "http://stranger.example/images"
+    write_checkpoint(tmp_path / "theirs.pt", content)
+    with pytest.raises(ConfigError, match="such a URL is followed only where you give it"):
+        ClassificationTask.evaluate(load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"]))
+    content["model_arguments"]["architecture"] = "os.system"
+    write_checkpoint(tmp_path / "theirs.pt", content)
+    with pytest.raises(CheckpointError, match="does not describe a classifier"):
+        TrainedClassifier.from_checkpoint(tmp_path / "theirs.pt")
+
+
+def test_predict(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawn / "val" / "circle", tmp_path / "images")
+    (tmp_path / "images" / "bad.jpg").write_bytes(b"no image")
+    command = [
+        f"checkpoint={checkpoint}",
+        f"input={tmp_path / 'images'}",
+        f"output_dir={tmp_path / 'out'}",
+        "device=cpu",
+    ]
+    ClassificationTask.predict(load_config("predict", command))
+    with (tmp_path / "out" / "predictions.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["file", "class", "probability", *CLASSES]
+    assert [Path(row[0]).name for row in rows] == ["000000.png", "000006.png"]
+    for row in rows:
+        shares = [float(x) for x in row[3:]]
+        assert sum(shares) == pytest.approx(1, abs=1e-5)
+        assert (row[1], float(row[2])) == (CLASSES[shares.index(max(shares))], max(shares))
+    assert (tmp_path / "out" / "000000.jpg").stat().st_size
+
+
+@pytest.mark.parametrize("ending", ["pt", "pt2", pytest.param("onnx", marks=pytest.mark.long)])
+def test_an_export_is_compared_before_it_has_its_name(checkpoint: Path, tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"model.{ending}"
+    command = [f"checkpoint={checkpoint}", f"output={output}"]
+    if ending == "onnx":
+        pytest.importorskip("onnxruntime")
+    ClassificationTask.export(load_config("export", command))
+    assert output.stat().st_size
+    if ending == "pt":
+        other = tmp_path / "other.pt"
+        strict = load_config("export", [f"checkpoint={checkpoint}", f"output={other}"])
+        strict.score_tolerance = -1.0  # which nothing meets
+        with pytest.raises(UserError, match=r"was not written: its probabilities differ"):
+            ClassificationTask.export(strict)
+        assert not other.exists()
+
+
+def test_doctor(drawn: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawn, tmp_path / "data")
+    train, val = tmp_path / "data" / "train", tmp_path / "data" / "val"
+    shutil.copy(train / "circle" / "000000.png", val / "ring" / "leak.png")
+    shutil.copy(train / "cross" / "000001.png", train / "cross" / "again.png")
+    (train / "star" / "bad.png").write_bytes(b"no image")
+    for i in range(12):
+        Image.new("RGB", (30 + i, 30)).save(train / "square" / f"more{i}.png")
+    command = [*SMALL, f"data.root={tmp_path / 'data'}", "data.drawn=null"]
+    config = load_config("doctor", command)
+    found = task_class(config).examine(config)
+    texts = {finding["text"]: finding for finding in found.content["findings"]}
+    assert found.errors == 3
+    assert texts["train: 1 unreadable file"]["examples"][0].startswith("star/bad.png")
+    assert texts["1 image in train and in val"]["examples"] == ["train/circle/000000.png = val/ring/leak.png"]
+    assert texts["1 image with different labels"]["level"] == "error"
+    assert texts["1 image more than once in a split"]["level"] == "warning"
+    assert any(text.startswith("train: square has 14 images") for text in texts)
+    assert "3 errors" in found.text.splitlines()[-1]
+
+
+def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:
+    config = load_config("serve", [f"checkpoint={checkpoint}"])
+    scorer = task_of(config.checkpoint).load_scorer(config, torch.device("cpu"))
+    scorer.score_threshold = 0.0
+    found = scorer.score("image/png", (drawn / "val" / "circle" / "000000.png").read_bytes())["images"]
+    assert [(image["width"], image["height"], len(image["classes"])) for image in found] == [(16, 16, 5)]
+    scores = [entry["score"] for entry in found[0]["classes"]]
+    assert scores == sorted(scores, reverse=True)
+    assert {entry["name"] for entry in found[0]["classes"]} < set(CLASSES)

@@ -1,0 +1,121 @@
+"""Metrics against numbers computed by hand, and how ranks share the images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, rows_of
+from retina_dist.errors import DataError
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.task_contract import RankOf
+
+
+def rows(*items: tuple[int, int, int, float, float]) -> np.ndarray:
+    """Of (label, prediction, place, loss, score), an image each."""
+    return np.array([(i, *item) for i, item in enumerate(items)], np.float64)
+
+
+def test_two_classes_by_hand() -> None:
+    """Scores of the second class 0.9 0.4 | 0.6 0.2 0.1: of six pairs, five are in order."""
+    found = evaluate_rows(
+        rows((1, 1, 0, 0.1, 0.9), (1, 0, 1, 0.9, 0.4), (0, 1, 1, 0.9, 0.6), (0, 0, 0, 0.2, 0.2), (0, 0, 0, 0.1, 0.1)),
+        ("healthy", "ill"),
+    )
+    assert found.confusion.tolist() == [[2, 1], [1, 1]]
+    expected = {
+        "val/top1": 3 / 5,
+        "val/top5": 1.0,
+        "val/balanced_accuracy": (2 / 3 + 1 / 2) / 2,
+        "val/loss": 2.2 / 5,
+        "val/sensitivity": 1 / 2,
+        "val/specificity": 2 / 3,
+        "val/roc_auc": 5 / 6,
+    }
+    assert found.metrics == pytest.approx(expected)
+    assert tuple(sorted(found.metrics)) == tuple(sorted(metric_names(2)))
+    assert found.per_class == pytest.approx({"healthy": 2 / 3, "ill": 1 / 2})
+
+
+def test_equal_scores_count_half_in_the_roc() -> None:
+    found = evaluate_rows(rows((1, 1, 0, 0, 0.5), (0, 1, 1, 0, 0.5), (0, 0, 0, 0, 0.2)), ("a", "b"))
+    assert found.metrics["val/roc_auc"] == pytest.approx(0.75)
+    assert math.isnan(evaluate_rows(rows((1, 1, 0, 0, 0.5)), ("a", "b")).metrics["val/roc_auc"])
+
+
+def test_many_classes_by_hand() -> None:
+    """Seven classes, of which one has no image; places 0, 4, 5 and 6 among the logits."""
+    found = evaluate_rows(rows((0, 0, 0, 1, 0), (0, 1, 4, 2, 0), (1, 0, 5, 3, 0), (2, 3, 6, 4, 0)), tuple("abcdefg"))
+    assert (found.metrics["val/top1"], found.metrics["val/top5"], found.metrics["val/loss"]) == (0.25, 0.5, 2.5)
+    assert found.metrics["val/balanced_accuracy"] == pytest.approx(0.5 / 3)
+    assert found.per_class["d"] is None
+    assert "val/roc_auc" not in found.metrics
+    with pytest.raises(DataError, match="no validation image could be read"):
+        evaluate_rows(np.zeros((0, 6)), ("a", "b"))
+
+
+def test_rows_of_logits() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [math.nan, 0.0, 0.0]])
+    found = rows_of(logits, torch.zeros(4), torch.tensor([2, 0, 1, 1]), torch.arange(4))
+    assert found[:, 3].tolist() == [
+        1,
+        0,
+        1,
+        3,
+    ]  # of equal logits the first class comes first; a ruined model is never right
+    assert found[0, 5] == pytest.approx(math.exp(3) / (math.exp(1) + math.exp(3) + math.exp(2)))
+
+
+class Echo(nn.Module):
+    """Sees the label in the red channel, and is wrong about image 3."""
+
+    def logits(self, images: Tensor, real: Tensor | None = None) -> Tensor:
+        wrong = images[:, 1, 0, 0] == 3
+        return nn.functional.one_hot((images[:, 0, 0, 0].long() + wrong) % 3, 3).float()
+
+    def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
+        return batch.indices.double()
+
+
+def batch(indices: list[int]) -> ImageBatch:
+    labels = torch.tensor([i % 3 for i in indices])
+    images = torch.zeros(len(indices), 3, 1, 1, dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 1, 0, 0] = labels.to(torch.uint8), torch.tensor(indices, dtype=torch.uint8)
+    return ImageBatch(images, labels, labels, torch.ones(len(indices)), torch.tensor(indices))
+
+
+class Gathering(RankOf):
+    """Knows the rows of the other ranks."""
+
+    others: Tensor
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat((self.others, x))
+
+
+def test_an_image_on_two_ranks_counts_once() -> None:
+    def evaluator(strategy: SingleDeviceStrategy, *shares: list[int]) -> ClassificationEvaluator:
+        def batches() -> Iterator[ImageBatch]:
+            return (batch(share) for share in shares)
+
+        return ClassificationEvaluator(classes=("a", "b", "c"), batches=batches, strategy=strategy)
+
+    alone = evaluator(SingleDeviceStrategy("cpu"), [0, 1, 2], [3, 4, 5, 6])
+    expected = alone(Echo())
+    assert expected["val/top1"] == pytest.approx(6 / 7)
+    assert expected["val/loss"] == 3.0
+    first = evaluator(SingleDeviceStrategy("cpu"), [0, 2, 4, 6])
+    first(Echo())
+    second = Gathering(1, 2)
+    assert first.last_rows is not None
+    second.others = torch.from_numpy(first.last_rows)
+    both = evaluator(second, [5, 3, 1, 0])
+    assert both(Echo()) == expected
+    assert both.last_rows is not None
+    assert both.last_rows[:, 0].tolist() == list(range(7))

@@ -1,0 +1,114 @@
+"""torchvision's classifiers with other norms, their loss, and weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models import resnet18
+from torchvision.ops import FrozenBatchNorm2d
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.model import Classifier, build_classifier, classifiers, load_weights
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
+
+
+def batch(count: int = 4, fillers: int = 0, side: int = 32) -> ImageBatch:
+    torch.manual_seed(1)
+    images = torch.randint(0, 256, (count + fillers, 3, side, side), dtype=torch.uint8)
+    labels, others = torch.randint(0, 3, (2, count + fillers))
+    real = torch.arange(count + fillers) < count if fillers else None
+    return ImageBatch(images, labels, others, torch.rand(count + fillers), torch.arange(count + fillers), real=real)
+
+
+@pytest.mark.parametrize("norm", ["bn", "frozen_bn", "sync_bn"])
+def test_the_model_is_torchvisions(norm: str) -> None:
+    torch.manual_seed(0)
+    expected = resnet18(num_classes=3).eval()
+    torch.manual_seed(0)
+    model = build_classifier("resnet18", 3, norm=norm).eval()  # type: ignore[arg-type]
+    state = {f"model.{k}": v for k, v in expected.state_dict().items() if norm != "frozen_bn" or "tracked" not in k}
+    assert list(model.state_dict()) == list(state), "a detector's body takes these names"
+    images = batch().images
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(images), expected(model.normalized(images)))
+    kinds = {"bn": nn.BatchNorm2d, "frozen_bn": FrozenBatchNorm2d, "sync_bn": SyncBatchNorm2d}
+    assert isinstance(model.model.bn1, kinds[norm])
+
+
+def test_fillers_are_in_no_loss_gradient_or_statistic() -> None:
+    full = batch(fillers=3)
+    real = ImageBatch(*(getattr(full, n)[:4] for n in ("images", "labels", "other_labels", "share", "indices")))
+    found = []
+    for given in (full, real):
+        torch.manual_seed(0)
+        model = build_classifier("resnet18", 3, norm="bn").double()
+        model(given)["classification"].backward()
+        found.append({n: p.grad for n, p in model.named_parameters()} | dict(model.named_buffers()))
+    for name, value in found[1].items():
+        torch.testing.assert_close(found[0][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_is_torchs() -> None:
+    """Smoothed, mixed and weighted targets against torch's cross entropy with probabilities; the mean is over images."""
+    weights = torch.tensor([0.5, 1.0, 2.0])
+    model = Classifier(nn.Identity(), label_smoothing=0.1, class_weights=weights)
+    given = batch()
+    logits = torch.randn(4, 3)
+    one_hot = [F.one_hot(labels, 3).float() for labels in (given.labels, given.other_labels)]
+    target = given.share[:, None] * one_hot[0] + (1 - given.share[:, None]) * one_hot[1]
+    expected = F.cross_entropy(logits, target, weight=weights, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(model.losses(logits, given), expected)
+
+
+def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
+    for name, last in (("resnet18", "bn2"), ("resnext50_32x4d", "bn3")):
+        model = build_classifier(name, 2, zero_gamma=True).model
+        blocks = [m for m in model.modules() if hasattr(m, "bn2")]
+        assert all(not getattr(block, last).weight.any() for block in blocks)
+        assert bool(model.bn1.weight.all())
+    with pytest.raises(ConfigError, match="model.zero_gamma=true is for ResNets"):
+        build_classifier("mobilenet_v3_small", 2, zero_gamma=True)
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "convnext_tiny", "vit_b_32", "googlenet"])
+def test_other_families(name: str) -> None:
+    """On the meta device: shapes only."""
+    assert name in classifiers()
+    with torch.device("meta"):
+        model = build_classifier(name, 5, norm="bn", image_size=32).eval()
+        assert model.model(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="model.architecture=resnet19 is no classifier of torchvision"):
+        build_classifier("resnet19", 2)
+    model = build_classifier("resnet18", 2)
+    with pytest.raises(
+        CheckpointError, match="model.weights=nothing is neither a file nor one of torchvision's weights"
+    ):
+        load_weights(model, "nothing", ("a", "b"))
+
+
+def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Path) -> None:
+    source = build_classifier("resnet18", 2)
+    torch.save(source.model.state_dict(), tmp_path / "theirs.pth")
+    torch.save({"model": source.state_dict(), "ema": None, "classes": ["a", "b"]}, tmp_path / "ours.pt")
+    for name in ("theirs.pth", "ours.pt"):
+        model = build_classifier("resnet18", 2)
+        report = load_weights(model, str(tmp_path / name), ("a", "b"))
+        assert not report.left_out
+        assert not report.kept
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
+    for classes, what in ((("a", "b", "c"), "in the file"), (("b", "c"), "of other classes")):
+        model = build_classifier("resnet18", len(classes))
+        report = load_weights(model, str(tmp_path / "ours.pt"), classes)
+        assert sorted(text.split(":")[0] for text in report.left_out) == ["fc.bias", "fc.weight"]
+        assert what in str(report)
+        assert report.kept == ("fc.weight", "fc.bias")
+    with pytest.raises(CheckpointError, match="holds no tensor that fits"):
+        load_weights(build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b"))
