@@ -22,7 +22,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from retina_dist.data.image_limits import trouble_of_file, trouble_of_jpeg, trouble_of_parts
-from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, read
+from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import ImageError
 from retina_dist.files import check_regular
 
@@ -68,6 +68,8 @@ def read_image(
     size than annotated, and, before decoding, if its header claims more than `max_pixels` or it would cost far more work than
     its pixels (see `image_limits`).
     """
+    if isinstance(path, DatasetItem):
+        return _made(path, annotated_size)
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content, formats) as image:
@@ -95,6 +97,18 @@ def read_image(
     if applied != wanted:
         pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def _made(item: DatasetItem, annotated_size: tuple[int, int] | None) -> Tensor:
+    """The pixels of an image that a dataset makes, whose size must be that of its boxes."""
+    found = item.dataset.pixels(item.number)
+    size = (found.shape[2], found.shape[1])
+    if annotated_size is not None and annotated_size != size:
+        raise ImageError(
+            f"{item} is {size[0]} x {size[1]} pixels, but was {annotated_size[0]} x {annotated_size[1]} when its boxes were read; "
+            "return the same image each time, and augment by the settings of data."
+        )
+    return found
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:

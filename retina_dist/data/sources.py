@@ -1,6 +1,7 @@
 """Sources of image bytes: a local file, a file behind a URL, or a part of a larger file.
 
-Layer 1. A source is a small value that can be sent to data workers; files and connections are opened in the worker.
+Layer 1. A source is a small value that can be sent to data workers; files and connections are opened in the worker. Only a
+`DatasetItem` has no bytes: `read_image` asks its dataset for the pixels.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url, place, read_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AT_ONCE = 64  # images per request when many are read
 
@@ -43,12 +47,29 @@ class ArchiveMember(NamedTuple):
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
 
 
-Source = str | Path | RemoteFile | ArchiveMember  # str and Path: a local file
+class ImageDataset(Protocol):
+    """Makes images in Python."""
+
+    def pixels(self, number: int) -> Tensor:
+        """Image `number`, uint8 [3, h, w] RGB. Raises ImageError."""
 
 
-def as_source(source: Source) -> str | RemoteFile | ArchiveMember:
+class DatasetItem(NamedTuple):
+    """An image that a Python object makes; data workers get a copy of the object."""
+
+    dataset: ImageDataset
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}[{self.number}]"
+
+
+Source = str | Path | RemoteFile | ArchiveMember | DatasetItem  # str and Path: a local file
+
+
+def as_source(source: Source) -> str | RemoteFile | ArchiveMember | DatasetItem:
     """The same source; a local path as text, which is smaller when sent to a worker."""
-    return source if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
+    return str(source) if isinstance(source, (str, Path)) else source
 
 
 def is_remote(source: Source) -> bool:
@@ -98,6 +119,8 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
 
 def version_of(source: Source) -> tuple[object, ...] | None:
     """A key that changes whenever the content does; None if there is none."""
+    if isinstance(source, DatasetItem):
+        return None
     if isinstance(source, ArchiveMember):
         return tuple(source)
     if isinstance(source, RemoteFile):
@@ -122,7 +145,7 @@ def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
     try:
         if isinstance(source, RemoteFile):
             return int(listed[source.folder][source.name]["size"])
-        return os.stat(source).st_size
+        return os.stat(str(source)).st_size
     except (KeyError, OSError) as error:
         raise ImageError(f"{source} cannot be found ({error}); check the images folder.") from error
 

@@ -15,6 +15,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.readers.reader import AnnotationReader
+from retina_dist.detection.readers.torch_dataset import DatasetConfig
 from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
@@ -39,8 +40,15 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
 
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
     """
+    options: dict[str, Any] = {
+        "label_mapping": data.label_mapping,
+        "categories": categories,
+        "category_map": category_names(data.category_map),
+        "keep_empty": data.keep_empty_images or split == "val",
+    }
+    if isinstance(data, DatasetConfig):
+        return data.read(split, **options)
     draw_data(data)
-    options: dict[str, Any] = {}
     if reader := getattr(data, "implementation", None):
         options["coco"], files = _read_outside(reader(data), data, split)
     else:
@@ -49,10 +57,6 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         return None
     options |= {
         "format": data.format,
-        "label_mapping": data.label_mapping,
-        "categories": categories,
-        "category_map": category_names(data.category_map),
-        "keep_empty": data.keep_empty_images or split == "val",
         "missing_images": data.missing_images,
         "bad_images": data.bad_images,
         "max_pixels": data.max_pixels,

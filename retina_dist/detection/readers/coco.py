@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,22 +92,50 @@ def load_annotations(
         coco = _read_json(annotations)
     else:
         raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
-    _check_lists(coco, annotations)
-    warnings = _check_entries(coco, annotations)
+
+    def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
+        records = [make_record(entry, images, annotations, slices) for entry in entries]
+        if missing_images != "ignore":
+            records = drop_missing(records, images, missing_images, warnings)
+            records = fill_sizes(records, bad_images, max_pixels, warnings)
+        return records
+
+    return annotations_of(
+        coco,
+        annotations,
+        records_of,
+        label_mapping=label_mapping,
+        categories=categories,
+        category_map=category_map,
+        keep_empty=keep_empty,
+    )
+
+
+def annotations_of(
+    coco: dict[str, Any],
+    source: object,
+    records_of: Callable[[list[dict[str, Any]], list[str]], list[ImageRecord]],
+    *,
+    label_mapping: LabelMapping = "contiguous",
+    categories: Categories | None = None,
+    category_map: Mapping[str, str | None] | None = None,
+    keep_empty: bool = True,
+) -> Annotations:
+    """The annotations that a COCO dictionary from `source` holds; the last four arguments are those of `load_annotations`.
+
+    `records_of` makes the records of its checked `images`, and may append warnings. Raises DataError, naming source and entry.
+    """
+    _check_lists(coco, source)
+    warnings = _check_entries(coco, source)
     _number_from_one(coco["annotations"])
     if categories is None:
         known = Categories.from_coco(coco["categories"], label_mapping)
     else:
-        known = categories.matched(coco["categories"], category_map or {}, annotations)
+        known = categories.matched(coco["categories"], category_map or {}, source)
         coco = _without_unknown(coco, known)
         if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
-            warnings.append(f"{annotations} gives other ids to the same category names; the names decide")
-
-    records = [make_record(entry, images, annotations, slices) for entry in coco["images"]]
-    if missing_images != "ignore":
-        records = drop_missing(records, images, missing_images, warnings)
-        records = fill_sizes(records, bad_images, max_pixels, warnings)
-    result = _clean(coco, records, known)
+            warnings.append(f"{source} gives other ids to the same category names; the names decide")
+    result = _clean(coco, records_of(coco["images"], warnings), known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
 
@@ -129,7 +157,7 @@ def _read_json(path: Place) -> dict[str, Any]:
     return content
 
 
-def _check_lists(coco: dict[str, Any], source: Place) -> None:
+def _check_lists(coco: dict[str, Any], source: object) -> None:
     for key in ("images", "annotations", "categories"):
         if not isinstance(coco.get(key), list):
             raise DataError(f"{source} has no list '{key}'; COCO annotations have images, annotations and categories.")
@@ -139,7 +167,7 @@ def _check_lists(coco: dict[str, Any], source: Place) -> None:
         raise DataError(f"{source} has no category; there is nothing to detect.")
 
 
-def _check_entries(coco: dict[str, Any], source: Place) -> list[str]:
+def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
     """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in.
 
     Returns a warning where an area is none that a metric could use: it is taken for left out.
@@ -194,7 +222,7 @@ def _is_number(value: object) -> bool:
     return type(value) is float or (type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER)
 
 
-def _check_ids(entries: list[dict[str, Any]], key: str, source: Place) -> None:
+def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:

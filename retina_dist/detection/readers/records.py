@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from retina_dist.data.images import image_size
-from retina_dist.data.sources import ArchiveMember, RemoteFile, objects_in, read_in_turn
+from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url
 from retina_dist.words import showable
@@ -29,7 +29,7 @@ class ImageRecord:
     """One image of a data set; width and height are those its boxes are in, in pixels."""
 
     image_id: int
-    path: Path | RemoteFile | ArchiveMember
+    path: Path | RemoteFile | ArchiveMember | DatasetItem
     file_name: str
     width: int
     height: int
@@ -116,7 +116,7 @@ def drop_missing(records: list[ImageRecord], images: Place, policy: str, warning
     return [record for record in records if record.image_id not in gone]
 
 
-def _is_there(path: Path | RemoteFile | ArchiveMember) -> bool:
+def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem) -> bool:
     try:
         return isinstance(path, ArchiveMember) or (isinstance(path, Path) and path.is_file())
     except OSError:  # a name that is too long for any file, for one

@@ -1,0 +1,224 @@
+"""Your own `torch.utils.data.Dataset` as the images and boxes of a training.
+
+Layer 1. The boxes are read once, at the start, because batches of similar sizes and the COCO metrics need all of them; the
+images are read again in every epoch, by the data workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from retina_dist.data.sources import DatasetItem
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations, annotations_of
+from retina_dist.detection.readers.records import ImageRecord
+from retina_dist.detection.settings import DataConfig
+from retina_dist.errors import ConfigError, DataError, ImageError
+from retina_dist.words import pluralize
+
+logger = logging.getLogger(__name__)
+
+ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
+
+
+@dataclass(kw_only=True)
+class DatasetConfig(DataConfig):
+    """Data of your own datasets. `DataConfig`'s other settings hold too, but for `cache` and those that name files.
+
+    An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
+
+    * image: a PIL image, or a uint8 tensor [3, H, W] in RGB,
+    * boxes: [n, 4] xyxy in pixels of that image,
+    * labels: [n] whole numbers, 0 for the first of `categories`,
+    * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and "area" [n], as COCO has them.
+
+    Item i must be the same each time: augmentation is set here, by `hflip` and others. All items are read once at the start for
+    their boxes and sizes; a dataset avoids that with a method `annotation(i)`, which returns the dictionary without the image
+    and with "size": (height, width). Data workers get a copy of the dataset, its classes included, so it may be defined in a
+    script or in a notebook; files are best opened in `__getitem__`.
+    """
+
+    train: InitVar[Dataset[Any]]
+    val: InitVar[Dataset[Any] | None] = None
+    categories: InitVar[Sequence[str]]
+
+    def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
+        given = {"train": train, "val": val}
+        self.datasets = {split: ItemReader(found, split) for split, found in given.items() if found is not None}
+        if isinstance(categories, str) or not categories:
+            raise ConfigError(
+                f"categories={categories!r} is no list of names; give one for each label: ['cat', 'dog']."
+            )
+        self.names = tuple(categories)
+
+    def read(self, split: str, **options: Any) -> Annotations | None:
+        """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
+        reader = self.datasets.get(split)
+        return reader.annotations(self.names, **options) if reader else None
+
+
+class ItemReader:
+    """Images and boxes of a map-style dataset. Raises ConfigError for another, and DataError, naming the item."""
+
+    def __init__(self, dataset: Any, split: str) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ConfigError(
+                f"{split}={type(dataset).__name__} has no __getitem__ and __len__; give a map-style dataset, so that any item can "
+                "be read at any step."
+            )
+        self.dataset, self.split = dataset, split
+        self._coco: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.split} dataset"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ItemReader, (_ByValue(self.dataset, str(self)), self.split)
+
+    def pixels(self, number: int) -> Tensor:
+        """Image `number`, uint8 [3, h, w] RGB."""
+        return self._as_pixels(number, self._item(number)[0])
+
+    def annotations(self, names: Sequence[str], categories: Categories | None = None, **options: Any) -> Annotations:
+        """All boxes, and images that are read later; `names` are those of the labels."""
+
+        def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
+            return [
+                ImageRecord(entry["id"], DatasetItem(self, number), entry["file_name"], entry["width"], entry["height"])
+                for number, entry in enumerate(entries)
+            ]
+
+        self._coco = self._coco or self._read(names)
+        found = annotations_of(self._coco, self, records_of, categories=categories, **options)
+        if not found.records:
+            raise DataError(f"{self} leaves no image; give one with items, whose labels are those of categories.")
+        return found
+
+    def _read(self, names: Sequence[str]) -> dict[str, Any]:
+        """The dataset as COCO ground truth; category ids are the labels."""
+        images: list[dict[str, Any]] = []
+        boxes: list[dict[str, Any]] = []
+        if not callable(getattr(self.dataset, "annotation", None)):
+            logger.info(f"reading the {pluralize(len(self.dataset), 'item')} of the {self} once, for boxes and sizes")
+        for number in range(len(self.dataset)):
+            target, (height, width) = self._target(number)
+            image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
+            images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
+            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, len(names))]
+        for box_id, entry in enumerate(boxes, start=1):
+            entry["id"] = box_id
+        categories = [{"id": label, "name": name} for label, name in enumerate(names)]
+        return {"images": images, "annotations": boxes, "categories": categories}
+
+    def _target(self, number: int) -> tuple[Mapping[str, Any], tuple[int, int]]:
+        """What an item says of its boxes, and (height, width) of its image."""
+        annotation = getattr(self.dataset, "annotation", None)
+        if callable(annotation):
+            target = annotation(number)
+            try:
+                height, width = map(int, target["size"])
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise DataError(
+                    f"{self}: annotation({number}) returns no dictionary with boxes, labels and size=(height, width); return one."
+                ) from error
+            return target, (height, width)
+        image, target = self._item(number)
+        _, height, width = self._as_pixels(number, image).shape
+        return target, (height, width)
+
+    def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
+        item = self.dataset[number]
+        if isinstance(item, (tuple, list)) and len(item) == 3:
+            return item[0], {"boxes": item[1], "labels": item[2]}
+        if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Mapping):
+            return item[0], item[1]
+        raise DataError(f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}.")
+
+    def _boxes(self, number: int, target: Mapping[str, Any], num_classes: int) -> list[dict[str, Any]]:
+        """The boxes of an item in COCO's form, without ids."""
+        for key in ("boxes", "labels"):
+            if key not in target:
+                raise DataError(f"{self}[{number}] has no {key}; return {ITEM}.")
+        form = str(getattr(target["boxes"], "format", "XYXY"))  # of torchvision's tv_tensors.BoundingBoxes
+        boxes, labels = self._array(number, "boxes", target["boxes"]), self._array(number, "labels", target["labels"])
+        if not form.endswith("XYXY") or (boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4)):
+            raise DataError(
+                f"{self}[{number}] has boxes {list(boxes.shape)} {form}; give [n, 4] as x1, y1, x2, y2 in pixels."
+            )
+        boxes = boxes.reshape(-1, 4)
+        columns = {key: self._array(number, key, target[key]) for key in ("iscrowd", "area") if key in target}
+        for key, column in {"labels": labels, **columns}.items():
+            if column.shape != (len(boxes),) and column.size + len(boxes):
+                raise DataError(
+                    f"{self}[{number}] has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
+                )
+        entries = []
+        for i, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
+            label = self._whole(number, "label", labels[i])
+            if not 0 <= label < num_classes:
+                raise DataError(
+                    f"{self}[{number}] has label {label}, but categories has {num_classes} names, for labels 0 to "
+                    f"{num_classes - 1}; number the labels from 0, or add a name."
+                )
+            entry: dict[str, Any] = {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label}
+            if "iscrowd" in columns:
+                entry["iscrowd"] = int(columns["iscrowd"][i])
+            if "area" in columns:
+                entry["area"] = float(columns["area"][i])
+            entries.append(entry)
+        return entries
+
+    def _array(self, number: int, key: str, values: Any) -> np.ndarray:
+        try:
+            return torch.as_tensor(values).detach().cpu().double().numpy()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{self}[{number}] has {key} that are no numbers ({error}); give a tensor.") from error
+
+    def _whole(self, number: int, key: str, value: Any) -> int:
+        try:
+            if (found := int(value)) == float(value):
+                return found
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+        raise DataError(f"{self}[{number}] has {key} {value}; give a whole number.")
+
+    def _as_pixels(self, number: int, image: Any) -> Tensor:
+        """An image as `read_image` returns it: in channels-last memory that nothing else uses."""
+        if isinstance(image, Image.Image):
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:
+            pixels = image.as_subclass(Tensor).detach().cpu()
+            return pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format).permute(2, 0, 1)
+        what = f"{image.dtype} {list(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+        raise ImageError(
+            f"{self}[{number}] has an image that is {what}; give a PIL image or uint8 [3, H, W], which the model normalizes."
+        )
+
+
+class _ByValue:
+    """Pickles an object with the classes of the main script or notebook that it needs: data workers do not import those."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.value, self.name = value, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        try:
+            content = cloudpickle.dumps(self.value)
+        except Exception as error:  # whatever the dataset holds refuses in its own way
+            raise ConfigError(
+                f"{self.name} cannot be sent to data workers ({type(error).__name__}: {error}); open files in __getitem__ "
+                "instead of __init__, or set num_workers=0."
+            ) from error
+        return pickle.loads, (content,)  # in the worker, of what this process has sent
