@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,11 @@ from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
+from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.torch_files import remedy_of
+
+if TYPE_CHECKING:
+    from retina_dist.detection.coco_metrics import Backend, CocoResult
 
 CANVAS_DIVISOR = 32
 MAX_SIZE = limits_of(DataConfig, "max_size").at_most or 0  # px
@@ -53,6 +57,7 @@ class Detector:
         self.categories = categories
         self.min_size, self.max_size = min_size, max_size
         self.device = device
+        self.precision = precision
         self.autocast = autocast(device, precision)
 
     @classmethod
@@ -111,6 +116,18 @@ class Detector:
         Raises ImageError for a file that cannot be read.
         """
         return [self.detect([self.prepare(image)])[0] for image in images]
+
+    def evaluate(
+        self, data: DataConfig, *, strategy: StrategySettings | None = None, backend: Backend = "auto"
+    ) -> CocoResult:
+        """COCO metrics over the validation set of `data`, of which each process takes its share; every rank calls it.
+
+        `strategy` is by default that of the launcher, on the detector's device; `backend` is the implementation of the metrics.
+        Raises ConfigError where `data` has no validation set, and DataError where its categories are not the detector's.
+        """
+        from retina_dist.detection.evaluation import evaluate_on
+
+        return evaluate_on(self, data, strategy or StrategyConfig(device=str(self.device)), backend)
 
     def prepare(self, image: str | Path | Tensor) -> Batch:
         """The image on its canvas, as the validation had it; on the CPU, in any thread."""

@@ -34,10 +34,12 @@ from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place
+from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
-from retina_dist.strategies.select import make_strategy
+from retina_dist.strategies.select import make_strategy, strategy_of
+from retina_dist.strategies.settings import StrategySettings
 from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
@@ -104,15 +106,55 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
 
 def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
     detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
+    data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
+    evaluator = evaluate_detector(detector, annotations, data, strategy, config.precision, config.backend)
+    assert evaluator.last_result is not None
+    if folder and evaluator.last_rows is not None:
+        write_results(evaluator.last_rows, folder / "results.json")
+    return evaluator.last_result
+
+
+def evaluate_on(detector: Detector, data: DataConfig, settings: StrategySettings, backend: str) -> CocoResult:
+    """The metrics over the validation set of `data`; see `Detector.evaluate`."""
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank):
+        annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
+        detector.model.to(strategy.device)
+        try:
+            result = evaluate_detector(detector, annotations, data, strategy, detector.precision, backend).last_result
+        finally:
+            detector.model.to(detector.device)
+    assert result is not None
+    return result
+
+
+def _validation_set(data: DataConfig, detector: Detector) -> Annotations:
+    validate(data, "data.")
+    found = read_split(data, "val", detector.categories)
+    if found is None:
+        raise ConfigError(
+            "data names no validation set; give root=FOLDER or val_annotations=FILE, of datasets val=DATASET."
+        )
+    return found
+
+
+def evaluate_detector(
+    detector: Detector,
+    annotations: Annotations,
+    data: DataConfig,
+    strategy: DistributedStrategy,
+    precision: str,
+    backend: str,
+) -> CocoEvaluator:
+    """The evaluator with its last result: `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     module = CocoDataModule(
         train=None,
         val=annotations,
-        batch_size=config.batch_size,
-        val_batch_size=config.batch_size,
+        batch_size=data.val_batch_size,
+        val_batch_size=data.val_batch_size,
         min_sizes=(detector.min_size,),
         max_size=detector.max_size,
         num_buckets=data.num_buckets,
-        num_workers=config.num_workers,
+        num_workers=data.num_workers,
         rank=strategy.rank,
         world_size=strategy.world_size,
         on_bad_image=data.bad_images,  # type: ignore[arg-type]
@@ -124,14 +166,11 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
         categories=annotations.categories,
         batches=module.val_batches,
         strategy=strategy,
-        autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
-        backend=config.backend,  # type: ignore[arg-type]
+        autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
+        backend=backend,  # type: ignore[arg-type]
     )
     evaluator(detector.model)
-    assert evaluator.last_result is not None
-    if folder and evaluator.last_rows is not None:
-        write_results(evaluator.last_rows, folder / "results.json")
-    return evaluator.last_result
+    return evaluator
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DataConfig, Annotations]:
