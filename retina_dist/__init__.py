@@ -6,21 +6,76 @@ The public names are imported when first used: `import retina_dist` loads neithe
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0.dev0"
 
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUBLIC
+    from retina_dist.api import Trainer as Trainer
+    from retina_dist.config.compose import load_config as load_config
+    from retina_dist.config.train import TrainConfig as TrainConfig
+    from retina_dist.detection.batch import Batch as Batch
+    from retina_dist.detection.batch import Detections as Detections
+    from retina_dist.detection.coco_metrics import CocoEvaluator as CocoEvaluator
+    from retina_dist.detection.coco_metrics import CocoResult as CocoResult
+    from retina_dist.detection.data.module import CocoDataModule as CocoDataModule
+    from retina_dist.detection.detector import Detector as Detector
+    from retina_dist.detection.model.retinanet import RetinaNet as RetinaNet
+    from retina_dist.detection.model.retinanet import build_retinanet as build_retinanet
+    from retina_dist.detection.model.weights import load_weights as load_weights
+    from retina_dist.detection.readers.coco import Annotations as Annotations
+    from retina_dist.detection.readers.coco import load_annotations as load_annotations
+    from retina_dist.detection.readers.torch_dataset import DatasetConfig as DatasetConfig
+    from retina_dist.detection.settings import DataConfig as DataConfig
+    from retina_dist.detection.settings import ModelConfig as ModelConfig
+    from retina_dist.detection.settings import ShapesConfig as ShapesConfig
+    from retina_dist.engine.plan import resolve_plan as resolve_plan
+    from retina_dist.engine.settings import TrainerConfig as TrainerConfig
+    from retina_dist.engine.state import TrainState as TrainState
+    from retina_dist.errors import CheckpointError as CheckpointError
+    from retina_dist.errors import ConfigError as ConfigError
+    from retina_dist.errors import DataError as DataError
+    from retina_dist.errors import Preempted as Preempted
+    from retina_dist.errors import UserError as UserError
+    from retina_dist.optim.settings import OptimizerConfig as OptimizerConfig
+    from retina_dist.optim.settings import ScheduleConfig as ScheduleConfig
+    from retina_dist.reporting.settings import LoggingConfig as LoggingConfig
+    from retina_dist.strategies.base import DistributedStrategy as DistributedStrategy
+    from retina_dist.strategies.settings import NcclConfig as NcclConfig
+    from retina_dist.strategies.settings import StrategyConfig as StrategyConfig
+    from retina_dist.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
+    from retina_dist.task import Task as Task
+
 _PUBLIC = {
+    "Annotations": "retina_dist.detection.readers.coco",
     "Batch": "retina_dist.detection.batch",
+    "CheckpointError": "retina_dist.errors",
     "CocoDataModule": "retina_dist.detection.data.module",
     "CocoEvaluator": "retina_dist.detection.coco_metrics",
+    "CocoResult": "retina_dist.detection.coco_metrics",
+    "ConfigError": "retina_dist.errors",
+    "DataConfig": "retina_dist.detection.settings",
+    "DataError": "retina_dist.errors",
+    "DatasetConfig": "retina_dist.detection.readers.torch_dataset",
     "Detections": "retina_dist.detection.batch",
     "Detector": "retina_dist.detection.detector",
     "DistributedStrategy": "retina_dist.strategies.base",
+    "LoggingConfig": "retina_dist.reporting.settings",
+    "ModelConfig": "retina_dist.detection.settings",
+    "NcclConfig": "retina_dist.strategies.settings",
+    "OptimizerConfig": "retina_dist.optim.settings",
+    "Preempted": "retina_dist.errors",
     "RetinaNet": "retina_dist.detection.model.retinanet",
+    "ScheduleConfig": "retina_dist.optim.settings",
+    "ShapesConfig": "retina_dist.detection.settings",
     "SingleDeviceStrategy": "retina_dist.strategies.single_device",
-    "Trainer": "retina_dist.engine.trainer",
+    "StrategyConfig": "retina_dist.strategies.settings",
+    "Task": "retina_dist.task",
+    "TrainConfig": "retina_dist.config.train",
     "TrainState": "retina_dist.engine.state",
+    "Trainer": "retina_dist.api",
+    "TrainerConfig": "retina_dist.engine.settings",
+    "UserError": "retina_dist.errors",
     "build_retinanet": "retina_dist.detection.model.retinanet",
     "load_annotations": "retina_dist.detection.readers.coco",
     "load_config": "retina_dist.config.compose",

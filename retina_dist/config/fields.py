@@ -12,7 +12,8 @@ import math
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from pathlib import PurePath
+from typing import Any, get_args, get_origin, get_type_hints
 
 from retina_dist.errors import ConfigError
 
@@ -69,6 +70,48 @@ def limits_of(schema: Any, name: str) -> Limits:
     """The limits of the field `name` of a dataclass or its instance."""
     found: Limits = schema.__dataclass_fields__[name].metadata.get("limits", Limits())
     return found
+
+
+def check_types(config: Any, schema: type, prefix: str = "") -> None:
+    """Raise ConfigError for the first field of `schema`, sections included, that is not set or has a value of another type.
+
+    For settings made in Python; those of a command line are checked by OmegaConf.
+    """
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
+        if is_dataclass(value) and hasattr(value, "implementation"):
+            continue  # of a class from outside the package, which only a command line or `load_config` makes
+        if isinstance(value, str) and value == MISSING:
+            raise ConfigError(f"{key} is not set; give {schema.__name__}({field.name}=…).")
+        if not _is_of(value, hint):
+            wanted = " or ".join(_name_of(kind) for kind in _kinds(hint))
+            shown = f"={value!r}" if isinstance(value, _PLAIN) else ""  # not the pages of a module
+            raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}.")
+        if is_dataclass(value):
+            check_types(value, next(kind for kind in _kinds(hint) if is_dataclass(kind)), f"{key}.")  # type: ignore[arg-type]
+
+
+_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, PurePath, type(None))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, else the type itself."""
+    return get_args(hint) if get_args(hint) and get_origin(hint) is not list else (hint,)
+
+
+def _name_of(kind: Any) -> str:
+    return str(kind) if get_args(kind) else "None" if kind is type(None) else kind.__name__
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    if len(_kinds(hint)) > 1:
+        return any(_is_of(value, kind) for kind in _kinds(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_is_of(item, *get_args(hint)) for item in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def validate(config: Any, prefix: str = "") -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ logger = logging.getLogger(__name__)
 
 def train(config: RunConfig) -> dict[str, float]:
     """Train by `config` and return the metrics of the last validation. Every rank calls it."""
+    return fit(config)[0]
+
+
+def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
+    """As `train`; returns the run folder too, None for a dry run."""
     configure_torch(config.trainer)
     with (
         configure_logging(detect_launch().rank) as console,
@@ -68,7 +74,7 @@ def train(config: RunConfig) -> dict[str, float]:
             training = assemble(config, strategy, carryover, committed, console)
             return training.fit() if training else {}
 
-        return strategy.run_elastic(attempt)
+        return strategy.run_elastic(attempt), carryover.folder
 
 
 def assemble(

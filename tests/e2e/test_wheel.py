@@ -74,7 +74,9 @@ def test_setup_cfg_lists_every_package() -> None:
 
 def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "retina_dist").rglob("*.py")}
+    modules = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "retina_dist").rglob("*.py*") if path.suffix != ".pyc"
+    }
     settings = {f"retina_dist/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert "retina_dist/conf/train.yaml" in settings
     info = f"retina_dist-{retina_dist.__version__}.dist-info"
