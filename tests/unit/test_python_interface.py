@@ -1,0 +1,422 @@
+"""`import retina_dist as rd`: the README's example, your own Dataset, errors, and what editors see."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+import retina_dist as rd
+from retina_dist.data.images import read_image
+from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.readers.torch_dataset import ItemReader
+from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.errors import ConfigError, DataError, ImageError, UserError
+from retina_dist.strategies.launchers import command, environment, why_missing
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLE = re.findall(r"^## From Python\n.*?^```python\n(.*?)^```", README, re.M | re.S)[0]
+
+# Before the README's text, so that it takes seconds: two steps, one thread, few images.
+SHORT = """
+import functools
+import retina_dist
+retina_dist.Trainer = functools.partial(retina_dist.Trainer, fast_dev_run=True, num_threads=1)
+retina_dist.ShapesConfig = functools.partial(retina_dist.ShapesConfig, num_train=12, num_val=4, image_size=64)
+"""
+
+# A script without a main guard, whose dataset the data workers cannot import.
+SCRIPT = """
+import json
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import retina_dist as rd
+
+FOLDER = Path("datasets/shapes")
+
+
+class Shapes(torch.utils.data.Dataset):
+    def __init__(self, split):
+        coco = json.loads((FOLDER / "annotations" / f"instances_{split}.json").read_text())
+        self.names = [category["name"] for category in coco["categories"]]
+        label = {category["id"]: i for i, category in enumerate(coco["categories"])}
+        self.images = [(image["id"], FOLDER / split / image["file_name"]) for image in coco["images"]]
+        self.objects = {image_id: [] for image_id, _ in self.images}
+        for entry in coco["annotations"]:
+            self.objects[entry["image_id"]].append({**entry, "label": label[entry["category_id"]]})
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        image_id, path = self.images[i]
+        objects = self.objects[image_id]
+        boxes = torch.tensor([found["bbox"] for found in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        columns = {key: [found[key] for found in objects] for key in ("iscrowd", "area")}
+        return Image.open(path), {"boxes": boxes, "labels": [found["label"] for found in objects], **columns}
+
+
+train, val = Shapes("train"), Shapes("val")
+batches = {"batch_size": 4, "val_batch_size": 2, "min_sizes": [64], "max_size": 64, "photometric": 0.5}
+own = rd.DatasetConfig(train=train, val=val, categories=train.names, **batches)
+for name, data in {"files": rd.DataConfig(root=str(FOLDER), **batches), "own": own}.items():
+    trainer = rd.Trainer(
+        data=data,
+        model=rd.ModelConfig(backbone="resnet18", variant="v2", fpn_channels=64, norm="sync_bn", score_threshold=0.001),
+        optimizer=rd.OptimizerConfig(name="adamw", lr=1e-3),
+        logging=rd.LoggingConfig(tensorboard=False, plots=False),
+        max_duration="1epoch",
+        log_every=1,
+        num_threads=1,
+        output_dir=name,
+    )
+    metrics = trainer.fit()
+    found = trainer.evaluate().stats
+    assert all(abs(found[key] - metrics[f"coco/{key}"]) < 1e-9 for key in found), (found, metrics)
+print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn") / "datasets"
+    make_shapes(folder / "shapes", num_train=12, num_val=4, image_size=64)
+    return folder
+
+
+def run(line: list[str], cwd: Path, datasets: Path) -> str:
+    (cwd / "datasets").symlink_to(datasets)
+    variables = {**environment(threads=1), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(folder: Path) -> list[tuple[str, str, str]]:
+    """(step, name, value) of what a run logged, without times."""
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [(row["step"], key, row[key]) for row in rows for key in row if row[key] and not key.startswith("time/")]
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(value) for _, key, value in numbers(folder) if key == "train/loss"]
+
+
+def test_the_readme_example_runs_as_a_script(shapes: Path, tmp_path: Path) -> None:
+    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 10
+    (tmp_path / "script.py").write_text(SHORT + EXAMPLE)
+    run([sys.executable, "script.py"], tmp_path, shapes)
+    assert (tmp_path / "runs" / "debug" / "checkpoints" / "best.pt").is_file()
+
+
+def check_script(folder: Path) -> None:
+    """The run of the own dataset is that of the files, to the last bit."""
+    assert len(losses(folder / "own")) == 3
+    assert numbers(folder / "own") == numbers(folder / "files")
+    own, files = (load_checkpoint(folder / name / "checkpoints" / "last.pt")["model"] for name in ("own", "files"))
+    assert own.keys() == files.keys()
+    assert all(torch.equal(own[name], files[name]) for name in own)
+
+
+@pytest.fixture(scope="module")
+def alone(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "script.py").write_text(SCRIPT)
+    assert "done" in run([sys.executable, "script.py"], folder, shapes)
+    return folder
+
+
+def test_an_own_dataset_trains_as_its_files_do(alone: Path) -> None:
+    check_script(alone)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("horovodrun", marks=pytest.mark.long)])
+def test_the_same_script_under_a_launcher(launcher: str, alone: Path, shapes: Path, tmp_path: Path) -> None:
+    if reason := why_missing(launcher):
+        pytest.skip(reason)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run(command(launcher, 2, "script", []), tmp_path, shapes)
+    check_script(tmp_path)
+    assert losses(tmp_path / "own") == pytest.approx(losses(alone / "own"), rel=1e-4)
+
+
+DATA = rd.DataConfig(root="/data/mine")
+SGD = rd.OptimizerConfig(lr=0.01)
+
+
+def test_settings_are_those_of_the_command_line() -> None:
+    trainer = rd.Trainer(
+        data=DATA, optimizer=SGD, max_duration="2epochs", precision="bf16", seed=3, output_dir="runs/x"
+    )
+    expected = rd.TrainConfig(
+        data=rd.DataConfig(name="mine", root="/data/mine"),
+        optimizer=SGD,
+        trainer=rd.TrainerConfig(max_duration="2epochs", precision="bf16"),
+        seed=3,
+        output_dir="runs/x",
+    )
+    assert trainer.config == expected
+    assert DATA.name == "???", "the settings given stay as they are"
+
+
+PLUGINS = f"hydra.searchpath=[file://{ROOT}/tests/plugins/conf]"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["experiment=bccd", "data.root=/data/bccd", "seed=4", "trainer.patience=2"],
+        [PLUGINS, "optimizer=lion"],
+    ],
+)
+def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
+    config = rd.load_config("train", overrides)
+    found = rd.Trainer.from_config(config).config
+    assert asdict(found) == asdict(config)
+    assert type(found.optimizer) is type(config.optimizer)
+
+
+def test_a_trainer_is_for_detection() -> None:
+    with pytest.raises(ConfigError, match="task=discs is from outside the package.*; train it on the command line"):
+        rd.Trainer.from_config(rd.load_config("train", [PLUGINS, "task=discs"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": rd.OptimizerConfig()}, r"optimizer\.lr is not set; give OptimizerConfig\(lr=…\)"),
+        ({"optimizer": rd.OptimizerConfig(lr=-1.0)}, r"optimizer\.lr=-1\.0 is too small"),
+        ({"precision": "fp8"}, r"trainer\.precision=fp8 is not one of fp32"),
+        ({"max_duration": 12}, r"max_duration=12 is of type int; give str"),
+        ({"gradient_clip": "1"}, r"gradient_clip='1' is of type str; give float or None"),
+        ({"seed": True}, r"seed=True is of type bool; give int"),
+        ({"max_duration": "ten"}, r"max_duration=ten is not a duration; write a number and a unit"),
+        ({"data": "/data/mine"}, r"data='/data/mine' is of type str; give DataConfig or DatasetConfig"),
+        ({"model": torch.nn.Linear(1, 1)}, r"model is of type Linear; give ModelConfig"),
+        (
+            {"data": rd.DataConfig(root=Path("/x"))},
+            r"data\.root=PosixPath\('/x'\) is of type PosixPath; give str or None",
+        ),  # type: ignore[arg-type]
+        ({"data": rd.DataConfig(root="/x", min_sizes=[0])}, r"data\.min_sizes=\[0\] needs at least one size"),
+        (
+            {"data": rd.DataConfig(root="/x", min_sizes=(800,))},
+            r"data\.min_sizes=\(800,\) is of type tuple; give list\[int\]",
+        ),  # type: ignore[arg-type]
+        ({"model": rd.ModelConfig(backbone=18)}, r"model\.backbone=18 is of type int; give str"),  # type: ignore[arg-type]
+    ],
+)
+def test_errors_name_the_argument_and_the_remedy(arguments: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"data": DATA, "optimizer": SGD, "max_duration": "1epoch", **arguments}
+    with pytest.raises(ConfigError, match=message):
+        rd.Trainer(**given)
+
+
+def test_required_arguments_are_pythons_to_check() -> None:
+    with pytest.raises(TypeError, match="max_duration"):
+        rd.Trainer(data=DATA, optimizer=SGD)  # type: ignore[call-arg]
+
+
+def test_a_trainer_that_has_not_trained_has_no_checkpoint() -> None:
+    trainer = rd.Trainer(data=DATA, optimizer=SGD, max_duration="1epoch")
+    with pytest.raises(ConfigError, match=r"call fit\(\) first"):
+        trainer.detector()
+
+
+class Items(Dataset[Any]):
+    """Items as they are given."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+PIXELS = (torch.arange(3 * 20 * 30) % 251).to(torch.uint8).reshape(3, 20, 30)
+BOXES = torch.tensor([[1.0, 2.0, 11.0, 12.5], [0.0, 0.0, 30.0, 20.0]])
+
+
+def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "train") -> rd.Annotations:
+    found = rd.DatasetConfig(train=dataset, categories=names).read(split)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        (PIXELS, BOXES, [1, 0]),
+        (PIXELS, BOXES.tolist(), torch.tensor([1, 0])),
+        (Image.fromarray(PIXELS.permute(1, 2, 0).numpy()), {"boxes": BOXES.numpy(), "labels": np.array([1, 0])}),
+        [PIXELS, {"boxes": BOXES, "labels": [1, 0], "image_id": torch.tensor([1]), "iscrowd": [0, 0]}],
+    ],
+    ids=["tuple", "lists", "PIL and dictionary", "torchvision's dictionary"],
+)
+def test_forms_of_an_item(item: Any) -> None:
+    found = read(Items(item))
+    (record,) = found.records
+    assert (record.image_id, record.width, record.height) == (1, 30, 20)
+    assert torch.equal(read_image(record.path, (30, 20)), PIXELS)
+    assert np.array_equal(found.boxes[0], BOXES.numpy())
+    assert found.labels[0].tolist() == [1, 0]
+    assert found.categories.names == ("cat", "dog")
+    assert [entry["area"] for entry in found.coco["annotations"]] == [105.0, 600.0]
+
+
+def test_images_without_boxes_and_crowds() -> None:
+    empty, crowd = (PIXELS, [], []), (PIXELS, {"boxes": BOXES, "labels": [0, 1], "iscrowd": [1, 0], "image_id": 7})
+    found = read(Items(empty, crowd))
+    assert [record.image_id for record in found.records] == [1, 7]
+    assert [len(boxes) for boxes in found.boxes] == [0, 1]
+    assert found.num_crowd == 1
+
+
+def test_annotations_of_its_own_spare_the_images() -> None:
+    class Described(Items):
+        def __getitem__(self, i: int) -> Any:
+            raise AssertionError("an image was read")
+
+        def annotation(self, i: int) -> dict[str, Any]:
+            return {"boxes": BOXES, "labels": [1, 0], "size": (20, 30)}
+
+    assert read(Described(None)).records[0].height == 20
+
+
+def test_a_worker_gets_the_dataset_and_the_images_once() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    class Local(Items):
+        """Not importable."""
+
+    annotations = read(Local(*[(PIXELS, BOXES, [1, 0])] * 50))
+    sources = [record.path for record in annotations.records]
+    content = bytes(ForkingPickler.dumps(sources))
+    assert len(content) < 2 * len(bytes(ForkingPickler.dumps(sources[:1])))
+    (first, *_) = ForkingPickler.loads(content)
+    assert torch.equal(read_image(first), PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "message"),
+    [
+        (PIXELS, DataError, r"train dataset\[0\] is a Tensor of another form; return \(image, boxes, labels\)"),
+        ((PIXELS, {"boxes": BOXES}), DataError, r"train dataset\[0\] has no labels"),
+        (
+            (PIXELS.float(), BOXES, [0, 1]),
+            ImageError,
+            r"an image that is torch.float32 \[3, 20, 30\]; give a PIL image or uint8",
+        ),
+        ((np.zeros((20, 30, 3)), BOXES, [0, 1]), ImageError, r"an image that is ndarray; give a PIL image"),
+        ((PIXELS, BOXES[0], [0]), DataError, r"has boxes \[4\] XYXY; give \[n, 4\]"),
+        ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
+        (
+            (PIXELS, BOXES, [1, 2]),
+            DataError,
+            r"has label 2, but categories has 2 names, for labels 0 to 1; number the labels",
+        ),
+        ((PIXELS, BOXES, [0.5, 1]), DataError, r"has label 0.5; give a whole number"),
+        ((PIXELS, BOXES, ["cat", "dog"]), DataError, r"has labels that are no numbers"),
+        (
+            (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": "a.jpg"}),
+            DataError,
+            r"has image_id a.jpg; give a whole",
+        ),
+    ],
+)
+def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read(Items(item))
+
+
+def test_wrong_datasets_are_named() -> None:
+    with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
+        rd.DatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="categories='cat' is no list of names"):
+        rd.DatasetConfig(train=Items(), categories="cat")
+    with pytest.raises(DataError, match="train dataset leaves no image"):
+        read(Items())
+    twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
+    with pytest.raises(DataError, match="train dataset: id 3 stands 2 times in 'images'"):
+        read(Items(twice, twice))
+    unsendable = ItemReader(Items(threading.Lock()), "train")
+    with pytest.raises(ConfigError, match="train dataset cannot be sent to data workers .*; open files in __getitem__"):
+        pickle.dumps(unsendable)
+    assert rd.DatasetConfig(train=Items(), categories=["a"]).read("val") is None
+
+
+def test_an_item_that_changes_its_size_is_an_error() -> None:
+    class Random(Items):
+        heights = [20, 10]
+
+        def __getitem__(self, i: int) -> Any:
+            return PIXELS[:, : self.heights.pop(0)], BOXES, [0, 1]
+
+    record = read(Random(None)).records[0]
+    with pytest.raises(
+        ImageError, match=r"train dataset\[0\] is 30 x 10 pixels, but was 30 x 20 when its boxes were read"
+    ):
+        read_image(record.path, (record.width, record.height))
+
+
+def test_datasets_stay_out_of_the_saved_settings() -> None:
+    data = rd.DatasetConfig(train=Items(), categories=["a"])
+    trainer = rd.Trainer(data=data, optimizer=SGD, max_duration="1epoch")
+    assert asdict(trainer.config)["data"] == {**asdict(rd.DataConfig()), "name": "data"}
+
+
+@pytest.mark.long
+def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = [text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "class " not in text]
+    for number, text in enumerate([EXAMPLE, *blocks]):
+        before = "import torch\n\nimport retina_dist as rd\n\ntensor = torch.zeros(3, 8, 8, dtype=torch.uint8)\n"
+        (tmp_path / f"block_{number}.py").write_text(before + text)
+    assert number >= 4
+    line = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        f"--cache-dir={tmp_path}",
+        *tmp_path.glob("*.py"),
+    ]
+    done = subprocess.run(line, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_editors_see_the_public_names() -> None:
+    """The imports for type checkers are those that happen at run time."""
+    source = ROOT / "retina_dist" / "__init__.py"
+    tree = ast.parse(source.read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == rd._PUBLIC
+    assert source.with_name("py.typed").is_file()
