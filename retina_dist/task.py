@@ -107,7 +107,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_evaluator(self, data: Any) -> Validator | None:
-        """Metrics of a model, equal on all ranks; None without validation data."""
+        """Metrics of a model over the whole validation set, of which the main rank's count; None without validation data."""
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the passes of the model cannot be captured; empty if they can."""

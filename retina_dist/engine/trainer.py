@@ -33,7 +33,8 @@ class TrainData(Protocol):
 class Trainer:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
-    `validate` takes a model and returns metrics, equal on all ranks, from which `state.best` is updated. `stop_reason` says why
+    `validate` takes a model and returns metrics of the whole validation set; those of the main rank count on all ranks, which so
+    agree on `state.best` and on the validation at which its patience is used up. `stop_reason` says why
     this process should end, or None; one step after any rank has a reason, all ranks save and raise Preempted. Every rank makes
     a Trainer and calls `fit`.
     """
@@ -136,7 +137,8 @@ class Trainer:
             return {}
         self.strategy.phase = f"the validation after step {state.step}"
         with self.metrics.paused(), self.timer.phase("evaluation"):
-            metrics = self.validate(state.evaluated_model)
+            found = self.validate(state.evaluated_model)
+            metrics = self.strategy.broadcast_object({name: float(value) for name, value in found.items()})
             self.net.train()
             self.metrics.log(metrics)
             state.best.update(metrics)

@@ -117,6 +117,27 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
         assert log.count("train/loss=") == 6
 
 
+EARLY = ("trainer.max_duration=20epochs", "trainer.validate_every=1epoch", "trainer.monitor=val/loss", "trainer.patience=2",
+         "data.shapes.num_train=7", "data.shapes.num_val=3", "data.batch_size=4", "optimizer=adamw", "optimizer.lr=0.01",
+         "schedule=constant", "schedule.warmup=0steps", "data.root=datasets/early")  # fmt: skip
+
+
+@pytest.mark.long
+def test_early_stopping_is_at_the_same_step_under_every_launcher(place: Path) -> None:
+    """tests/unit/run/test_early_stop.py with ranks in threads is the small form, and names the regression."""
+    train(None, 1, place, "output_dir=early", *EARLY)
+    expected = [(int(row["step"]), float(row["val/loss"])) for row in rows(place / "early") if row["val/loss"]]
+    last = expected[-1][0]
+    assert last < 40, "20 epochs of two steps"
+    for launcher, processes in (("torchrun", 2), ("horovodrun", 2), ("torchrun", 4)):
+        name = f"early-{launcher}-{processes}"
+        train(launcher, processes, place, f"output_dir={name}", *EARLY)
+        found = [(int(row["step"]), float(row["val/loss"])) for row in rows(place / name) if row["val/loss"]]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)
+        assert checkpoint(place / name)["step"] == last
+
+
 def test_a_run_goes_on_under_another_backend_and_size(place: Path) -> None:
     train("horovodrun", 2, place, "output_dir=moved", "trainer.stop_after=2steps")
     done = train("torchrun", 3, place, "output_dir=moved", "resume=auto")

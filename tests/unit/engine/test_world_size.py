@@ -35,7 +35,8 @@ class AveragingRank(ThreadRank):
 
     def reduce_gradients(self) -> None:
         for parameter in self.model.parameters():
-            parameter.grad = self.all_reduce(parameter.grad)
+            if parameter.requires_grad:
+                parameter.grad = self.all_reduce(parameter.grad)
 
 
 class Net(nn.Module):

@@ -1,0 +1,154 @@
+"""Early stopping means the same on any number of processes.
+
+The regression: epochs split over workers cut 20 epochs to 5 a node, too few for a patience counted in them. Here an epoch is
+one pass over the data by all ranks together, a validation sees the whole set, and the patience counts such validations.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.train import TrainConfig
+from retina_dist.detection.task import DetectionTask
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.engine.trainer import Trainer
+from retina_dist.run.build import best_metric, build_plan, build_state
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.engine.test_trainer import trainer
+from tests.unit.engine.test_world_size import AveragingRank
+from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+
+EPOCHS, PATIENCE = 20, 1
+IMAGES, BATCH_SIZE = (
+    7,
+    4,
+)  # two steps an epoch; the second has three images, which two and four ranks cannot share equally
+# No augmentation, which draws from torch's global generator: ranks in threads share it.
+SETTINGS = [
+    f"data.shapes={{num_train: {IMAGES}, num_val: 3, image_size: 32, seed: 0}}",
+    f"data.batch_size={BATCH_SIZE}",
+    "data.val_batch_size=2",
+    "data.min_sizes=[32]",
+    "data.max_size=32",
+    "data.hflip=0",
+    "data.num_workers=0",
+    "model.norm=frozen_bn",
+    "model.trainable_layers=0",
+    "model.variant=v1",
+    "model.fpn_channels=16",
+    "optimizer.lr=0.003",
+    "schedule=constant",
+    f"trainer.max_duration={EPOCHS}epochs",
+    "trainer.monitor=val/loss",
+    f"trainer.patience={PATIENCE}",
+    "trainer.check_replicas_every=0steps",
+]
+
+
+class EqualRank(AveragingRank):
+    """A rank in a thread whose state is that of the others from the start."""
+
+    def run(self, fit: Callable[[], Any], state: Any) -> Any:
+        return fit()
+
+
+class Log:
+    """The monitored metric of each validation by its step."""
+
+    def __init__(self) -> None:
+        self.validations: dict[int, float] = {}
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        if "val/loss" in metrics:
+            self.validations[step] = metrics["val/loss"]
+
+
+class Seen:
+    """The data of a rank, which notes the ids of the images that each epoch had."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.position = data, data.position
+        self.epochs: dict[int, list[int]] = {}
+
+    def train_steps(self, start: int, stop: int) -> Any:
+        for step, batches in enumerate(self.data.train_steps(start, stop), start):
+            for batch in batches:
+                ids = batch.image_ids[batch.real_rows()].tolist()
+                self.epochs.setdefault(self.position(step)[0], []).extend(ids)
+            yield batches
+
+
+def fit(config: TrainConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
+    """Train by `config` on one rank; what it knows at the end."""
+    task = DetectionTask(config, strategy)
+    plan = build_plan(config, task.num_images, strategy.world_size)
+    state = build_state(config, copy.deepcopy(model), strategy, best_metric(config, task.validates))
+    data, log = task.build_data(), Log()
+    seen = Seen(data)
+    Trainer(TrainStep(state, plan, strategy), seen, log, validate=task.build_evaluator(data)).fit()
+    return {"step": state.step, "epochs": seen.epochs, "validations": log.validations, "best": state.best.value}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    found: TrainConfig = load_config("train", [*SETTINGS, f"data.root={tmp_path_factory.mktemp('early') / 'shapes'}"])
+    DetectionTask.prepare(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(config: TrainConfig) -> nn.Module:
+    torch.manual_seed(0)
+    return DetectionTask(config, SingleDeviceStrategy("cpu")).build_model().double()
+
+
+@pytest.fixture(scope="module")
+def alone(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
+    return fit(config, model, SingleDeviceStrategy("cpu"))
+
+
+def test_one_process_stops_when_its_patience_is_used_up(alone: dict[str, Any]) -> None:
+    losses = list(alone["validations"].values())
+    best = losses.index(min(losses))
+    assert 0 < best < len(losses) - 1, "the loss falls and rises"
+    assert len(losses) == best + 1 + PATIENCE < EPOCHS
+    assert list(alone["validations"]) == [2 * epoch for epoch in range(1, len(losses) + 1)]
+    assert alone["best"] == min(losses)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_stop_at_the_same_step_with_the_same_metric(
+    world_size: int, config: TrainConfig, model: nn.Module, alone: dict[str, Any]
+) -> None:
+    ranks = on_ranks(world_size, lambda s: fit(config, model, EqualRank(s.rank, s.job)))
+    for rank in ranks:
+        assert isinstance(rank, dict), rank
+        assert rank["step"] == alone["step"]
+        assert rank["best"] == pytest.approx(alone["best"], rel=1e-6)  # the evaluator adds up in float32
+    assert ranks[0]["validations"] == pytest.approx(alone["validations"], rel=1e-6)
+    for epoch, images in alone["epochs"].items():
+        assert sorted(i for rank in ranks for i in rank["epochs"][epoch]) == sorted(images), "one pass over the data"
+        assert len(images) == IMAGES
+
+
+def test_ranks_whose_metrics_differ_stop_together() -> None:
+    """As on machines of several kinds; a rank that ended on its own would leave the others waiting."""
+
+    def train(strategy: ThreadRank) -> Any:
+        scores = iter(([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])[strategy.rank])
+        one = trainer(
+            validate=lambda model: {"score": next(scores)},
+            monitor="score",
+            patience=2,
+            strategy=AveragingRank(strategy.rank, strategy.job),
+        )
+        return one.fit(), one.state.step, one.state.best.value
+
+    assert on_ranks(2, train) == [({"score": 0.3}, 9, 0.5)] * 2, "the main rank's, after 9 of 12 steps"
