@@ -140,7 +140,7 @@ def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
     """The data module of the task's settings with others of `data`."""
     other = copy.copy(task)
     other.config = replace(task.config, data=replace(task.config.data, **data))
-    return other.build_data()
+    return other.build_image_data()
 
 
 def _first_batches(module: CocoDataModule, count: int) -> list[BatchSpec]:

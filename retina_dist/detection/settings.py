@@ -20,6 +20,23 @@ class ShapesConfig:
 
 
 @dataclass
+class SyntheticConfig:
+    """Random images and boxes; see `retina_dist.detection.data.synthetic`."""
+
+    canvas: list[int] = setting([128, 128], "height and width in px, multiples of 32")
+    num_boxes: int = setting(7, "of each image", at_least=0, at_most=10**4)
+    num_classes: int = setting(91, at_least=1, at_most=20_000)
+    num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)
+
+    def check(self) -> None:
+        """Raise ConfigError for a canvas that the feature pyramid cannot have."""
+        if len(self.canvas) != 2 or any(side < 32 or side % 32 for side in self.canvas):
+            raise ConfigError(
+                f"data.synthetic.canvas={self.canvas} is not a height and a width of multiples of 32, such as [800,1088]."
+            )
+
+
+@dataclass
 class DataConfig(DataSettings):
     """Where the images are and how they become batches."""
 
@@ -37,6 +54,9 @@ class DataConfig(DataSettings):
     val_images: str | None = None
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
+    synthetic: SyntheticConfig | None = setting(
+        None, "train on random images made on the device; no files, no validation"
+    )
     label_mapping: str = setting(
         "contiguous",
         "category_id: the label is the COCO id, as in torchvision's COCO weights",

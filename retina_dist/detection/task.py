@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +20,12 @@ from torch import nn
 
 from retina_dist.config.commands import DoctorConfig, EvaluateConfig, ExportConfig, PredictConfig, ShardsConfig
 from retina_dist.config.train import TrainConfig
+from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.outside import DetectionModel
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import (
@@ -109,12 +112,15 @@ class DetectionTask(Task):
 
     def __init__(self, config: TrainConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
-        train = read_split(config.data, "train")
+        synthetic = config.data.synthetic
+        if synthetic and config.trainer.overfit_batches:
+            raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
+        train = synthetic_annotations(synthetic, config.seed) if synthetic else read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
         if config.model.num_classes:
             self.train.categories = self.train.categories.padded(config.model.num_classes)
-        self.val = read_split(config.data, "val", self.train.categories)
+        self.val = None if synthetic else read_split(config.data, "val", self.train.categories)
         if config.trainer.overfit_batches:
             wanted = config.trainer.overfit_batches * config.data.batch_size
             self.train = self.val = first_images_with_objects(self.train, wanted)
@@ -130,7 +136,9 @@ class DetectionTask(Task):
 
     @staticmethod
     def planned_images(config: TrainConfig) -> int | None:
-        """The images of a data set of shapes that are all trained on."""
+        """The images of random data, or of a data set of shapes that are all trained on."""
+        if config.data.synthetic:
+            return config.data.synthetic.num_images
         all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
         return config.data.shapes.num_train if config.data.shapes and all_of_them else None
 
@@ -186,7 +194,10 @@ class DetectionTask(Task):
         data = self.config.data
         lines.append(f"  {'model':<9}{self._describe_model()}")
         sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
-        lines.append(f"  {'scale':<9}short side {sides} px, long side at most {data.max_size} px")
+        scale = f"short side {sides} px, long side at most {data.max_size} px"
+        if data.synthetic:
+            scale = "{} x {} px of noise on the device, the same at every step".format(*data.synthetic.canvas)
+        lines.append(f"  {'scale':<9}{scale}")
         if data.cache:
             lines.append(f"  {'cache':<9}{_describe_cache(data.cache, [p for p in (self.train, self.val) if p])}")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -203,8 +214,22 @@ class DetectionTask(Task):
         )
         return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
-    def build_data(self) -> CocoDataModule:
+    def build_data(self) -> CocoDataModule | SyntheticData[Batch]:
         """The batches of this rank."""
+        data, trainer = self.config.data, self.config.trainer
+        if data.synthetic:
+            return SyntheticData(
+                partial(synthetic_batch, self.train, seed=self.config.seed, device=self.strategy.device),
+                num_images=self.num_images,
+                batch_size=data.batch_size,
+                accumulate=trainer.accumulate,
+                rank=self.strategy.rank,
+                world_size=self.strategy.world_size,
+            )
+        return self.build_image_data()
+
+    def build_image_data(self) -> CocoDataModule:
+        """The batches of this rank, of images that are read."""
         data, trainer = self.config.data, self.config.trainer
         plain = bool(trainer.overfit_batches)
         return CocoDataModule(
@@ -314,7 +339,9 @@ class DetectionTask(Task):
         return self.config.data.val_min_size or max(self.config.data.min_sizes)
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them."""
+        """first_batch.jpg: the images of the first step as the model sees them; nothing of noise."""
+        if self.config.data.synthetic:
+            return
         from retina_dist.detection.artifacts import draw_first_batch
 
         draw_first_batch(data, 0, self.train.categories.names, folder / "first_batch.jpg")

@@ -87,6 +87,7 @@ def test_no_file_is_out_of_reach() -> None:
         "evaluate",
         "benchmark_step",
         "benchmark_data",
+        "benchmark_synthetic",
         "benchmark_scaling",
         "benchmark_model",
         "benchmark_eval",
@@ -250,7 +251,7 @@ def test_a_static_graph_is_refused_with_accumulation() -> None:
 
 
 def test_a_key_below_what_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="data=shapes only"):
+    with pytest.raises(ConfigError, match="data=shapes or data=synthetic only"):
         load_config("train", ["data=coco", "data.shapes.num_train=3"])
 
 

@@ -1,0 +1,65 @@
+"""Random batches that lie on the device, for benchmarks of computation and communication alone. Layer 1.
+
+A task gives the function that makes a batch; nothing is read, decoded, resized or copied between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from retina_dist.errors import ConfigError
+
+AnyBatch = TypeVar("AnyBatch")
+
+
+class SyntheticData(Generic[AnyBatch]):
+    """The same micro-batches at every step, made once; a `TaskData`.
+
+    `make_batch(images, weight)` makes the batch of these images, numbers below `num_images`, on the device; `weight` is its
+    share in the step, see `TrainSampler`. An image must not depend on the others of its batch, so that any number of ranks trains
+    on the same `batch_size` images. Raises ConfigError where a micro-batch would have none.
+    """
+
+    def __init__(
+        self,
+        make_batch: Callable[[Sequence[int], float], AnyBatch],
+        *,
+        num_images: int,
+        batch_size: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.make_batch, self.num_images, self.batch_size, self.accumulate = (
+            make_batch,
+            num_images,
+            batch_size,
+            accumulate,
+        )
+        self.steps_per_epoch = -(-num_images // batch_size)
+        self.reshard(rank, world_size)
+
+    def reshard(self, rank: int, world_size: int) -> None:
+        """Make the micro-batches of another rank of another number of ranks."""
+        if self.batch_size < world_size * self.accumulate:
+            raise ConfigError(
+                f"data.batch_size={self.batch_size} leaves some of the {world_size} x {self.accumulate} micro-batches of a step "
+                f"without an image; random data need at least data.batch_size={world_size * self.accumulate}."
+            )
+        images = np.arange(self.batch_size) % self.num_images
+        slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, self.accumulate)]
+        self.num_train_shapes = len({len(slot) for slot in slots})
+        self.batches = [self.make_batch(slot.tolist(), len(slot) * world_size / self.batch_size) for slot in slots]
+
+    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:
+        """The micro-batches, once for each step from `start` up to `stop`."""
+        for _ in range(start, stop):
+            yield self.batches
+
+    def position(self, step: int) -> tuple[int, int]:
+        """(epoch, images of that epoch already consumed) before optimizer step `step`."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return epoch, index * self.batch_size
