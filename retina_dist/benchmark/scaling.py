@@ -2,10 +2,12 @@
 
     python -m retina_dist.benchmark scaling                            2 processes under every launcher that is there
     python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
+    python -m retina_dist.benchmark scaling data=synthetic processes=[1,2]      launchers compared, random images, no files
 
 Layer 4. The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
-medians over the rounds, because a machine's speed drifts. output=NAME.json also writes NAME.csv and NAME.png, the length of an
+medians over the rounds, because a machine's speed drifts. Beside the speed-up, each launcher is compared with the first one at
+as many processes. output=NAME.json also writes NAME.csv and NAME.png, the length of an
 epoch over the number of processes, as the images a second give it: without reading, validation and checkpoints.
 """
 
@@ -16,81 +18,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.benchmark.settings import ScalingConfig
+from retina_dist.benchmark.throughput import measure
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.splits import draw_data
-from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.scaling import Epoch, plot_epochs
-from retina_dist.run.build import build_plan, build_state, build_strategy, uses_graphs
-from retina_dist.run.environment import describe_job
-from retina_dist.seeding import seed_everything
+from retina_dist.run.build import task_class
 from retina_dist.strategies.launchers import command, environment, why_missing
-
-
-def measure(config: ScalingConfig) -> dict[str, Any] | None:
-    """In each process of a launched job: images a second over all ranks; on the main rank only."""
-    torch.set_num_threads(config.trainer.num_threads or 1)
-    with build_strategy(config) as strategy:
-        total = config.data.batch_size * strategy.world_size * config.trainer.accumulate
-        trainer_settings = replace(
-            config.trainer,
-            max_duration=f"{config.warmup + config.steps}steps",
-            validate_every="0steps",
-            log_every=10**9,
-        )
-        config = replace(config, data=replace(config.data, batch_size=total), trainer=trainer_settings)
-        seed_everything(config.seed)
-        task = strategy.run_collectively(lambda: DetectionTask(config, strategy))
-        plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
-        with_data = task.build_data()
-        batches = [batch.to(strategy.device) for batch in next(iter(with_data.train_steps(0, 1)))]
-        state = build_state(config, task.build_model(), strategy, num_shapes=with_data.num_train_shapes)
-        train_step = TrainStep(
-            state,
-            plan,
-            strategy,
-            precision=config.trainer.precision,  # type: ignore[arg-type]
-            gradient_clip=config.trainer.gradient_clip,
-            cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
-        )
-
-        def repeat(steps: int) -> None:
-            for _ in range(steps):
-                train_step(batches)
-                state.step += 1
-
-        train_step.timer.start()
-        strategy.run(lambda: repeat(config.warmup), state)
-        strategy.barrier()
-        started = time.perf_counter()
-        repeat(config.steps)
-        _wait(strategy.device)
-        strategy.barrier()
-        seconds = time.perf_counter() - started
-        found = {
-            "images_per_s": total * config.steps / seconds,
-            "job": describe_job(strategy),
-            "backend": strategy.backend,
-            "num_images": task.num_images,
-        }
-        return found if strategy.is_main else None
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
     """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
-    draw_data(config.data)
+    task_class(config).prepare(config)
     usable = {name: why_missing(name) for name in config.launchers}
     for name, reason in usable.items():
         if reason:
@@ -104,10 +49,11 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     for turn in range(config.rounds):
         for job in jobs:
             found = _launch(*job)
-            speeds[job].append(found["images_per_s"])
+            speed = found["images_per_s"][0]
+            speeds[job].append(speed)
             backends[job] = found["backend"]
             num_images = num_images or found["num_images"]
-            print(f"round {turn + 1}: {found['job']}: {found['images_per_s']:.2f} img/s", flush=True)
+            print(f"round {turn + 1}: {found['job']}: {speed:.2f} img/s", flush=True)
     assert num_images, "a job has told how many images it has"
     rows: list[dict[str, Any]] = []
     for (launcher, processes), values in speeds.items():
@@ -130,11 +76,14 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
             f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
             f"{row['epoch_minutes']:>11,.4g}   {each}"
         )
+    against = compared(speeds)
+    for name, ratio in against.items():
+        print(f"{name} processes: {ratio:.3f} times as fast")
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
         for path in write_epochs(Path(config.output), rows, num_images, what):
             print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
-    ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]}
+    ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
     images = config.data.batch_size * config.trainer.accumulate
     start = {  # what `benchmark model measured=FILE` starts from: the plain process
         "step_ms": round(1000 * images / rows[0]["images_per_s"], 3),
@@ -142,6 +91,22 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         "step_of": {"path": config.trainer.precision},
     }
     return finish(config, "scaling", ratios, what=what, num_images=num_images, **start, rows=rows)
+
+
+def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, float]:
+    """The speed of each launcher relative to the first one at as many processes: the median over the rounds.
+
+    >>> compared({("python", 1): [1.0], ("torchrun", 2): [2.0], ("horovodrun", 2): [1.5]})
+    {'horovodrun / torchrun 2': 0.75}
+    """
+    launched = [job for job in speeds if job[0] != "python"]
+    first = launched[0][0]
+    ratios = {}
+    for launcher, processes in launched:
+        if launcher != first:
+            pairs = zip(speeds[launcher, processes], speeds[first, processes], strict=True)
+            ratios[f"{launcher} / {first} {processes}"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return ratios
 
 
 def epoch_minutes(num_images: int, images_per_s: Sequence[float]) -> dict[str, float]:
@@ -195,18 +160,14 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
         return found
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @entry_point("benchmark_scaling")
 def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
-        found = measure(config)
-        if found:
-            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(json.dumps(found)))
+        found = measure(config, warmup=config.warmup, steps=config.steps)
+        if not found.rank:
+            text = json.dumps(found._asdict())
+            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(text))
     else:
         benchmark(config)
 

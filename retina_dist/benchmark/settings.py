@@ -9,6 +9,18 @@ from retina_dist.config.train import TrainConfig
 
 
 @dataclass
+class SyntheticBenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark synthetic`: takes what a training takes; data.batch_size is that of one process."""
+
+    num_warmup_batches: int = setting(10, "steps not timed", at_least=0)
+    num_batches_per_iter: int = setting(10, "steps of a round", at_least=1)
+    num_iters: int = setting(10, "rounds, each with its images a second", at_least=1)
+    output: str | None = setting(None, "a JSON file")
+    baseline: str | None = setting(None, "such a file of an earlier run")
+    fail_under: float = setting(0.9, "exit with 1 when a ratio is less than this share of the earlier one", above=0)
+
+
+@dataclass
 class ScalingConfig(TrainConfig):
     """`python -m retina_dist.benchmark scaling`: takes what a training takes; data.batch_size is that of one process."""
 

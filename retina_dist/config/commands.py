@@ -9,6 +9,7 @@ from retina_dist.benchmark.settings import (
     ModelBenchmarkConfig,
     ScalingConfig,
     StepConfig,
+    SyntheticBenchmarkConfig,
 )
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.config.train import TrainConfig
@@ -136,6 +137,7 @@ COMMANDS: dict[str, type] = {
     "shards": ShardsConfig,
     "parity": ParityConfig,
     "benchmark_step": StepConfig,
+    "benchmark_synthetic": SyntheticBenchmarkConfig,
     "benchmark_scaling": ScalingConfig,
     "benchmark_model": ModelBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,

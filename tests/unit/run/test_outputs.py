@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from retina_dist.benchmark.settings import DataBenchmarkConfig, ModelBenchmarkConfig, ScalingConfig, StepConfig
+from retina_dist.benchmark.settings import (
+    DataBenchmarkConfig,
+    ModelBenchmarkConfig,
+    ScalingConfig,
+    StepConfig,
+    SyntheticBenchmarkConfig,
+)
 from retina_dist.config.commands import (
     ConvertConfig,
     DoctorConfig,
@@ -40,6 +46,7 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "benchmark step": (StepConfig, "output", ".json"),
     "benchmark step, plot": (StepConfig, "plot", ".png"),
     "benchmark data": (DataBenchmarkConfig, "output", ".json"),
+    "benchmark synthetic": (SyntheticBenchmarkConfig, "output", ".json"),
     "benchmark scaling": (ScalingConfig, "output", ".json"),
     "benchmark model, table": (ModelBenchmarkConfig, "table", ".csv"),
 }

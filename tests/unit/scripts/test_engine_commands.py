@@ -74,6 +74,19 @@ def test_slurm_jobs_train_on_gpus_unless_the_user_says_otherwise(name: str) -> N
     assert words.index("strategy.device=cuda") < words.index("$@")
 
 
+@pytest.mark.parametrize("name", ["train_ddp.sbatch", "train_horovod.sbatch"])
+def test_slurm_jobs_measure_the_machines_before_the_training_where_asked(name: str) -> None:
+    text = (SCRIPTS / "slurm" / name).read_text()
+    found = re.search(r"-m retina_dist\.benchmark synthetic (.*)", text)
+    assert found
+    assert found.start() < text.index("-m retina_dist.train strategy=")
+    given = re.search(r'such as "(.*?)"', text[text.index("BENCHMARK=") :])
+    assert given
+    words = found[1].replace('"output=$RUN-synthetic.json" "${benchmark[@]}"', f"output=x.json {given[1]}").split()
+    config = load_config("benchmark_synthetic", words)
+    assert (config.strategy.device, config.data.batch_size, config.output) == ("cuda", 2, "x.json")
+
+
 @pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])
 def test_rays_workers_train_on_gpus_when_they_are_given_some(gpu: bool, device: str) -> None:
     from scripts.ray.train import settings_of

@@ -1,0 +1,52 @@
+"""The synthetic benchmark: Horovod's figures, and launchers compared at as many processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from retina_dist.benchmark import scaling, synthetic
+from retina_dist.benchmark.report import Slower
+from retina_dist.config.compose import load_config
+
+TINY = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}", "data.batch_size=2",
+        "trainer.num_threads=1", "num_warmup_batches=1", "num_batches_per_iter=1", "num_iters=3"]  # fmt: skip
+
+
+def test_one_process_prints_and_writes_its_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    synthetic.benchmark(load_config("benchmark_synthetic", [*TINY, "output=found.json", "schedule.warmup=1epoch"]))
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^round \d: [\d.]+ img/s a process$", said, re.M)) == 3
+    assert re.search(r"^img/s a process: [\d.]+ \+-[\d.]+\nimg/s of 1 process: [\d.]+ \+-[\d.]+$", said, re.M)
+    found = json.loads(Path("found.json").read_text())
+    assert (found["benchmark"], found["processes"], found["batch_size"]) == ("synthetic", 1, 2)
+    assert len(found["rounds"]) == 3
+    assert found["images_per_s"] == found["images_per_s_per_process"]
+    assert found["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(found["rounds"]), abs=0.002)
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"], "nothing else is written or read"
+
+
+def test_a_slower_process_than_in_an_earlier_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    earlier = {"benchmark": "synthetic", "ratios": {"images_per_s_per_process": 1e12}}
+    Path("one.json").write_text(json.dumps(earlier))
+    with pytest.raises(Slower, match="images_per_s_per_process is 0.00 of"):
+        synthetic.benchmark(load_config("benchmark_synthetic", [*TINY, "baseline=one.json"]))
+
+
+def test_mean_and_deviation_by_hand() -> None:
+    assert synthetic.mean_and_deviation([10.0]) == {"mean": 10.0, "deviation": 0.0}
+    assert synthetic.mean_and_deviation([1.0, 2.0, 6.0]) == {"mean": 3.0, "deviation": 4.234}  # 1.96 * sqrt(14 / 3)
+
+
+def test_launchers_are_compared_round_by_round() -> None:
+    speeds = {("python", 1): [1.0, 1.0, 1.0], ("torchrun", 1): [4.0, 2.0, 1.0], ("torchrun", 2): [4.0, 4.0, 4.0],
+              ("horovodrun", 1): [2.0, 2.0, 2.0], ("horovodrun", 2): [3.0, 2.0, 1.0]}  # fmt: skip
+    assert scaling.compared(speeds) == {"horovodrun / torchrun 1": 1.0, "horovodrun / torchrun 2": 0.5}
+    assert scaling.compared({key: value for key, value in speeds.items() if key[0] != "horovodrun"}) == {}
