@@ -130,7 +130,7 @@ class DetectorSettings(ModelSettings):
 class ModelConfig(DetectorSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
-    backbone: str = setting("resnet50", "resnet18 | resnet34 | resnet50 | resnet101")
+    backbone: str = setting("resnet50", "resnet18 | resnet34 | resnet50 | resnet101 | resnext50_32x4d")
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(256, at_least=1, at_most=4096)
     trainable_layers: int = setting(

@@ -58,6 +58,12 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
 
 
 @pytest.mark.long
+def test_two_processes_agree_on_convolutions_in_groups(cli: Callable, tmp_path: Path) -> None:
+    arguments = ["launchers=[torchrun]", "processes=[2]", "model=retinanet_x50", "model.fpn_channels=64", "steps=2"]
+    assert "All others agree." in cli("retina_dist.parity", *arguments, cwd=tmp_path).stdout
+
+
+@pytest.mark.long
 def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path: Path) -> None:
     arguments = [
         "scaling",

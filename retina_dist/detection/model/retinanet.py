@@ -31,7 +31,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
-BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101")
+BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d")
 MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
 MAX_ANCHORS = 1000  # of one cell; nine are usual
 Norm = Literal["frozen_bn", "bn", "sync_bn"]

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torchvision.models import ResNet50_Weights, ResNeXt50_32X4D_Weights, WeightsEnum
 
 from retina_dist.benchmark import scaling
 from retina_dist.benchmark.communication import MACHINES
-from retina_dist.benchmark.model import Reference2018, StepOfOne, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.model import Reference2018, StepOfOne, _products, benchmark, forecast, seed_speedup, timeline
 from retina_dist.benchmark.recipe import recipe_of
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
 from retina_dist.config.compose import load_config
@@ -35,6 +36,20 @@ def test_gradients_are_those_of_the_trainable_parameters() -> None:
     # counted with FlopCounterMode: forward and backward are 2.85 times the forward pass, 2.99 with all layers trained
     assert 1 / (1 - found.backward_share) == pytest.approx(2.85, abs=0.01)
     assert 1 / (1 - whole.backward_share) == pytest.approx(2.99, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights"),
+    [("resnet50", ResNet50_Weights.IMAGENET1K_V1), ("resnext50_32x4d", ResNeXt50_32X4D_Weights.IMAGENET1K_V1)],
+)
+def test_the_work_of_a_body_is_the_published_one(backbone: str, weights: WeightsEnum) -> None:
+    """In billions of multiplications at 224 px; ResNeXt's convolutions in groups take a 32nd of full ones."""
+    body = on_meta(backbone=backbone, norm="frozen_bn").backbone.body  # type: ignore[attr-defined]
+    found: list[int] = []
+    for module in body.modules():
+        module.register_forward_hook(lambda module, inputs, output: found.append(_products(module, output)))
+    body(torch.empty(1, 3, 224, 224, device="meta"))
+    assert sum(found) / 1e9 == pytest.approx(weights.meta["_ops"], abs=0.003)  # which has the class layer's 0.002 too
 
 
 def test_gradients_become_ready_in_the_order_of_autograd() -> None:

@@ -61,6 +61,15 @@ def test_torchvisions_recipe_is_what_it_published() -> None:
     assert (plan.total_steps, plan.schedule.decay.milestones) == (270_000, (210_000, 250_000))
 
 
+def test_the_recipe_of_mlperf_is_what_it_published() -> None:
+    config = load_config("train", ["experiment=mlperf", "data.root=/data"])
+    plan = build_plan(config, 1_170_301, 8)
+    assert (plan.micro_batches, plan.lr, plan.steps_per_epoch) == ((32,), 1e-4, 4572)
+    assert plan.schedule.warmup == 4572
+    model = (config.model.backbone, config.model.variant, config.model.norm, config.model.trainable_layers)
+    assert model == ("resnext50_32x4d", "v1", "frozen_bn", 3)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_group_file_composes(group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):

@@ -12,13 +12,17 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models import resnext50_32x4d
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d, box_iou
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import targets
-from retina_dist.detection.model.retinanet import LastLevels, RetinaNet, build_retinanet
+from retina_dist.detection.model.retinanet import BACKBONES, LastLevels, RetinaNet, as_torchvision, build_retinanet
 from retina_dist.detection.model.targets import decode, encode, match
 from retina_dist.errors import ConfigError
 
@@ -96,6 +100,40 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_box
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         error = (a.grad - b.grad).norm() / (b.grad.norm() + 1e-12)
         assert error < (1e-12 if variant == "v1" else 1e-10), name
+
+
+@pytest.mark.parametrize(("norm", "trainable_layers"), [("frozen_bn", 3), ("bn", 5), ("sync_bn", 5)])
+def test_resnext_equals_torchvisions_retinanet_on_the_same_body(norm: str, trainable_layers: int) -> None:
+    torch.manual_seed(3)
+    settings: dict = {"backbone": "resnext50_32x4d", "norm": norm, "trainable_layers": trainable_layers}
+    ours = build_retinanet(num_classes=7, **settings).double()
+    norm_layer = FrozenBatchNorm2d if norm == "frozen_bn" else torch.nn.BatchNorm2d
+    body = _resnet_fpn_extractor(
+        resnext50_32x4d(weights=None, norm_layer=norm_layer),
+        trainable_layers,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(256, 256),
+    )
+    theirs = TorchvisionRetinaNet(body, 7, min_size=CANVAS[0], max_size=CANVAS[1]).double()
+    if norm == "frozen_bn":
+        for name, buffer in ours.backbone.body.named_buffers():
+            buffer.uniform_(0.5, 1.0) if name.endswith(("weight", "var")) else buffer.normal_(std=0.1)
+    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    theirs.load_state_dict(ours.state_dict())
+    batch = make_batch([3], num_classes=7)
+    images, targets = torchvision_inputs(batch)
+    losses, expected = ours(batch), theirs(images, targets)
+    for name, value in losses.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-14)
+    sum(losses.values()).backward()
+    sum(expected.values()).backward()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert a.requires_grad == b.requires_grad == (a.grad is not None), name
+        assert a.grad is None or (a.grad - b.grad).norm() < 1e-11 * (1e-12 + b.grad.norm()), name
+    copied = as_torchvision(ours, CANVAS).eval()(images)[0]
+    for name, value in theirs.eval()(images)[0].items():
+        torch.testing.assert_close(copied[name], value, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("variant", ["v1", "v2"])
@@ -284,7 +322,7 @@ def test_a_crowded_image_does_not_take_memory_without_bound() -> None:
     assert 0.5 * targets.MOST_BYTES < taken.peak < targets.MOST_BYTES + results
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet50", "resnet101"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_every_backbone_runs(backbone: str) -> None:
     model = build_retinanet(num_classes=3, backbone=backbone, fpn_channels=32).eval()
     with torch.inference_mode():

@@ -20,24 +20,25 @@ SPREAD = 7
 ARGUMENTS = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.05}
 
 
-def content() -> dict[str, Any]:
+def content(**changes: object) -> dict[str, Any]:
     """Of a checkpoint; its detector finds a few dozen objects in noise, some of a label without a category."""
     torch.manual_seed(0)
-    model = build_retinanet(**ARGUMENTS)  # type: ignore[arg-type]
+    arguments = {**ARGUMENTS, **changes}
+    model = build_retinanet(**arguments)  # type: ignore[arg-type]
     for name, weight in model.head.named_parameters():
         if name.endswith("weight"):
             weight.data *= SPREAD  # torchvision's is so small that all scores are alike
     return {
         "model": model.state_dict(),
         "ema": None,
-        "model_arguments": ARGUMENTS,
+        "model_arguments": arguments,
         "categories": Categories((3, -1, 8), ("cat", "", "dog")).state(),
         "input": {"min_size": 64, "max_size": 96},
     }
 
 
-def small_detector() -> Detector:
-    return Detector.from_content(content(), "a checkpoint")
+def small_detector(**changes: object) -> Detector:
+    return Detector.from_content(content(**changes), "a checkpoint")
 
 
 def make_image(seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1) -> bytes:
