@@ -20,12 +20,13 @@ from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.detection.model.weights import is_torchvision_name, load_weights, torchvision_categories
+from retina_dist.detection.model.weights import load_weights, torchvision_categories
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
+from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.torch_files import remedy_of
 

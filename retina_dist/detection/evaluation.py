@@ -26,7 +26,6 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.model.weights import is_torchvision_name
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.detection.splits import data_of_checkpoint, read_split
@@ -34,6 +33,7 @@ from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place
+from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch

@@ -156,7 +156,9 @@ class ModelConfig(DetectorSettings):
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
     loss_impl: str = setting("batched", "torchvision: the slow reference", choices=("batched", "torchvision"))
     weights: str | None = setting(None, "whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1")
-    backbone_weights: str | None = setting(None, "classifier: a file, a URL or e.g. ResNet50_Weights.IMAGENET1K_V1")
+    backbone_weights: str | None = setting(
+        None, "the backbone alone: a checkpoint or state_dict, a URL, or torchvision's, e.g. IMAGENET1K_V1 or DEFAULT"
+    )
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""

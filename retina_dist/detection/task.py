@@ -60,7 +60,7 @@ def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[st
     if weights:
         logger.info(load_weights(model, str(located(weights)), categories))
     elif backbone_weights:
-        logger.info(load_backbone_weights(model, backbone_weights))
+        logger.info(load_backbone_weights(model, str(located(backbone_weights)), settings.backbone))
     if eps is not None:
         set_batch_norm_eps(model, eps)
     return model

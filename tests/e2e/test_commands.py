@@ -190,7 +190,7 @@ def test_fine_tuning_takes_what_fits(trained: Path, inside: Callable, tmp_path: 
     assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [{"id": 0, "name": "thing"}]
     result = inside("retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path)
     assert (
-        "left out  head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
+        "misfit     head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
         in result.stdout
     )
 

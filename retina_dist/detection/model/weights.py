@@ -1,49 +1,52 @@
 """Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name.
 
-Layer 1. What fits by name and shape is loaded; the rest is left out and listed, so a detector for other classes starts
-from everything but the class layer. Nothing but tensors and plain values is unpickled.
+Layer 1. What fits by name and shape is loaded; the rest is listed, so a detector for other classes starts from everything but
+the class layer. Nothing but tensors and plain values is unpickled.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import URLError
 
-import torch
 from torch import Tensor, nn
-from torchvision.models import WeightsEnum, get_weight
+from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, Url, place
-from retina_dist.torch_files import load_torch
+from retina_dist.model.weight_sources import is_torchvision_name, published, read_state
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
+BODY = "backbone.body."  # where the detector has its ResNet
+COUNTER = "num_batches_tracked"  # of live batch norms; no weight
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
+_FIRST_CONV = re.compile(
+    r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight"
+)  # of a ResNet or of one of its blocks, after any prefix
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """Which tensors a load took, and which it did not."""
+    """Which tensors a load took, and which it did not: those of the file are `loaded`, `left_over` or `misfits`."""
 
     source: str
-    loaded: tuple[str, ...]
-    left_out: tuple[str, ...]  # "name: why" for tensors of the file that found no place
-    kept: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
+    loaded: tuple[str, ...]  # the model's names, as in `missing`
+    missing: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
+    left_over: tuple[str, ...]  # tensors of the file that the model does not have
+    misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other categories
 
     def __str__(self) -> str:
+        listed = {"missing": self.missing, "left over": self.left_over, "misfit": self.misfits}
         lines = [
-            f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.left_out)} left out, {len(self.kept)} kept"
+            f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.missing)} missing, {len(self.left_over)} left over, "
+            f"{len(self.misfits)} that do not fit"
         ]
-        lines += [f"  left out  {item}" for item in self.left_out]
-        lines += [f"  kept      {item}" for item in self.kept]
-        return "\n".join(lines)
+        return "\n".join(lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items])
 
 
 class Weights(NamedTuple):
@@ -67,16 +70,36 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
     others = None
     if categories is not None and theirs is not None and tuple(categories) != theirs:
         state, others = _with_class_order(state, theirs, tuple(categories))
-    report = _load(model, source, state, prefix="", others=others)
-    for module in _batch_norms(model):
-        if eps or (eps == 0 and isinstance(module, FrozenBatchNorm2d)):
-            module.eps = eps
+    report = _load(model, source, state, _new_head_name, others)
+    _take_eps(model, eps)
     return report
 
 
-def load_backbone_weights(model: nn.Module, source: str) -> WeightsReport:
-    """Load what fits of a classifier's ResNet into the detector's body: a file or e.g. `ResNet50_Weights.IMAGENET1K_V1`."""
-    return _load(model, source, _weights_of(source).state, prefix="backbone.body.")
+def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> WeightsReport:
+    """Load a classifier's or a detector's `backbone` into the detector's body, and the epsilon of its batch norms if known.
+
+    `source` is a file or a URL (a checkpoint of ours, or a state_dict with torchvision's names after any prefix), or
+    torchvision's name, in full or as `DEFAULT` or `IMAGENET1K_V2`. Raises CheckpointError when it cannot be had or holds no more
+    than half of the body, ConfigError for a name of another network's weights.
+    """
+    known = get_model_weights(backbone)
+    if re.fullmatch("[A-Z0-9_]+", source):
+        source = f"{known.__name__}.{source}"
+    if is_torchvision_name(source) and source not in (f"{known.__name__}.{name}" for name in known.__members__):
+        raise ConfigError(
+            f"model.backbone_weights={source} is not a name of weights for model.backbone={backbone}; use one of "
+            f"{', '.join(known.__members__)}."
+        )
+    state, eps, _ = _weights_of(source)
+    prefix = min((found[1] for found in map(_FIRST_CONV.fullmatch, state) if found), key=len, default="")
+    report = _load(model, source, state, lambda name: BODY + name.removeprefix(prefix), within=BODY)
+    size = len(report.loaded) + len(report.missing) + len(report.misfits)
+    if 2 * len(report.loaded) <= size:
+        raise CheckpointError(
+            f"{source} holds only {len(report.loaded)} of the {size} tensors of a {backbone}; set model.backbone to its network."
+        )
+    _take_eps(model, eps)
+    return report
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:
@@ -101,14 +124,9 @@ def _batch_norms(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if hasattr(module, "running_var"))
 
 
-def is_torchvision_name(source: str) -> bool:
-    """Whether `source` has the form of torchvision's names for weights, such as ResNet50_Weights.IMAGENET1K_V1."""
-    return re.fullmatch(r"\w+_Weights\.\w+", source) is not None
-
-
 def torchvision_categories(name: str) -> list[str]:
     """The class names, by label, of published detector weights. Raises ConfigError for an unknown name."""
-    return list(_published(name).meta["categories"])
+    return list(published(name).meta["categories"])
 
 
 def _with_class_order(
@@ -137,88 +155,60 @@ def _with_class_order(
 
 
 def _load(
-    model: nn.Module, source: str, state: Mapping[str, Tensor], prefix: str, others: str | None = None
+    model: nn.Module,
+    source: str,
+    state: Mapping[str, Tensor],
+    rename: Callable[[str], str],
+    others: str | None = None,
+    within: str = "",
 ) -> WeightsReport:
-    """Load what fits; `others` is why the class layer does not."""
+    """Load what fits under its new name; `others` is why the class layer does not. Only tensors `within` can be missing."""
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}
-    left_out = []
+    left_over, misfits = [], {}
     for name, value in state.items():
-        target = prefix + _OLD_HEAD.sub(lambda m: f"{m[1]}.{int(m[2]) // 2}.0.{m[3]}", name)
+        target = rename(name)
         if target not in own:
-            if not target.endswith("num_batches_tracked"):  # a frozen batch norm has no such counter
-                left_out.append(f"{name}: the model has no such tensor")
+            left_over += [] if name.endswith(COUNTER) else [name]  # frozen batch norms have none
         elif others and target.endswith(CLASS_LAYER):
-            left_out.append(f"{name}: {others}")
+            misfits[target] = f"{name}: {others}"
         elif own[target].shape != value.shape:
-            left_out.append(f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model")
+            misfits[target] = f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
         else:
             fitting[target] = value
-    if not any(not k.endswith("num_batches_tracked") for k in fitting):
+    loaded = tuple(name for name in fitting if not name.endswith(COUNTER))
+    if not loaded:
         raise CheckpointError(
             f"{source} holds no tensor that fits this model by name and shape (it begins with "
             f"{', '.join(list(state)[:3]) or 'nothing'}); check model.backbone and model.variant."
         )
     model.load_state_dict({**own, **fitting})
-    kept = [k for k in own if k.startswith(prefix) and k not in fitting and not k.endswith("num_batches_tracked")]
-    return WeightsReport(source, tuple(fitting), tuple(left_out), tuple(kept))
+    expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
+    missing = tuple(name for name in expected if name not in fitting and name not in misfits)
+    return WeightsReport(source, loaded, missing, tuple(left_over), tuple(misfits.values()))
+
+
+def _new_head_name(name: str) -> str:
+    """The heads' convolutions as they are numbered since torchvision 0.14."""
+    return _OLD_HEAD.sub(lambda m: f"{m[1]}.{int(m[2]) // 2}.0.{m[3]}", name)
+
+
+def _take_eps(model: nn.Module, eps: float | None) -> None:
+    """Give the epsilon that weights were trained with to the batch norms; norms that are not frozen never take 0."""
+    for module in _batch_norms(model):
+        if eps or (eps == 0 and isinstance(module, FrozenBatchNorm2d)):
+            module.eps = eps
 
 
 def _weights_of(source: str) -> Weights:
-    where = place(source)
-    if isinstance(where, Path):
-        where = where.expanduser()
-    if isinstance(where, Url) or where.is_file():
-        return _from_file(where)
-    if is_torchvision_name(source):
-        names = _published(source).meta["categories"] if "RetinaNet" in source else None
+    found = read_state(source)
+    if found.content is None:  # torchvision's
+        names = published(source).meta["categories"] if "RetinaNet" in source else None
         known = names and tuple("" if name in ("__background__", "N/A") else name for name in names)
-        return Weights(_from_torchvision(source), 0.0 if source == TRAINED_WITHOUT_EPS else None, known)
-    raise CheckpointError(
-        f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
-        "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
-    )
-
-
-def _from_file(path: Place) -> Weights:
-    content, sha256 = load_torch(path)
+        return Weights(found.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known)
     # torchvision's file names end with the first digits of their SHA-256.
-    published = Path(_published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
-    eps = 0.0 if sha256.startswith(published) else None
-    categories = None
-    if isinstance(content, Mapping):
-        eps = eps_of_checkpoint(content) if eps is None else eps
-        named = content.get("categories")
-        categories = named.get("names") if isinstance(named, Mapping) else None
-    # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
-    for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
-    names = [str(k) for k in content]
-    cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
-    state = {name[cut:]: value for name, value in zip(names, content.values(), strict=True)}
-    return Weights(state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None)
-
-
-def _published(name: str) -> WeightsEnum:
-    try:
-        return get_weight(name)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{name} is not known to torchvision; detectors: RetinaNet_ResNet50_FPN_Weights.COCO_V1, "
-            "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1, backbones: ResNet50_Weights.IMAGENET1K_V1 and the like."
-        ) from error
-
-
-def _from_torchvision(name: str) -> Mapping[str, Tensor]:
-    weights = _published(name)
-    try:
-        return weights.get_state_dict(progress=True, check_hash=True)
-    except (URLError, OSError, RuntimeError) as error:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        raise CheckpointError(
-            f"{name} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
-            f"put it into {folder}, or give its path instead of the name."
-        ) from error
+    first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
+    eps = 0.0 if found.sha256.startswith(first_digits) else eps_of_checkpoint(found.content)
+    named = found.content.get("categories")
+    categories = named.get("names") if isinstance(named, Mapping) else None
+    return Weights(found.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None)

@@ -12,7 +12,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from torchvision.models import resnet18
+from torchvision.models import resnet, resnet18
 from torchvision.models._api import WeightsEnum
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
@@ -26,6 +26,7 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask, build_model
 from retina_dist.engine.checkpoints import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 
@@ -40,8 +41,7 @@ def test_state_dicts_go_both_ways(tmp_path: Path) -> None:
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     other = build_retinanet(num_classes=91)
     report = load_weights(other, str(tmp_path / "weights.pth"))
-    assert not report.left_out
-    assert not report.kept
+    assert (report.missing, report.left_over, report.misfits) == ((), (), ())
     assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), ours.state_dict().values(), strict=True))
 
 
@@ -56,8 +56,7 @@ def test_old_head_names_are_understood(tmp_path: Path) -> None:
         state[name] = value
     torch.save(state, tmp_path / "old.pth")
     report = load_weights(small(), str(tmp_path / "old.pth"))
-    assert not report.left_out
-    assert not report.kept
+    assert (report.missing, report.left_over, report.misfits) == ((), (), ())
 
 
 def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Path) -> None:
@@ -65,8 +64,9 @@ def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Pa
     torch.save({"model": source.state_dict(), "epoch": 3}, tmp_path / "weights.pth")  # as torchvision's references save
     fresh = target.head.classification_head.cls_logits.weight.clone()
     report = load_weights(target, str(tmp_path / "weights.pth"))
-    left = {item.split(":")[0] for item in report.left_out}
-    assert left == {f"head.classification_head.cls_logits.{p}" for p in ("weight", "bias")} == set(report.kept)
+    misfits = {item.split(":")[0] for item in report.misfits}
+    assert misfits == {f"head.classification_head.cls_logits.{p}" for p in ("weight", "bias")}
+    assert (report.missing, report.left_over) == ((), ())
     assert "[27, 32, 3, 3] in the file, [45, 32, 3, 3] in the model" in str(report)
     assert torch.equal(target.head.classification_head.cls_logits.weight, fresh)
     assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
@@ -88,7 +88,7 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     )
     for ours, order in orders:
         report = load_weights(found, str(tmp_path / "a.pt"), ours)
-        assert report.left_out == ()
+        assert report.misfits == ()
         expected = weights.unflatten(0, (-1, 3))[:, order].flatten(0, 1)
         assert torch.equal(found.state_dict()[key], expected)
         bias = source.state_dict()["head.classification_head.cls_logits.bias"].unflatten(0, (-1, 3))[:, order]
@@ -96,22 +96,94 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     before = (found := small(num_classes=3)).state_dict()[key].clone()
     report = load_weights(found, str(tmp_path / "a.pt"), ["dog", "", "tree"])
     why = "of other categories than the model's (tree)"
-    assert report.left_out == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
+    assert report.misfits == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
     assert torch.equal(found.state_dict()[key], before)
     torch.save(
         {"model": {**source.state_dict(), key: torch.ones(4)}, "categories": {"names": names}}, tmp_path / "b.pt"
     )
-    assert key in load_weights(found, str(tmp_path / "b.pt"), ["cat", "dog", ""]).left_out[0]
+    assert key in load_weights(found, str(tmp_path / "b.pt"), ["cat", "dog", ""]).misfits[0]
 
 
-def test_backbone_from_a_classifier_and_module_prefix(tmp_path: Path) -> None:
+def saved(tmp_path: Path, state: dict[str, torch.Tensor], **beside: object) -> str:
+    """A file with that state, as training scripts nest it."""
+    torch.save({"model": state, **beside}, tmp_path / "saved.pth")
+    return str(tmp_path / "saved.pth")
+
+
+@pytest.mark.parametrize("norm", ["frozen_bn", "bn", "sync_bn"])
+@pytest.mark.parametrize("prefix", ["", "module.", "network.", "backbone.body."])
+def test_backbone_from_a_classifier_with_any_prefix(tmp_path: Path, norm: str, prefix: str) -> None:
     classifier = resnet18(weights=None)
-    torch.save({f"module.{k}": v for k, v in classifier.state_dict().items()}, tmp_path / "resnet.pth")
-    model = small(norm="frozen_bn")
-    report = load_backbone_weights(model, str(tmp_path / "resnet.pth"))
-    assert [item.split(":")[0] for item in report.left_out] == ["fc.weight", "fc.bias"]
-    assert not report.kept
-    assert torch.equal(model.backbone.body.layer4[1].conv2.weight, classifier.layer4[1].conv2.weight)
+    source = saved(tmp_path, {f"{prefix}{name}": value for name, value in classifier.state_dict().items()})
+    model = small(norm=norm)
+    head = model.head.classification_head.cls_logits.weight.clone()
+    report = load_backbone_weights(model, source, "resnet18")
+    fc = [f"{'' if prefix == 'module.' else prefix}fc.{part}" for part in ("weight", "bias")]
+    assert (len(report.loaded), report.missing, list(report.left_over), report.misfits) == (100, (), fc, ())
+    assert str(report).splitlines()[0] == f"{source}: 100 tensors loaded, 0 missing, 2 left over, 0 that do not fit"
+    for name, value in model.backbone.body.state_dict().items():
+        assert torch.equal(value, classifier.state_dict()[name]), name
+    assert torch.equal(model.head.classification_head.cls_logits.weight, head)
+
+
+def test_the_body_of_a_detector_is_a_backbone(tmp_path: Path) -> None:
+    source, model = small(norm="frozen_bn"), small(num_classes=7, norm="frozen_bn")
+    path = saved(tmp_path, source.state_dict(), model_arguments={"norm_eps": 1e-3})
+    report = load_backbone_weights(model, path, "resnet18")
+    assert len(report.loaded) == 100
+    assert all(name.startswith(("backbone.fpn.", "head.")) for name in report.left_over)
+    assert torch.equal(model.backbone.body.layer4[1].conv2.weight, source.backbone.body.layer4[1].conv2.weight)
+    assert batch_norm_eps(model) == 1e-3
+
+
+def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_path: Path) -> None:
+    state = resnet18(weights=None).state_dict()
+    other = {**state, "layer4.1.conv2.weight": torch.zeros(3), "extra": torch.zeros(1)}
+    del other["bn1.bias"]
+    report = load_backbone_weights(small(), saved(tmp_path, other), "resnet18")
+    assert report.missing == ("backbone.body.bn1.bias",)
+    assert report.left_over == ("fc.weight", "fc.bias", "extra")
+    assert report.misfits == ("layer4.1.conv2.weight: [3] in the file, [512, 512, 3, 3] in the model",)
+    assert "\n  missing    backbone.body.bn1.bias\n" in str(report)
+    large = build_retinanet(num_classes=2, backbone="resnet50", fpn_channels=32)
+    with pytest.raises(CheckpointError, match="holds only 77 of the 265 tensors of a resnet50; set model.backbone to"):
+        load_backbone_weights(large, saved(tmp_path, state), "resnet50")
+    with pytest.raises(CheckpointError, match="no tensor that fits"):
+        load_backbone_weights(large, saved(tmp_path, {"features.0.0.weight": torch.zeros(96, 3, 4, 4)}), "resnet50")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "name", "asked"),
+    [
+        ("resnet50", "DEFAULT", "ResNet50_Weights.IMAGENET1K_V2"),
+        ("resnext50_32x4d", "IMAGENET1K_V1", "ResNeXt50_32X4D_Weights.IMAGENET1K_V1"),
+        ("resnext50_32x4d", "ResNeXt50_32X4D_Weights.DEFAULT", "ResNeXt50_32X4D_Weights.IMAGENET1K_V2"),
+    ],
+)
+def test_torchvisions_backbones_by_name(backbone: str, name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    state = resnet.__dict__[backbone](weights=None).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: found.append(str(self)) or state)
+    settings = ModelConfig(backbone=backbone, fpn_channels=32, norm="frozen_bn", backbone_weights=name)
+    model = build_model(settings, 3)
+    assert found == [asked]
+    assert torch.equal(model.backbone.body.layer4[2].conv2.weight, state["layer4.2.conv2.weight"])
+
+
+def test_a_name_of_another_networks_weights_is_refused() -> None:
+    for name in ("IMAGENET1K_V2", "ResNet50_Weights.IMAGENET1K_V1"):
+        with pytest.raises(ConfigError, match="for model.backbone=resnet18; use one of IMAGENET1K_V1, DEFAULT"):
+            load_backbone_weights(small(), name, "resnet18")
+
+
+def test_a_resumed_run_does_not_read_its_backbone_again(tmp_path: Path) -> None:
+    shapes = ["data.shapes.num_train=2", "data.shapes.num_val=2", "data.shapes.image_size=64"]
+    config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
+    settings = ModelConfig(backbone="resnet18", fpn_channels=32, backbone_weights=str(tmp_path / "gone.pth"))
+    task = DetectionTask(replace(config, model=settings), SingleDeviceStrategy("cpu"))
+    task.build_model(resumed=True, checkpoint={})
+    with pytest.raises(CheckpointError, match=r"gone\.pth is neither a file"):
+        task.build_model()
 
 
 def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +262,7 @@ def test_torchvisions_file_has_its_epsilon_by_any_name(
     torch.save(published, tmp_path / "mine.pth")
     first = hashlib.sha256((tmp_path / "mine.pth").read_bytes()).hexdigest()[:8]
     monkeypatch.setattr(
-        weights, "_published", lambda name: SimpleNamespace(url=f"https://host/retinanet_coco-{first}.pth")
+        weights, "published", lambda name: SimpleNamespace(url=f"https://host/retinanet_coco-{first}.pth")
     )
     model = small(norm="frozen_bn")
     load_weights(model, str(tmp_path / "mine.pth"))
