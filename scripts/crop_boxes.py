@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Cut the boxes of a detection data set out of its images, into a folder for each class: data for task=classification.
+
+  python scripts/crop_boxes.py DATA/annotations/instances_train.json DATA/train CELLS/train
+  python scripts/crop_boxes.py DATA/annotations/instances_val.json DATA/val CELLS/val --margin 0.1
+
+Annotations are COCO json, read as training reads them: crowd regions and boxes without an area are left out, EXIF orientation is
+applied. Crops are PNG files CLASS/IMAGE-NUMBER.png, NUMBER counting the boxes of an image.
+"""
+
+import argparse
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torchvision.io import write_png
+
+from retina_dist.data.images import read_image
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.errors import DataError, UserError
+from retina_dist.words import pluralize
+
+
+def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.0) -> Counter[str]:
+    """Write the crops of all boxes below `output` and return how many each class has.
+
+    A crop is its box, rounded outwards to whole pixels, and `margin` times its sides around it, as far as the image goes. Raises
+    DataError for a class whose name is none of a folder, and where `output` is not empty.
+    """
+    found = load_annotations(annotations, images)
+    names = found.categories.names
+    for name in names:
+        if name in (".", "..") or {"/", "\\", "\0"} & set(name):
+            raise DataError(f"{annotations}: category {name!r} is no name for a folder; rename it.")
+    if output.exists() and any(output.iterdir()):
+        raise DataError(f"{output} is not empty; give another folder.")
+    counts: Counter[str] = Counter()
+    for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+        pixels = read_image(record.path, annotated_size=(record.width, record.height))
+        height, width = pixels.shape[-2:]
+        for number, ((left, top, right, bottom), label) in enumerate(zip(boxes.tolist(), labels.tolist(), strict=True)):
+            extra_x, extra_y = margin * (right - left), margin * (bottom - top)
+            rows = slice(max(0, math.floor(top - extra_y)), min(height, math.ceil(bottom + extra_y)))
+            columns = slice(max(0, math.floor(left - extra_x)), min(width, math.ceil(right + extra_x)))
+            path = output / names[label] / f"{Path(record.file_name).stem}-{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_png(pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format), str(path))
+            counts[names[label]] += 1
+    return counts
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("annotations", type=Path, help="COCO json")
+    parser.add_argument("images", type=Path, help="folder of its images")
+    parser.add_argument("output", type=Path, help="folder for CLASS/*.png; new or empty")
+    parser.add_argument("--margin", type=float, default=0.0, help="share of a box's sides to add around it (0)")
+    options = parser.parse_args()
+    if not 0 <= options.margin <= 10:
+        parser.error(f"--margin {options.margin} is not from 0 to 10")
+    try:
+        counts = crop_boxes(options.annotations, options.images, options.output, options.margin)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    print(f"{options.output}: {pluralize(counts.total(), 'crop')} ({listed})")
+
+
+if __name__ == "__main__":
+    main()

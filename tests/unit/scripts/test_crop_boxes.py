@@ -1,0 +1,58 @@
+"""Crops are the boxes' pixels, in a folder for each class."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts.crop_boxes import crop_boxes, main
+
+
+def data(folder: Path, name: str = "cell") -> tuple[Path, Path]:
+    """One image whose pixels tell their column, with boxes [x, y, width, height] of two classes and one without an area."""
+    folder.mkdir(exist_ok=True)
+    pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[None, :, None], (30, 40, 3))
+    Image.fromarray(pixels.copy()).save(folder / "a.png")
+    boxes = [([4.5, 2, 10, 6], 1), ([30, 20, 10, 10], 2), ([3, 3, 0, 5], 1)]
+    coco = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 40, "height": 30}],
+        "annotations": [
+            {"id": i, "image_id": 1, "bbox": box, "category_id": category}
+            for i, (box, category) in enumerate(boxes, start=1)
+        ],
+        "categories": [{"id": 1, "name": name}, {"id": 2, "name": "disc"}],
+    }
+    (folder / "coco.json").write_text(json.dumps(coco))
+    return folder / "coco.json", folder
+
+
+@pytest.mark.parametrize(("margin", "first"), [(0.0, (4, 15, 6)), (0.1, (3, 16, 8))])
+def test_crops_are_the_pixels_of_the_boxes(tmp_path: Path, margin: float, first: tuple[int, int, int]) -> None:
+    counts = crop_boxes(*data(tmp_path / "data"), tmp_path / "crops", margin)
+    assert counts == {"cell": 1, "disc": 1}
+    with Image.open(tmp_path / "crops" / "cell" / "a-0.png") as crop:
+        left, right, height = first
+        assert np.asarray(crop)[0, :, 0].tolist() == list(range(left, right))
+        assert crop.size == (right - left, height)
+    with Image.open(tmp_path / "crops" / "disc" / "a-1.png") as crop:  # at the corner of the image, where a margin ends
+        assert np.asarray(crop)[0, -1, 0] == 39
+
+
+def test_the_command_counts_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    source, output = [str(path) for path in data(tmp_path / "data")], str(tmp_path / "crops")
+    monkeypatch.setattr(sys, "argv", ["crop_boxes.py", *source, output])
+    main()
+    assert capsys.readouterr().out == f"{output}: 2 crops (1 cell, 1 disc)\n"
+    for words in ("is not empty; give another folder", "category '../up' is no name for a folder"):
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+        data(tmp_path / "data", "../up")
