@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,9 +227,9 @@ def test_a_step_can_come_from_the_file_of_benchmark_step(tmp_path: Path, capsys:
 def test_a_step_can_come_from_the_file_of_benchmark_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {1: 20.0, 2: 38.0}  # images a second of one process, of two
     monkeypatch.setattr(
-        scaling, "_launch", lambda name, n: {"images_per_s": speeds[n], "job": "", "backend": name, "num_images": 100}
+        scaling, "_launch", lambda name, n: {"images_per_s": [speeds[n]], "job": "", "backend": name, "num_images": 100}
     )
-    monkeypatch.setattr(scaling, "draw_data", lambda data: None)
+    monkeypatch.setattr(scaling, "task_class", lambda config: SimpleNamespace(prepare=lambda config: None))
     monkeypatch.setattr(scaling, "write_epochs", lambda *_: ())
     settings = [
         "launchers=[torchrun]",
