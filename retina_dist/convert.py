@@ -3,7 +3,7 @@
     python -m retina_dist.convert format=csv annotations=train.csv classes=classes.csv output=train.json
     python -m retina_dist.convert format=voc annotations=VOC2007 split=train output=train.json
 
-Layer 4. Training reads both forms directly (`data=csv`, `data=voc`); this is for other tools.
+Training reads both forms directly (`data=csv`, `data=voc`); this is for other tools.
 """
 
 from __future__ import annotations

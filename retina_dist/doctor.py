@@ -3,7 +3,7 @@
     python -m retina_dist.doctor data=coco data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
 
-Layer 4. Takes every argument of `retina_dist.train`, so that what is examined is what will be trained on. Exit code 1 when
+Takes every argument of `retina_dist.train`, so that what is examined is what will be trained on. Exit code 1 when
 there are errors, 2 when the settings or the annotation files cannot be used.
 """
 

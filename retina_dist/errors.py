@@ -1,6 +1,6 @@
 """Errors that a user can correct: one sentence that names the thing, the value and the remedy.
 
-Layer 0. Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
+Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
 """
 
 import os

@@ -7,7 +7,7 @@
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
     torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…      the images shared out over processes
 
-Layer 4. Of a detector the twelve numbers by pycocotools' definitions, and AP of each class; of a classifier accuracies, and for two
+Of a detector the twelve numbers by pycocotools' definitions, and AP of each class; of a classifier accuracies, and for two
 classes sensitivity, specificity and ROC-AUC.
 """
 

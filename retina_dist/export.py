@@ -2,7 +2,7 @@
 
     python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
 
-Layer 4. `.onnx` and `.pt2` hold the whole detector: one image, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
+`.onnx` and `.pt2` hold the whole detector: one image, uint8 RGB [1, 3, h, w], already resized -> boxes [N, 4] xyxy in
 its pixels, scores [N], labels [N], NMS included. Categories, input size and versions stand in the file. `.pt` is a state_dict
 for torchvision's own class, and nothing else.
 """

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and places behind a URL. Layer 0."""
+"""Files written whole or not at all, and places behind a URL."""
 
 from __future__ import annotations
 

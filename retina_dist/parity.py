@@ -6,7 +6,7 @@
     python -m retina_dist.parity task=classification_parity          the other task, with mixup and cutmix
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50 dtypes=[fp32]
 
-Layer 4. Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
+Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
 the weights of each step, and of the final batch norm statistics and weight average, each relative to the largest magnitude of its
 kind. In fp64 each run keeps its own state for all steps. In fp32 each step begins from one process's state: rounding moves
 inputs of ReLUs across zero, and what a network makes of that in two steps (a hundredth of a gradient, with batch norm from random

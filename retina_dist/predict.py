@@ -2,7 +2,7 @@
 
     python -m retina_dist.predict checkpoint=runs/shapes/checkpoints/best.pt input=FILE|FOLDER|GLOB
 
-Layer 4. A file that cannot be read is named and left out; with none left the exit code is 2.
+A file that cannot be read is named and left out; with none left the exit code is 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passwords, tokens and keys out of whatever is written or shown. Layer 0, below `errors`.
+"""Passwords, tokens and keys out of whatever is written or shown.
 
 Settings are used as they are; `redacted` is for their copies in files, in words, in errors and in MLflow.
 """

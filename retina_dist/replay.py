@@ -2,7 +2,7 @@
 
     python -m retina_dist.replay event=runs/shapes/nonfinite_00000012.json
 
-Layer 4. A single process repeats the batches of all ranks, one after the other, in the precision of the run.
+A single process repeats the batches of all ranks, one after the other, in the precision of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from retina_dist.config.fields import validate
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.nonfinite import inspection
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError

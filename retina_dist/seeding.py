@@ -1,6 +1,6 @@
 """Random numbers that depend on what is drawn, not on who draws it.
 
-Layer 0. Anything random about one image is keyed by (seed, epoch, image id), so neither the number of data workers
+Anything random about one image is keyed by (seed, epoch, image id), so neither the number of data workers
 nor the number of ranks changes it.
 """
 

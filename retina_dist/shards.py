@@ -4,7 +4,7 @@
     python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512 verify=true
     python -m retina_dist.train data=shards data.root=/data/coco-shards
 
-Layer 4. Takes the data settings of a training. The output is self-contained: annotations are copied too. Run an interrupted command
+Takes the data settings of a training. The output is self-contained: annotations are copied too. Run an interrupted command
 again to continue it.
 """
 

@@ -1,4 +1,4 @@
-"""Files of `torch.save`, read without running what is in them, with bounds on what they unpack to. Layer 0."""
+"""Files of `torch.save`, read without running what is in them, with bounds on what they unpack to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in sentences and in text files, and text that may be shown. Layer 0."""
+"""Numbers in sentences and in text files, and text that may be shown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Speed, measured: `python -m retina_dist.benchmark step | data | eval | synthetic | scaling | model`, a module each.
 
-Layer 4. Every figure is taken on the machine at hand; what is compared takes turns in one run, and is given as a ratio, because a
+Every figure is taken on the machine at hand; what is compared takes turns in one run, and is given as a ratio, because a
 machine's speed drifts.
 """

@@ -3,7 +3,7 @@
     python -m retina_dist.benchmark data                               made images of 640 x 480
     python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
 
-Layer 4. What a part takes is the processor's time, so that other processes disturb it little; on a GPU it is that of the clock.
+What a part takes is the processor's time, so that other processes disturb it little; on a GPU it is that of the clock.
 Files have been read before: the system's cache and not the disk is measured. All parts take turns, `rounds` times. What is
 compared with: Pillow's decoder and a resize in float32, as torchvision's detectors do it, into the same batch. Neither normalises.
 """

@@ -6,7 +6,7 @@
     python -m retina_dist.benchmark model sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
     python -m retina_dist.benchmark model seed=true                          against what was measured in 2018
 
-Layer 4. A calculation (`communication` has the formulas, the machines and their sources) from a step that was measured on one GPU
+A calculation (`communication` has the formulas, the machines and their sources) from a step that was measured on one GPU
 and the gradients of the real model. What it takes for granted and what it leaves out stands above its tables. It has not been held
 against a cluster of today; the one point it is held against is that of 2018.
 """

@@ -1,4 +1,4 @@
-"""Counts what a piece of code asks of the device: operators, and those that make the host wait for it. Layer 4."""
+"""Counts what a piece of code asks of the device: operators, and those that make the host wait for it."""
 
 from __future__ import annotations
 

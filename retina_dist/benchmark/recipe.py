@@ -1,4 +1,4 @@
-"""How much a training has to do: how many images for how many epochs, and where each number comes from. Layer 4."""
+"""How much a training has to do: how many images for how many epochs, and where each number comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all benchmarks do with their figures: say where they come from, write them, compare them with earlier ones. Layer 4."""
+"""What all benchmarks do with their figures: say where they come from, write them, compare them with earlier ones."""
 
 from __future__ import annotations
 

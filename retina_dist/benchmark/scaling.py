@@ -4,7 +4,7 @@
     python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
     python -m retina_dist.benchmark scaling data=synthetic processes=[1,2]      launchers compared, random images, no files
 
-Layer 4. The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
+The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
 medians over the rounds, because a machine's speed drifts. Beside the speed-up, each launcher is compared with the first one at
 as many processes. output=NAME.json also writes NAME.csv and NAME.png, the length of an

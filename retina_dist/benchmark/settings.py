@@ -1,4 +1,4 @@
-"""Settings of the benchmarks. Layer 1."""
+"""Settings of the benchmarks."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \
         canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] threads=2
 
-Layer 4. The base is what references/detection of torchvision does in fp32: its model over lists of images and targets, the loss
+The base is what references/detection of torchvision does in fp32: its model over lists of images and targets, the loss
 read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights and images, already of the canvas' size,
 and take turns within one process; a ratio is that of a turn to the base's turn beside it. Flops are counted, not estimated, and
 set against the most that a matrix product, a convolution or a step of the same type has reached on this device in this run.

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 -m retina_dist.benchmark synthetic                         this job, by torch DDP
     horovodrun -np 2 python -m retina_dist.benchmark synthetic model=retinanet_r50 data.synthetic.canvas=[800,1088]
 
-Layer 4. As Horovod's pytorch_synthetic_benchmark.py (https://github.com/horovod/horovod/tree/master/examples/pytorch): random
+As Horovod's pytorch_synthetic_benchmark.py (https://github.com/horovod/horovod/tree/master/examples/pytorch): random
 batches on the device, made once; warm-up, then `num_iters` rounds of `num_batches_per_iter` steps; the mean over the rounds, and
 1.96 standard deviations, for a process and for all. The machine's speed drifts: what is compared takes turns in `benchmark scaling
 data=synthetic`. --baseline of one process gives a larger job's efficiency.

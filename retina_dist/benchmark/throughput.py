@@ -1,4 +1,4 @@
-"""Training steps of one job without reading, validation and checkpoints: images a second, a round at a time. Layer 4."""
+"""Training steps of one job without reading, validation and checkpoints: images a second, a round at a time."""
 
 from __future__ import annotations
 

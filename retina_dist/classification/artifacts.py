@@ -1,4 +1,4 @@
-"""Files that a training leaves for its user: the first batch, the confusion matrix, and mistakes, drawn. Layer 4."""
+"""Files that a training leaves for its user: the first batch, the confusion matrix, and mistakes, drawn."""
 
 from __future__ import annotations
 

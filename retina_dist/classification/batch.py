@@ -1,4 +1,4 @@
-"""A batch of images with their classes. Layer 0. B images, S their side in pixels, K classes."""
+"""A batch of images with their classes. B images, S their side in pixels, K classes."""
 
 from __future__ import annotations
 

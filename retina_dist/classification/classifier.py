@@ -1,6 +1,6 @@
 """A trained classifier, ready to use: images in, probabilities out.
 
-Layer 3. Pre-processing is that of the validation during training, from what the checkpoint says.
+Pre-processing is that of the validation during training, from what the checkpoint says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from retina_dist.classification.data.transforms import eval_transform
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.data.images import read_image
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.torch_files import remedy_of

@@ -1,4 +1,4 @@
-"""Is a labelled data set sound? Imbalance, unreadable files, duplicates, sizes. Layer 4."""
+"""Is a labelled data set sound? Imbalance, unreadable files, duplicates, sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a checkpoint over its validation set, or over the validation set of another folder. Layer 4."""
+"""Metrics of a checkpoint over its validation set, or over the validation set of another folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import settings_of
 from retina_dist.config.fields import validate
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Url, place

@@ -1,6 +1,6 @@
 """Metrics of a classifier over a validation set that all ranks share out.
 
-Layer 2. Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: nothing is
+Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: nothing is
 padded, counted twice or averaged over ranks. Numbers of the confusion matrix and the ROC curve are torchmetrics'.
 """
 

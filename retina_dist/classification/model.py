@@ -1,4 +1,4 @@
-"""Any classifier of torchvision, taking batches and giving losses. Layer 1. Letters in shapes: see `batch`."""
+"""Any classifier of torchvision, taking batches and giving losses. Letters in shapes: see `batch`."""
 
 from __future__ import annotations
 

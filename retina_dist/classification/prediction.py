@@ -1,4 +1,4 @@
-"""The classes of images: a CSV file, and the images with their class and probability. Layer 4."""
+"""The classes of images: a CSV file, and the images with their class and probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server answers for a classifier. Layer 4."""
+"""What the server answers for a classifier."""
 
 from __future__ import annotations
 

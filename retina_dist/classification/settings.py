@@ -1,4 +1,4 @@
-"""Settings of classification's data and model. Layer 0."""
+"""Settings of classification's data and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training and validation splits that data settings name, and what follows from them. Layer 4."""
+"""The training and validation splits that data settings name, and what follows from them."""
 
 from __future__ import annotations
 

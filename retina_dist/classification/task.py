@@ -1,7 +1,4 @@
-"""Classification: labelled images, batches, a classifier of torchvision and its metrics, from the settings of a run.
-
-Layer 4.
-"""
+"""Classification: labelled images, batches, a classifier of torchvision and its metrics, from the settings of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from retina_dist.classification.splits import (
     unaugmented,
 )
 from retina_dist.config.commands import EvaluateConfig, ExportConfig, PredictConfig
-from retina_dist.engine.checkpoints import located
+from retina_dist.engine.checkpoint_store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.serving.settings import ServeConfig

@@ -1,4 +1,4 @@
-"""Writes labelled images into shards. Layer 4."""
+"""Writes labelled images into shards."""
 
 from __future__ import annotations
 

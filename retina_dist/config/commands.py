@@ -1,4 +1,4 @@
-"""The settings of the commands, by name. Those of the benchmarks and the server are in their packages. Layer 1."""
+"""The settings of the commands, by name. Those of the benchmarks and the server are in their packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From overrides to typed settings. Layer 4.
+"""From overrides to typed settings.
 
 A key that is not in the schema, or a value of another type, is refused by name, with the nearest one.
 """
@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from retina_dist.config.commands import ACTIVE, COMMANDS
 from retina_dist.config.fields import leaves, validate
 from retina_dist.config.messages import settings_by_key, translate_hydra_errors, unknown_key
-from retina_dist.config.seams import load_plugins, schema_with, without_outside
+from retina_dist.config.plugins import load_plugins, schema_with, without_outside
 from retina_dist.errors import ConfigError
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The `main()` of a command, and how its errors end the process. Layer 4."""
+"""The `main()` of a command, and how its errors end the process."""
 
 from __future__ import annotations
 

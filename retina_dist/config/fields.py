@@ -1,6 +1,6 @@
 """One setting, stated once: its type, default, meaning and limits on the field of a dataclass; and the check of all of them.
 
-Layer 0. A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
+A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
 """
 
 from __future__ import annotations

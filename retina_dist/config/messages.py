@@ -1,4 +1,4 @@
-"""From what Hydra and omegaconf raise to a sentence with the key, the value and the nearest valid key. Layer 4."""
+"""From what Hydra and omegaconf raise to a sentence with the key, the value and the nearest valid key."""
 
 from __future__ import annotations
 

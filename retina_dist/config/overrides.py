@@ -1,4 +1,4 @@
-"""The overrides of a command line, checked before Hydra uses them; the jobs of a sweep. Layer 4."""
+"""The overrides of a command line, checked before Hydra uses them; the jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.config.compose import check_numbers, config_dir, load_config, register_for, to_object
 from retina_dist.config.messages import HYDRAS_CLASSES, translate_hydra_errors
-from retina_dist.config.seams import import_class
+from retina_dist.config.plugins import import_class
 from retina_dist.errors import ConfigError
 from retina_dist.redaction import redacted
 

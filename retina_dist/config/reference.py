@@ -1,7 +1,4 @@
-"""The reference of all settings, as Markdown:  python -m retina_dist.config.reference > docs/settings.md
-
-Layer 2.
-"""
+"""The reference of all settings, as Markdown:  python -m retina_dist.config.reference > docs/settings.md"""
 
 from __future__ import annotations
 

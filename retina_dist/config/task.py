@@ -1,4 +1,4 @@
-"""Settings that every task has; a task has subclasses with its own. Layer 0."""
+"""Settings that every task has; a task has subclasses with its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of the package by their names, which a checkpoint may give; nothing else that it names is imported. Layer 1."""
+"""The tasks of the package by their names, which a checkpoint may give; nothing else that it names is imported."""
 
 from __future__ import annotations
 

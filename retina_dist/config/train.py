@@ -1,4 +1,4 @@
-"""The settings of a training: one section for each component. Layer 1."""
+"""The settings of a training: one section for each component."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the batches of every task share. Layer 0."""
+"""What the batches of every task share."""
 
 from __future__ import annotations
 

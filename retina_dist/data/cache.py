@@ -1,6 +1,6 @@
 """A cache of decoded images on disk, for machines whose CPU cores cannot decode as fast as their GPUs train.
 
-Layer 1. Each image has one file: its pixels from `read_image`, then its size and a checksum; read by memory mapping.
+Each image has one file: its pixels from `read_image`, then its size and a checksum; read by memory mapping.
 The file name is a hash of the image's path, its version (for a local file, size and modification time) and the annotated size, so
 a changed image is decoded again. Files are written under a temporary name and renamed, so several processes can share a folder.
 """

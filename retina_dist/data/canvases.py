@@ -1,6 +1,6 @@
 """Aspect-ratio buckets: images of similar shape share a canvas.
 
-Layer 1. Images of one batch are padded to a common size. Padding to the largest image of each batch wastes
+Images of one batch are padded to a common size. Padding to the largest image of each batch wastes
 work and gives every step a different shape. A few fixed canvases waste less (on COCO 2017, six of them cost 3 %
 more pixels than padding each image separately), and compiled kernels and CUDA graphs can be reused.
 """

@@ -1,4 +1,4 @@
-"""The image files that a command is given. Layer 1."""
+"""The image files that a command is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the work that decoding an image file can cause beyond decoding its pixels once. Layer 1.
+"""Limits on the work that decoding an image file can cause beyond decoding its pixels once.
 
 A few bytes of JPEG, PNG or TIFF can request unbounded work or memory, whatever the size of the image. Each function finds such a
 file without decoding it, and returns the reason.

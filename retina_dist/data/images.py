@@ -1,6 +1,6 @@
 """Decodes image files to RGB pixels in the orientation of their annotations.
 
-Layer 1. Pillow opens and decodes every file, except upright JPEG, which torchvision decodes faster to the same bits.
+Pillow opens and decodes every file, except upright JPEG, which torchvision decodes faster to the same bits.
 A file that cannot be read raises an ImageError that names it.
 """
 

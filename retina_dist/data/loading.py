@@ -1,6 +1,6 @@
 """Batches made by data workers, whatever a batch is.
 
-Layer 1. Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and InfiniBand, and unlike
+Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and InfiniBand, and unlike
 spawned processes they start at once. They do not import the main script, which so needs no `if __name__ == "__main__":`.
 """
 

@@ -1,4 +1,4 @@
-"""Processes that read and decode images: they start without the main script, and hand over what they log. Layer 0."""
+"""Processes that read and decode images: they start without the main script, and hand over what they log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Samplers: the images of each optimizer step, and each rank's share of them.
 
-Layer 1. Rank and world size are plain numbers. Every batch is a pure function of the step: a resume replays
+Rank and world size are plain numbers. Every batch is a pure function of the step: a resume replays
 nothing, and a job that resumes with another number of ranks sees the same images in the same steps.
 """
 

@@ -1,6 +1,6 @@
 """Shards: the images of a data set in a few large files, for storage where every small file costs a request.
 
-Layer 1. For each split, a folder, local or behind a URL, holds
+For each split, a folder, local or behind a URL, holds
 
     SPLIT-00000.tar, …                   plain tar files of the image files, named after the image ids
     SPLIT.index.json                     length and SHA-256 of each shard, offset and CRC-32 of each image

@@ -1,6 +1,6 @@
 """Sources of image bytes: a local file, a file behind a URL, or a part of a larger file.
 
-Layer 1. A source is a small value that can be sent to data workers; files and connections are opened in the worker. Only a
+A source is a small value that can be sent to data workers; files and connections are opened in the worker. Only a
 `DatasetItem` has no bytes: `read_image` asks its dataset for the pixels.
 """
 

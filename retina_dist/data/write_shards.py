@@ -1,4 +1,4 @@
-"""All splits of a data set into shards, with a progress bar. Layer 1."""
+"""All splits of a data set into shards, with a progress bar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files that a training leaves for its user: the first batch, curves of the metrics, and predictions, drawn.
-
-Layer 4.
-"""
+"""Files that a training leaves for its user: the first batch, curves of the metrics, and predictions, drawn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The values that travel between data, model, evaluator and trainer.
 
-Layer 0. Letters in shape comments, here and in the whole package: B images of a batch, A anchors, M boxes an image
+Letters in shape comments, here and in the whole package: B images of a batch, A anchors, M boxes an image
 is padded to, N detections, K classes, H and W the canvas in pixels.
 """
 

@@ -4,7 +4,7 @@
     python -m retina_dist.benchmark eval batches=[]                             the metric alone
     python -m retina_dist.benchmark eval backends=[] batches=[8] device=cuda    the post-processing alone
 
-Layer 4. The metric: every installed evaluator against pycocotools, each in a separate process, from rows [n, 7] in memory to
+The metric: every installed evaluator against pycocotools, each in a separate process, from rows [n, 7] in memory to
 the numbers, on made-up boxes with the sizes, classes and crowds of COCO's. The post-processing: that of the whole batch against
 torchvision's, image by image, on made-up heads' outputs with some 1,200 candidates an image. What is compared takes turns, in
 `rounds`, and must agree; ratios are medians over the rounds.

@@ -1,6 +1,6 @@
 """COCO's box metrics, by pycocotools or a faster evaluator that gives the same numbers.
 
-Layer 2. Ground truth is the annotation file as it is, never boxes that went through a transform. Detections travel as rows
+Ground truth is the annotation file as it is, never boxes that went through a transform. Detections travel as rows
 [n, 7] of float64: image_id, x, y, width, height, score, category_id; float64, because ids above 2^24 do not fit float32.
 """
 

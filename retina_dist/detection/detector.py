@@ -1,6 +1,6 @@
 """A trained detector, ready to use: images in, boxes out.
 
-Layer 3. Pre-processing is that of the validation during training, from what the checkpoint says.
+Pre-processing is that of the validation during training, from what the checkpoint says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights, torchvision_categories
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DataConfig, ModelConfig
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
 from retina_dist.model.weight_sources import is_torchvision_name

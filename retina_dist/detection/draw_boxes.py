@@ -1,6 +1,6 @@
 """Boxes on drawings: what the annotations say, what augmentation made of them, what a model found.
 
-Layer 1. Boxes are xyxy in pixels of the drawing they are drawn on. Sizes of lines and text follow the
+Boxes are xyxy in pixels of the drawing they are drawn on. Sizes of lines and text follow the
 drawing; small drawings are enlarged so that the text is readable.
 """
 

@@ -1,6 +1,6 @@
 """COCO metrics of a checkpoint, over its validation set or another, or of a results json.
 
-Layer 4. The twelve numbers by pycocotools' definitions, and AP of each class.
+The twelve numbers by pycocotools' definitions, and AP of each class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.detection.splits import data_of_checkpoint, read_split
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import place

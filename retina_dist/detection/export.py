@@ -1,7 +1,4 @@
-"""The detector as an ONNX, PT2 or state_dict file, compared with the original before the file is written.
-
-Layer 4.
-"""
+"""The detector as an ONNX, PT2 or state_dict file, compared with the original before the file is written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plots of COCO metrics: precision over recall, and AP of each class.
 
-Layer 1. See `retina_dist.reporting.plots` for how figures are made.
+See `retina_dist.reporting.plots` for how figures are made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Boxes drawn on images, and a COCO results json.
-
-Layer 4.
-"""
+"""Boxes drawn on images, and a COCO results json."""
 
 from __future__ import annotations
 

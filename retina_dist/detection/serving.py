@@ -1,4 +1,4 @@
-"""What the server answers for a detector. Layer 4."""
+"""What the server answers for a detector."""
 
 from __future__ import annotations
 

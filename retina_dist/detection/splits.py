@@ -1,7 +1,4 @@
-"""The training and validation splits that data settings name.
-
-Layer 4.
-"""
+"""The training and validation splits that data settings name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a run.
 
-Layer 4. Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
+Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionSettings, DetectorSettings, ModelConfig, category_names
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
-from retina_dist.engine.checkpoints import located
+from retina_dist.engine.checkpoint_store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.serving.settings import ServeConfig

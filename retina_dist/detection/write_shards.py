@@ -1,6 +1,6 @@
 """Writes the images and annotations of a data set into shards.
 
-Layer 4. An interrupted command continues when it is given again.
+An interrupted command continues when it is given again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which value of the monitored metric is the best, and for how many validations it has been.
 
-Layer 2, part of the train state. The trainer stops by it, and the checkpoint store ranks its files by it.
+Part of the train state. The trainer stops by it, and the checkpoint store ranks its files by it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""When and what a training saves. Layer 3."""
+"""When and what a training saves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.engine.duration import IntervalTimer
 from retina_dist.engine.state import TrainState
 from retina_dist.strategies.base import DistributedStrategy

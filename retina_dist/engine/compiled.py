@@ -1,4 +1,4 @@
-"""torch.compile: the training pass as one graph for each shape of a batch. Layer 2."""
+"""torch.compile: the training pass as one graph for each shape of a batch."""
 
 from __future__ import annotations
 

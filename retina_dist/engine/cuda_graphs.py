@@ -1,6 +1,6 @@
 """Forward and backward pass as one CUDA graph for each shape of a batch: one launch instead of a thousand.
 
-Layer 2. Batches come in few shapes, since they are padded. Gradient reduction and optimizer stay outside of the graphs, so
+Batches come in few shapes, since they are padded. Gradient reduction and optimizer stay outside of the graphs, so
 that every strategy can use them.
 """
 

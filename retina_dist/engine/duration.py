@@ -1,4 +1,4 @@
-"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and intervals in minutes. Layer 0."""
+"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and intervals in minutes."""
 
 from __future__ import annotations
 

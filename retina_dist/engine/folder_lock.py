@@ -1,6 +1,6 @@
 """One writer for each run folder: a lock file that names its process and shows that it is alive.
 
-Layer 2. `run.lock` lies in the folder that it protects, local or behind a URL, as one line of JSON. A local one is created by
+`run.lock` lies in the folder that it protects, local or behind a URL, as one line of JSON. A local one is created by
 O_EXCL and changed under flock, one behind a URL is created by fsspec's mode="create" (If-None-Match on Azure, S3 and Google
 Cloud). Object stores have no exchange of one content for another through fsspec, so there a takeover is confirmed by reading the
 file again after `SETTLE_S`; where a driver ignores mode="create", two processes that start within milliseconds of each other may

@@ -1,4 +1,4 @@
-"""Means and times between two log lines. Layer 2."""
+"""Means and times between two log lines."""
 
 from __future__ import annotations
 

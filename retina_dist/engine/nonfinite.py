@@ -1,4 +1,4 @@
-"""Steps with an infinite or NaN loss or gradient: skipped on all ranks, and reported in a file. Layer 2."""
+"""Steps with an infinite or NaN loss or gradient: skipped on all ranks, and reported in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.engine.checkpoints import write_checkpoint
+from retina_dist.engine.checkpoint_store import write_checkpoint
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CollectiveError

@@ -1,6 +1,6 @@
 """Where the time of a training goes: every moment belongs to one phase, so the phases add up to the total.
 
-Layer 2. `mark(part)` attributes the time since the previous mark to `part`. On a CPU the clock is the host's; on CUDA
+`mark(part)` attributes the time since the previous mark to `part`. On a CPU the clock is the host's; on CUDA
 the marks are events in the stream, so that work is counted when it runs and not when it is queued, and a device that waits for
 data shows it. The host does not wait for the device until the times are read.
 """

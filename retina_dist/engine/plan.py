@@ -1,6 +1,6 @@
 """What a run will do, settled before anything is built.
 
-Layer 2. The user states the total batch, the length and the learning rate; the plan says how many images each process takes
+The user states the total batch, the length and the learning rate; the plan says how many images each process takes
 in a micro-batch, which learning rate that gives and at which steps something happens. It does not depend on the backend. Any
 number of processes can share any batch.
 """

@@ -1,4 +1,4 @@
-"""The arithmetic of forward and backward passes, in training and in every other use of a model. Layer 1.
+"""The arithmetic of forward and backward passes, in training and in every other use of a model.
 
 `fp32` rounds nothing, on any device. `tf32` is fp32 in which a GPU rounds the inputs of matrix products and convolutions to TF32
 (10 bits of mantissa; Ampere and newer). `bf16` and `fp16` are autocast. PyTorch by itself would take TF32 in convolutions only:

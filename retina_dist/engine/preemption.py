@@ -1,6 +1,6 @@
 """Preemption notices: signals, and events that the cloud has scheduled.
 
-Layer 2. The watch only notes the reason; the trainer stops all ranks at the same step.
+The watch only notes the reason; the trainer stops all ranks at the same step.
 """
 
 from __future__ import annotations

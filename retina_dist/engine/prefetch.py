@@ -1,4 +1,4 @@
-"""The next step's batches are copied to a GPU while the current step computes. Layer 2."""
+"""The next step's batches are copied to a GPU while the current step computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps the ranks' copies of a training equal, and what notices when they are not. Layer 2."""
+"""What keeps the ranks' copies of a training equal, and what notices when they are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the trainer. Layer 0."""
+"""Settings of the trainer."""
 
 from __future__ import annotations
 

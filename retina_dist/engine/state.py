@@ -1,4 +1,4 @@
-"""Everything about a run that must survive a restart. Layer 2.
+"""Everything about a run that must survive a restart.
 
 What is not here is derived from `step`: the learning rate (the plan), the epoch and the place in it (the sampler).
 """

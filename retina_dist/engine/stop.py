@@ -1,4 +1,4 @@
-"""All ranks save or stop at the same step. Layer 2."""
+"""All ranks save or stop at the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a training: gathered at each step, logged now and then. Layer 3."""
+"""The metrics of a training: gathered at each step, logged now and then."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One optimizer step, for any model that returns a dict of losses.
 
-Layer 3. It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
+It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
 """
 
 from __future__ import annotations

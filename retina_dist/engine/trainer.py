@@ -1,6 +1,6 @@
 """The training loop, for any model that returns a dict of losses.
 
-Layer 3. It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
+It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
 """
 
 from __future__ import annotations

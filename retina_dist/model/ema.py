@@ -1,4 +1,4 @@
-"""Exponential moving average of a model's weights. Layer 1."""
+"""Exponential moving average of a model's weights."""
 
 from __future__ import annotations
 

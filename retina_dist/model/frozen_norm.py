@@ -1,6 +1,6 @@
 """Folds frozen batch norms into convolutions: the scale goes into the weights, the shift into the bias.
 
-Layer 1. conv(x, w) * s + t = conv(x, w * s) + t, for each output channel. This saves two passes over every activation, most of
+conv(x, w) * s + t = conv(x, w * s) + t, for each output channel. This saves two passes over every activation, most of
 the time that a frozen ResNet spends outside its convolutions. Names and values of parameters and buffers do not change.
 """
 

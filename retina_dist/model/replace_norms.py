@@ -1,4 +1,4 @@
-"""The batch norms of any model, replaced by those that leave out fillers, by synchronised or by frozen ones. Layer 1."""
+"""The batch norms of any model, replaced by those that leave out fillers, by synchronised or by frozen ones."""
 
 from __future__ import annotations
 

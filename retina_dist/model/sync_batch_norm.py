@@ -1,4 +1,4 @@
-"""Batch norm over real images only, of this process or of all ranks, with any backend, on any device. Layer 1.
+"""Batch norm over real images only, of this process or of all ranks, with any backend, on any device.
 
 The synchronized norms of torch and Horovod need GPUs and work with one backend each; this one needs only a sum over ranks. Neither
 of those can leave out the fillers of a batch.

@@ -1,6 +1,6 @@
 """Tensors by name: from a file of ours or of torchvision's form, or by the name of torchvision's weights.
 
-Layer 1. Nothing but tensors and plain values is unpickled.
+Nothing but tensors and plain values is unpickled.
 """
 
 from __future__ import annotations

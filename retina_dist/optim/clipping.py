@@ -1,4 +1,4 @@
-"""Gradient clipping. Layer 1."""
+"""Gradient clipping."""
 
 from __future__ import annotations
 

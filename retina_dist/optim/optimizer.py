@@ -1,6 +1,6 @@
 """Plain `torch.optim` optimizers with parameter groups.
 
-Layer 1. The trainer writes the learning rate of each step into the groups: `lr` is the base rate, which the schedule's factor
+The trainer writes the learning rate of each step into the groups: `lr` is the base rate, which the schedule's factor
 and a group's `lr_scale` multiply.
 """
 

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so checkpoints need no scheduler state. Layer 1."""
+"""The learning rate as a pure function of the step, so checkpoints need no scheduler state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the optimizer and of the learning rate's schedule. Layer 0."""
+"""Settings of the optimizer and of the learning rate's schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logging handler of the logger "retina_dist": console and log file of a rank. Layer 1.
+"""The logging handler of the logger "retina_dist": console and log file of a rank.
 
 A module logs with `logger = logging.getLogger(__name__)`. INFO and WARNING are printed, DEBUG goes to the log file only.
 """

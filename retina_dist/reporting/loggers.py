@@ -1,6 +1,6 @@
 """Metric loggers: the trainer calls `log(metrics, step)`.
 
-Layer 1. Metric names are `group/name`; a step is an optimizer step.
+Metric names are `group/name`; a step is an optimizer step.
 """
 
 from __future__ import annotations

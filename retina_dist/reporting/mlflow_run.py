@@ -1,6 +1,6 @@
 """An MLflow run as a metric logger: metrics, settings, tags and files for a tracking server, without waiting for it.
 
-Layer 1. Needs `mlflow-skinny`. All requests are made on the thread of a `RetryQueue`.
+Needs `mlflow-skinny`. All requests are made on the thread of a `RetryQueue`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plots of a run, curves over the steps, and of a sweep of runs.
 
-Layer 1. matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
+matplotlib is imported when something is drawn. Figures are made without pyplot, so neither the
 backend nor the settings of a program that imports this package are touched.
 """
 

@@ -1,6 +1,6 @@
 """One live line on a terminal; plain lines in a log file.
 
-Layer 1. Imports tqdm only for the terminal.
+Imports tqdm only for the terminal.
 """
 
 from __future__ import annotations

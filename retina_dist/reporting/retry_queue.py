@@ -1,4 +1,4 @@
-"""A queue of jobs on a background thread, with retries. Layer 1."""
+"""A queue of jobs on a background thread, with retries."""
 
 from __future__ import annotations
 

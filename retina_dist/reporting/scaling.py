@@ -1,6 +1,6 @@
 """Plots of scaling: epoch time over the number of workers, measured or calculated.
 
-Layer 1. As in `plots`, matplotlib is imported when something is drawn.
+As in `plots`, matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of what a run writes beside its checkpoints. Layer 0."""
+"""Settings of what a run writes beside its checkpoints."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import torch
 import retina_dist
 from retina_dist.config.train import RunConfig
 from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.engine.checkpointer import Checkpointer
-from retina_dist.engine.checkpoints import CheckpointStore
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
@@ -37,7 +37,7 @@ from retina_dist.run.build import (
     task_class,
     uses_graphs,
 )
-from retina_dist.run.elastic import ElasticCarryover
+from retina_dist.run.elastic_carryover import ElasticCarryover
 from retina_dist.run.environment import configure_torch, describe_job, versions
 from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
 from retina_dist.run.mlflow import tracking_server

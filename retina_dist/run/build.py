@@ -13,7 +13,7 @@ from retina_dist.config.task import TASKS
 from retina_dist.config.tasks import builtin_task, task_of_checkpoint
 from retina_dist.config.train import RunConfig
 from retina_dist.engine.best import BestMetric, check_metric
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState

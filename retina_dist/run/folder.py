@@ -1,6 +1,6 @@
 """Run folders: where a run writes, and which checkpoint it resumes from.
 
-Layer 4. A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and images.
+A run folder holds config.yaml, metrics.csv, checkpoints/, tensorboard/ and images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from retina_dist.config.train import RunConfig
-from retina_dist.engine.checkpoints import load_checkpoint, load_latest
+from retina_dist.engine.checkpoint_store import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, Url, names_in, place, write_atomically

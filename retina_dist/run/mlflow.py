@@ -1,6 +1,6 @@
 """Which MLflow run a training or a sweep is, by settings and environment.
 
-Layer 4. As Azure ML has it: a job finds MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set, and joins that run.
+As Azure ML has it: a job finds MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set, and joins that run.
 https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.config.train import RunConfig
-from retina_dist.engine.checkpoints import BEST, read_manifest
+from retina_dist.engine.checkpoint_store import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place
 from retina_dist.redaction import redacted, redacted_tree

@@ -1,6 +1,6 @@
 """A sweep: a training for each combination of values, one table and one plot of them all.
 
-Layer 4. Jobs run one after another, in this process or, with `launcher`, each in separate processes. In one of several
+Jobs run one after another, in this process or, with `launcher`, each in separate processes. In one of several
 processes, which all go through the same jobs in the same order, rank 0 names the folders and writes.
 """
 

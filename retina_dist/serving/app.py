@@ -1,6 +1,6 @@
 """The REST endpoint: FastAPI over a scorer and a batcher.
 
-Layer 4. `POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for the server's operator.
+`POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for the server's operator.
 """
 
 from __future__ import annotations

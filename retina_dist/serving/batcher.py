@@ -1,4 +1,4 @@
-"""Batches items of many owners for a few worker threads. Layer 0."""
+"""Batches items of many owners for a few worker threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP connections with time limits for slow clients. Layer 3."""
+"""HTTP connections with time limits for slow clients."""
 
 from __future__ import annotations
 

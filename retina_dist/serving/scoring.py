@@ -1,6 +1,6 @@
 """From the body of a request to the content of its answer, without a web server.
 
-Layer 3. Every server calls this, so that all give the same answers.
+Every server calls this, so that all give the same answers.
 """
 
 from __future__ import annotations

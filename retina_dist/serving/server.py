@@ -1,7 +1,4 @@
-"""The server process: application, socket, and shutdown by signal.
-
-Layer 4.
-"""
+"""The server process: application, socket, and shutdown by signal."""
 
 from __future__ import annotations
 

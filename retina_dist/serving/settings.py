@@ -1,4 +1,4 @@
-"""Settings of the server. Layer 0."""
+"""Settings of the server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The contract between the trainer and a communication backend.
 
-Layer 1. A strategy does communication and nothing else: no learning rate, no clipping, no files, no seeds. The trainer and
+A strategy does communication and nothing else: no learning rate, no clipping, no files, no seeds. The trainer and
 the evaluator know this class only; each backend is one file beside it.
 """
 

@@ -1,4 +1,4 @@
-"""What both backends mean by `compression`. Layer 1.
+"""What both backends mean by `compression`.
 
     none   gradients travel as they are
     bf16   half the bytes, the full range, 8 bits of mantissa

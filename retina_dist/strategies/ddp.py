@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: NCCL between GPUs, Gloo between CPUs. Layer 1.
+"""torch's DistributedDataParallel: NCCL between GPUs, Gloo between CPUs.
 
 The only file that imports `torch.distributed`.
 """
@@ -24,7 +24,7 @@ from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
-from retina_dist.strategies.liveness import lost, missing_ranks
+from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}

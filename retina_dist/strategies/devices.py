@@ -1,4 +1,4 @@
-"""Which device this process works on. Layer 1."""
+"""Which device this process works on."""
 
 from __future__ import annotations
 

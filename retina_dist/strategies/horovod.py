@@ -1,4 +1,4 @@
-"""Horovod's allreduce over NCCL, MPI or Gloo. Layer 1.
+"""Horovod's allreduce over NCCL, MPI or Gloo.
 
 The only file that imports `horovod`, and only when this strategy is chosen. Hooks send each gradient as soon as it is complete,
 `reduce_gradients` waits for all of them, and the trainer steps the plain optimizer. `hvd.DistributedOptimizer` would do the same
@@ -32,7 +32,7 @@ from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.liveness import lost, missing_ranks
+from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Who started this process, as which of how many, and where all of them meet. Layer 1.
+"""Who started this process, as which of how many, and where all of them meet.
 
 Launchers say it in environment variables:
 

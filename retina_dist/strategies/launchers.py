@@ -3,7 +3,7 @@
     python -m retina_dist.strategies.launchers                  starts two processes with each installed launcher
     srun -n 8 python -m retina_dist.strategies.launchers        under any launcher: how each process understands it
 
-Layer 4, for commands that start others (parity, benchmarks). A user types the launcher instead.
+For commands that start others (parity, benchmarks). A user types the launcher instead.
 """
 
 from __future__ import annotations

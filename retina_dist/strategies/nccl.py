@@ -1,4 +1,4 @@
-"""NCCL's environment variables as settings. Layer 1.
+"""NCCL's environment variables as settings.
 
 NCCL reads them as it starts, once in a process: they are set before a strategy is made, and a sweep over them needs a `launcher`
 for each job. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

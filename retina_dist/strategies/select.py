@@ -1,4 +1,4 @@
-"""Which strategy a job uses. Layer 1."""
+"""Which strategy a job uses."""
 
 from __future__ import annotations
 

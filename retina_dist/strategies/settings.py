@@ -1,4 +1,4 @@
-"""Settings of the strategies and of NCCL. Layer 0."""
+"""Settings of the strategies and of NCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process on one device: every collective is the identity. Layer 1."""
+"""One process on one device: every collective is the identity."""
 
 from __future__ import annotations
 

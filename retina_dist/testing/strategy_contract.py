@@ -4,7 +4,7 @@
     from retina_dist.testing.strategy_contract import strategy_contract
     strategy_contract(lambda: MyStrategy(MySettings(), detect_launch()))
 
-Every rank calls it; a broken promise raises AssertionError. Layer 3.
+Every rank calls it; a broken promise raises AssertionError.
 """
 
 from __future__ import annotations

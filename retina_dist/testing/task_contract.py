@@ -3,7 +3,7 @@
     from retina_dist.testing.task_contract import task_contract
     task_contract(MyTask, load_config("train", ["hydra.searchpath=[file://my_conf]", "task=mine"]))
 
-A broken promise raises AssertionError. Layer 4.
+A broken promise raises AssertionError.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
-from retina_dist.config import seams
+from retina_dist.config import plugins
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError
@@ -115,12 +115,12 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
             node = {"_target_": target, "name": "installed"}
             return lambda: ConfigStore.instance().store(group="strategy", name="installed", node=node)
 
-    monkeypatch.setattr(seams, "entry_points", lambda group: [Installed()] if group == "retina_dist.plugins" else [])
-    seams.load_plugins.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Installed()] if group == "retina_dist.plugins" else [])
+    plugins.load_plugins.cache_clear()
     try:
         config = load_config("train", ["strategy=installed", "strategy.chunk_mb=3"])
     finally:
-        seams.load_plugins.cache_clear()
+        plugins.load_plugins.cache_clear()
         ConfigStore.instance().repo.get("strategy", {}).pop("installed.yaml", None)
     assert (config.strategy.name, config.strategy.chunk_mb) == ("installed", 3.0)
 

@@ -23,7 +23,7 @@ from retina_dist.detection.coco_metrics import evaluate_rows, read_results, rows
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.serving import DetectionScorer
 from retina_dist.detection.write_shards import write_shards
-from retina_dist.engine.checkpoints import MANIFEST, CheckpointStore, load_checkpoint, load_latest
+from retina_dist.engine.checkpoint_store import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.replay import _read as read_event
 from retina_dist.serving.scoring import read_images

@@ -24,7 +24,7 @@ from retina_dist.detection.prediction import find_images
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.engine.checkpoints import load_checkpoint, load_latest
+from retina_dist.engine.checkpoint_store import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError

@@ -24,7 +24,7 @@ import retina_dist as rd
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
-from retina_dist.engine.checkpoints import load_checkpoint
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.launchers import command, environment, why_missing
 

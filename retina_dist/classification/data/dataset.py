@@ -1,6 +1,6 @@
 """From a `BatchSpec` to an `ImageBatch`: what a data worker does.
 
-Layer 1. Data workers import this module and little else.
+Data workers import this module and little else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A data set that needs no download: one drawn shape an image, six classes, on textured backgrounds.
 
-Layer 1. The same settings give the same files under the same Pillow.
+The same settings give the same files under the same Pillow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training and validation batches of one rank. Layer 1."""
+"""Training and validation batches of one rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Labelled images: a folder for each class, a CSV file, or shards.
 
-Layer 1. Classes are numbered in the order of their names. Names come out of files that others wrote: one that leaves the folder
+Classes are numbered in the order of their names. Names come out of files that others wrote: one that leaves the folder
 of the images is refused.
 """
 

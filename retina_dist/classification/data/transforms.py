@@ -1,6 +1,6 @@
 """From a stored image to a square of pixels, and two images into one.
 
-Layer 1. On uint8 tensors by torchvision's v2 kernels. Whatever is random is drawn from torch's CPU generator seeded by a key, so
+On uint8 tensors by torchvision's v2 kernels. Whatever is random is drawn from torch's CPU generator seeded by a key, so
 the result depends on the key and on nothing else.
 """
 

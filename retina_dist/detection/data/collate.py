@@ -1,6 +1,6 @@
 """Samples of different sizes -> one `Batch` on a canvas.
 
-Layer 1. Imports nothing from retina_dist but the two kinds of batch.
+Imports nothing from retina_dist but the two kinds of batch.
 """
 
 from __future__ import annotations

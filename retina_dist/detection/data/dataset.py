@@ -1,6 +1,6 @@
 """From a `BatchSpec` to a `Batch`: what a data worker does.
 
-Layer 1. Data workers import this module and little else; annotations reach them packed in a few tensors,
+Data workers import this module and little else; annotations reach them packed in a few tensors,
 which are shared between processes instead of copied.
 """
 

@@ -1,6 +1,6 @@
 """Batches that are sent as the files' own pixels, to be flipped and resized by the device.
 
-Layer 1. Data workers then only decode and augment, and what travels is smaller. The result is float32 by torchvision's formula
+Data workers then only decode and augment, and what travels is smaller. The result is float32 by torchvision's formula
 for its detectors (bilinear, half-pixel centres), where a data worker's resize rounds to whole grey levels. An image that
 shrinks comes resized, because this formula does not smooth.
 """

@@ -1,7 +1,4 @@
-"""Training and validation batches from flat settings.
-
-Layer 1.
-"""
+"""Training and validation batches from flat settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A COCO data set that needs no download: drawn shapes on textured backgrounds.
 
-Layer 1. It has what real data sets have: overlap, images without objects, crowd regions, several image sizes, category ids
+It has what real data sets have: overlap, images without objects, crowd regions, several image sizes, category ids
 with gaps. The same settings give the same annotations everywhere, and the same files under the same Pillow.
 """
 

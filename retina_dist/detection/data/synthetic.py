@@ -1,4 +1,4 @@
-"""Random images with random boxes: annotations without files, and batches of them. Layer 1."""
+"""Random images with random boxes: annotations without files, and batches of them."""
 
 from __future__ import annotations
 

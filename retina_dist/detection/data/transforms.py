@@ -1,6 +1,6 @@
 """From a stored image and its boxes to what lies on the canvas.
 
-Layer 1. Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work, and what
+Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work, and what
 `data.resize=device` leaves to the device is `deferred_resize`'s.
 Whatever is random is drawn from torch's CPU generator seeded by a key, so the result depends on the key and
 on nothing else. An operation that is switched off costs nothing.

@@ -1,6 +1,6 @@
 """How well anchors fit the boxes of a data set, without running a network.
 
-Layer 1. A box that no anchor overlaps enough is learnt from its one best anchor alone, however badly that fits.
+A box that no anchor overlaps enough is learnt from its one best anchor alone, however badly that fits.
 """
 
 from __future__ import annotations

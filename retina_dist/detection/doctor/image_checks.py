@@ -1,6 +1,6 @@
 """What can be wrong with a data set, as pure functions: its files, boxes and categories.
 
-Layer 1. `retina_dist.doctor` puts them together.
+`retina_dist.doctor` puts them together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks a data set and the fit of the model's anchors, and formats the report.
-
-Layer 4.
-"""
+"""Checks a data set and the fit of the model's anchors, and formats the report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The whole detector as one graph, for torch.export and ONNX: pixels in, boxes out.
 
-Layer 1. The graph holds everything from uint8 pixels to the boxes that NMS leaves; what stays outside is decoding and resizing.
+The graph holds everything from uint8 pixels to the boxes that NMS leaves; what stays outside is decoding and resizing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Focal loss with its gradient made in the forward pass, in a few passes over the logits instead of torchvision's hundred.
 
-Layer 1. Classes are indices, so no one-hot tensor exists. On CUDA it is one Triton kernel where that runs, elsewhere plain
+Classes are indices, so no one-hot tensor exists. On CUDA it is one Triton kernel where that runs, elsewhere plain
 operators; inside torch.compile the textbook formula, which the compiler fuses itself. Lin et al. 2017, equation 5,
 https://arxiv.org/abs/1708.02002.
 """

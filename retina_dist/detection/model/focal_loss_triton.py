@@ -1,4 +1,4 @@
-"""The focal loss as one Triton kernel: logits are read once, gradients written once. Layer 1; imported on CUDA only."""
+"""The focal loss as one Triton kernel: logits are read once, gradients written once. Imported on CUDA only."""
 
 from __future__ import annotations
 

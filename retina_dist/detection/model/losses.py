@@ -1,6 +1,6 @@
 """RetinaNet's losses over a whole batch, by masks instead of selections.
 
-Layer 1. Pure functions; every loss is summed over an image's anchors and divided by that image's number of foreground
+Pure functions; every loss is summed over an image's anchors and divided by that image's number of foreground
 anchors (at least 1), then averaged over images, as torchvision does. That normaliser does not depend on who shares the
 batch, so the mean over ranks equals the loss of the undivided batch.
 """

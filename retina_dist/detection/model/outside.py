@@ -1,4 +1,4 @@
-"""A detection model from outside the package. Layer 1."""
+"""A detection model from outside the package."""
 
 from __future__ import annotations
 

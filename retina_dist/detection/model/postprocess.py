@@ -1,6 +1,6 @@
 """From the heads' outputs to the detections of a whole batch.
 
-Layer 1. What torchvision's `RetinaNet.postprocess_detections` finds, in its order, without its loops over images and levels:
+What torchvision's `RetinaNet.postprocess_detections` finds, in its order, without its loops over images and levels:
 operators and host syncs do not grow with the batch. Instead of every score, one maximum an anchor is looked at: the best k pairs
 of anchor and class of a level lie in its k best anchors, so only those anchors' scores and boxes are computed.
 

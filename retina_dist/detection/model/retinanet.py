@@ -1,6 +1,6 @@
 """RetinaNet on a ResNet with a feature pyramid: torchvision's modules and names, a batched training path.
 
-Layer 1. `RetinaNet` is a subclass of torchvision's class with the same parameters and buffers under the same names, so a
+`RetinaNet` is a subclass of torchvision's class with the same parameters and buffers under the same names, so a
 state_dict goes from one to the other unchanged. It takes a `Batch` (images already resized onto one canvas) where
 torchvision takes lists.
 """

@@ -1,6 +1,6 @@
 """Anchors against boxes: overlap, matching, encoding, decoding, for a whole batch at once.
 
-Layer 1. Pure functions without a loop over images, a host-device sync or a data-dependent shape, so the cost does not
+Pure functions without a loop over images, a host-device sync or a data-dependent shape, so the cost does not
 grow in operators with the batch and the graph can be compiled. Semantics are torchvision's (`Matcher`, `BoxCoder` with
 weights 1, 1, 1, 1), to the same bits where the arithmetic allows.
 """

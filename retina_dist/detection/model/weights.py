@@ -1,6 +1,6 @@
 """Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name.
 
-Layer 1. What fits by name and shape is loaded; the rest is listed, so a detector for other classes starts from everything but
+What fits by name and shape is loaded; the rest is listed, so a detector for other classes starts from everything but
 the class layer. Nothing but tensors and plain values is unpickled.
 """
 

@@ -1,4 +1,4 @@
-"""One mapping between COCO category ids, which may have gaps, and the labels that a model knows. Layer 1.
+"""One mapping between COCO category ids, which may have gaps, and the labels that a model knows.
 
 Where two files meet, or a checkpoint and a file, category names decide which label a category has: ids are numbers that each
 export gives anew.

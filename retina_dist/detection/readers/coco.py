@@ -1,6 +1,6 @@
 """COCO annotations in: checked, cleaned for training, untouched for the evaluator.
 
-Layer 1. Boxes that cannot be learnt from are dropped and counted by name; the ground truth that metrics are computed
+Boxes that cannot be learnt from are dropped and counted by name; the ground truth that metrics are computed
 against stays what the file says.
 """
 

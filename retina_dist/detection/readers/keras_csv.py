@@ -1,6 +1,6 @@
 """keras-retinanet's CSV annotations, as COCO.
 
-Layer 1. One object a row, `path,x1,y1,x2,y2,class`; an image without objects is one row `path,,,,,`. The class file
+One object a row, `path,x1,y1,x2,y2,class`; an image without objects is one row `path,,,,,`. The class file
 has rows `class,index`. https://github.com/fizyr/keras-retinanet#csv-datasets
 """
 

@@ -1,4 +1,4 @@
-"""Where annotations and images of a split lie under one root. Layer 1."""
+"""Where annotations and images of a split lie under one root."""
 
 from __future__ import annotations
 

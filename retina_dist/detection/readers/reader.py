@@ -1,4 +1,4 @@
-"""A data format from outside the package. Layer 1."""
+"""A data format from outside the package."""
 
 from __future__ import annotations
 

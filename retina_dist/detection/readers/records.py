@@ -1,6 +1,6 @@
 """The images that annotations name: where each is, whether it is there, how large it is.
 
-Layer 1. Names come out of files that others wrote: one that leaves the folder of the images is refused.
+Names come out of files that others wrote: one that leaves the folder of the images is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Your own `torch.utils.data.Dataset` as the images and boxes of a training.
 
-Layer 1. The boxes are read once, at the start, because batches of similar sizes and the COCO metrics need all of them; the
+The boxes are read once, at the start, because batches of similar sizes and the COCO metrics need all of them; the
 images are read again in every epoch, by the data workers.
 """
 

@@ -1,6 +1,6 @@
 """Pascal VOC annotations, as COCO.
 
-Layer 1. A folder with ImageSets/Main/SPLIT.txt, Annotations/*.xml and JPEGImages/*.jpg.
+A folder with ImageSets/Main/SPLIT.txt, Annotations/*.xml and JPEGImages/*.jpg.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest
+from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError
 from retina_dist.torch_files import SEAL_LENGTH
 

@@ -20,7 +20,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.settings import DataConfig
 from retina_dist.engine import folder_lock
-from retina_dist.engine.checkpoints import CheckpointStore, load_latest
+from retina_dist.engine.checkpoint_store import CheckpointStore, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks, Holder
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.checkpointer import Checkpointer
-from retina_dist.engine.checkpoints import load_checkpoint
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep

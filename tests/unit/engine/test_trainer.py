@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.engine import checkpoints as checkpoint
+from retina_dist.engine import checkpoint_store as checkpoint
 from retina_dist.engine import duration
 from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint
 from retina_dist.engine.checkpointer import Checkpointer
-from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep

@@ -12,7 +12,7 @@ import yaml
 from retina_dist.config.compose import load_config
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.run.folder import changed_settings, open_run, write_config
 

@@ -15,7 +15,7 @@ import pytest
 
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.serving import DetectionScorer
-from retina_dist.engine.checkpoints import CheckpointStore
+from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.serving.settings import ServeConfig
 from tests.unit.serving.server import (
     MAX_PIXELS,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from retina_dist.strategies import liveness
-from retina_dist.strategies.liveness import lost, missing_ranks
+from retina_dist.strategies import missing_ranks as module
+from retina_dist.strategies.missing_ranks import lost, missing_ranks
 
 
 def test_those_that_do_not_answer_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "WAIT_S", 0.3)
+    monkeypatch.setattr(module, "WAIT_S", 0.3)
     notes = {"here/2"}
     assert missing_ranks(0, 4, notes.add, notes.__contains__) == [1, 3]
     assert "here/0" in notes  # others may be asking too
 
 
 def test_all_there_or_no_way_to_ask_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "WAIT_S", 5.0)
+    monkeypatch.setattr(module, "WAIT_S", 5.0)
     assert missing_ranks(1, 2, lambda key: None, lambda key: True) == []
 
     def gone(key: str) -> None:

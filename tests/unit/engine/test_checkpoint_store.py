@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from retina_dist import files
-from retina_dist.engine import checkpoints as checkpoint
+from retina_dist.engine import checkpoint_store as checkpoint
 from retina_dist.engine.best import BestMetric
-from retina_dist.engine.checkpoints import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
+from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import Place, names_in, place, write_atomically
 

@@ -1,4 +1,4 @@
-"""Classes from outside the package that a config group's entry names by `_target_`. Layer 4.
+"""Classes from outside the package that a config group's entry names by `_target_`.
 
 An entry outside is found by hydra.searchpath, --config-dir, or the entry point group `retina_dist.plugins`: functions that store
 entries in Hydra's ConfigStore. The class is imported for the command line's composition only; a checkpoint's settings are data.

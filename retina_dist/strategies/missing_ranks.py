@@ -1,4 +1,4 @@
-"""Which processes are still there, after a collective has failed. Layer 1."""
+"""Which processes are still there, after a collective has failed."""
 
 from __future__ import annotations
 
