@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +11,11 @@ from torch.nn import functional as F
 from torchvision import models
 
 from retina_dist.classification.batch import ImageBatch
-from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Url, place
+from retina_dist.errors import ConfigError
+from retina_dist.model.load_weights import WeightsReport, load_fitting
 from retina_dist.model.replace_norms import Norm, replace_batch_norms
 from retina_dist.model.sync_batch_norm import count_only
-from retina_dist.torch_files import load_torch
+from retina_dist.model.weight_sources import published, read_state
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1
 RESNETS = ("resnet", "resnext", "wide_resnet")  # torchvision's names of them begin so
@@ -84,22 +81,6 @@ def _is_channels_last(model: nn.Module) -> bool:
     return weight is not None and weight.is_contiguous(memory_format=torch.channels_last)
 
 
-@dataclass(frozen=True)
-class WeightsReport:
-    """How many tensors a load took, and which it did not."""
-
-    source: str
-    loaded: int
-    left_out: tuple[str, ...]
-    kept: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [f"{self.source}: {self.loaded} tensors loaded, {len(self.left_out)} left out, {len(self.kept)} kept"]
-        return "\n".join(
-            [*lines, *(f"  left out  {x}" for x in self.left_out), *(f"  kept      {x}" for x in self.kept)]
-        )
-
-
 def build_classifier(
     architecture: str,
     num_classes: int,
@@ -137,67 +118,22 @@ def classifiers() -> list[str]:
 def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> WeightsReport:
     """Load what fits by name and shape: a checkpoint, a state_dict, a URL or torchvision's name of weights.
 
-    The last layer is left out where it is for other `classes`, as far as the source names its own. Raises CheckpointError when
+    The last layer is not loaded where it is for other `classes`, as far as the source names its own. Raises CheckpointError when
     nothing fits.
     """
-    state, theirs = _weights_of(source)
-    own = model.model.state_dict()
-    same = theirs is None or tuple(theirs) == tuple(classes)
-    head = {name for name in own if name.rpartition(".")[0] == _head(model.model)}
-    fitting: dict[str, Tensor] = {}
-    left_out = []
-    for name, value in state.items():
-        if name not in own:
-            if not name.endswith("num_batches_tracked"):  # a frozen batch norm has no such counter
-                left_out.append(f"{name}: the model has no such tensor")
-        elif own[name].shape != value.shape:
-            left_out.append(f"{name}: {list(value.shape)} in the file, {list(own[name].shape)} in the model")
-        elif name in head and not same:
-            left_out.append(f"{name}: of other classes")
-        else:
-            fitting[name] = value
-    if not any(not name.endswith("num_batches_tracked") for name in fitting):
-        raise CheckpointError(
-            f"{source} holds no tensor that fits this model by name and shape (it begins with "
-            f"{', '.join(list(state)[:3]) or 'nothing'}); check model.architecture."
-        )
-    model.model.load_state_dict({**own, **fitting})
-    kept = [k for k in own if k not in fitting and not k.endswith("num_batches_tracked")]
-    return WeightsReport(source, len(fitting), tuple(left_out), tuple(kept))
+    found = read_state(source)
+    theirs = published(source).meta["categories"] if found.content is None else found.content.get("classes")
+    others = isinstance(theirs, Sequence) and list(map(str, theirs)) != list(classes)
+    head = _head(model.model)
+    return load_fitting(
+        model.model,
+        source,
+        {name.removeprefix(PREFIX): value for name, value in found.state.items()},
+        check="model.architecture",
+        misfit=lambda name: "of other classes" if others and name.rpartition(".")[0] == head else None,
+    )
 
 
 def _head(model: nn.Module) -> str:
     """The name of the layer that gives the logits: the last linear one."""
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
-
-
-def _weights_of(source: str) -> tuple[Mapping[str, Tensor], Sequence[str] | None]:
-    """Tensors by torchvision's names, and the classes that they tell apart where the source says them."""
-    where = place(source)
-    if isinstance(where, Path):
-        where = where.expanduser()
-    if isinstance(where, Url) or where.is_file():
-        content, _ = load_torch(where)
-        classes = content.get("classes") if isinstance(content, Mapping) else None
-        for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
-            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-                content = content[key]
-        if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):
-            raise CheckpointError(f"{source} does not hold a state_dict (a mapping of names to tensors).")
-        state = {str(name).removeprefix("module.").removeprefix(PREFIX): value for name, value in content.items()}
-        return state, list(map(str, classes)) if isinstance(classes, Sequence) else None
-    try:
-        weights: Any = models.get_weight(source)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(
-            f"model.weights={source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
-            "ResNet50_Weights.IMAGENET1K_V2."
-        ) from error
-    try:
-        return weights.get_state_dict(progress=True, check_hash=True), weights.meta["categories"]
-    except (URLError, OSError, RuntimeError) as error:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        raise CheckpointError(
-            f"{source} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
-            f"put it into {folder}, or give its path instead of the name."
-        ) from error

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,35 +17,17 @@ from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.model.load_weights import WeightsReport, load_fitting
 from retina_dist.model.weight_sources import is_torchvision_name, published, read_state
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
 BODY = "backbone.body."  # where the detector has its ResNet
-COUNTER = "num_batches_tracked"  # of live batch norms; no weight
+CHECK = "model.backbone and model.variant"  # when nothing fits
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 _FIRST_CONV = re.compile(
     r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight"
 )  # of a ResNet or of one of its blocks, after any prefix
-
-
-@dataclass(frozen=True)
-class WeightsReport:
-    """Which tensors a load took, and which it did not: those of the file are `loaded`, `left_over` or `misfits`."""
-
-    source: str
-    loaded: tuple[str, ...]  # the model's names, as in `missing`
-    missing: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
-    left_over: tuple[str, ...]  # tensors of the file that the model does not have
-    misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other categories
-
-    def __str__(self) -> str:
-        listed = {"missing": self.missing, "left over": self.left_over, "misfit": self.misfits}
-        lines = [
-            f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.missing)} missing, {len(self.left_over)} left over, "
-            f"{len(self.misfits)} that do not fit"
-        ]
-        return "\n".join(lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items])
 
 
 class Weights(NamedTuple):
@@ -70,7 +51,14 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
     others = None
     if categories is not None and theirs is not None and tuple(categories) != theirs:
         state, others = _with_class_order(state, theirs, tuple(categories))
-    report = _load(model, source, state, _new_head_name, others)
+    report = load_fitting(
+        model,
+        source,
+        state,
+        check=CHECK,
+        rename=_new_head_name,
+        misfit=lambda name: others if name.endswith(CLASS_LAYER) else None,
+    )
     _take_eps(model, eps)
     return report
 
@@ -92,7 +80,9 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
         )
     state, eps, _ = _weights_of(source)
     prefix = min((found[1] for found in map(_FIRST_CONV.fullmatch, state) if found), key=len, default="")
-    report = _load(model, source, state, lambda name: BODY + name.removeprefix(prefix), within=BODY)
+    report = load_fitting(
+        model, source, state, check=CHECK, rename=lambda name: BODY + name.removeprefix(prefix), within=BODY
+    )
     size = len(report.loaded) + len(report.missing) + len(report.misfits)
     if 2 * len(report.loaded) <= size:
         raise CheckpointError(
@@ -152,40 +142,6 @@ def _with_class_order(
         by_label = state[name].unflatten(0, (-1, len(order)))  # [anchors, K, ...]
         reordered[name] = by_label[:, order].flatten(0, 1)
     return reordered, None
-
-
-def _load(
-    model: nn.Module,
-    source: str,
-    state: Mapping[str, Tensor],
-    rename: Callable[[str], str],
-    others: str | None = None,
-    within: str = "",
-) -> WeightsReport:
-    """Load what fits under its new name; `others` is why the class layer does not. Only tensors `within` can be missing."""
-    own = model.state_dict()
-    fitting: dict[str, Tensor] = {}
-    left_over, misfits = [], {}
-    for name, value in state.items():
-        target = rename(name)
-        if target not in own:
-            left_over += [] if name.endswith(COUNTER) else [name]  # frozen batch norms have none
-        elif others and target.endswith(CLASS_LAYER):
-            misfits[target] = f"{name}: {others}"
-        elif own[target].shape != value.shape:
-            misfits[target] = f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
-        else:
-            fitting[target] = value
-    loaded = tuple(name for name in fitting if not name.endswith(COUNTER))
-    if not loaded:
-        raise CheckpointError(
-            f"{source} holds no tensor that fits this model by name and shape (it begins with "
-            f"{', '.join(list(state)[:3]) or 'nothing'}); check model.backbone and model.variant."
-        )
-    model.load_state_dict({**own, **fitting})
-    expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
-    missing = tuple(name for name in expected if name not in fitting and name not in misfits)
-    return WeightsReport(source, loaded, missing, tuple(left_over), tuple(misfits.values()))
 
 
 def _new_head_name(name: str) -> str:
