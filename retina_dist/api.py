@@ -69,9 +69,9 @@ class Trainer(TrainerConfig):
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         """The Trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if not isinstance(config, TrainConfig):
+        if not (isinstance(config, TrainConfig) and config.task.name == "detection"):
             raise ConfigError(
-                f"task={config.task.name} is from outside the package, and Trainer is for detection; train it on the command line."
+                f"task={config.task.name} trains on the command line only; Trainer is for task=detection."
             )
         sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
         return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)

@@ -20,6 +20,7 @@ from retina_dist.config.commands import ReplayConfig
 from retina_dist.config.compose import settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.fields import validate
+from retina_dist.config.tasks import task_of_checkpoint
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
@@ -54,6 +55,8 @@ def replay(config: ReplayConfig) -> None:
             f"event={path} has no checkpoint (a run keeps those of its first events only); replay an earlier event."
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
+    if (task := task_of_checkpoint(content)) != "detection":
+        raise ConfigError(f"event={path} is of task={task}; replay repeats steps of task=detection only.")
     settings = settings_of(content.get("config"), TrainConfig, remedy_of(content))
     validate(settings)
     # resize as the run did, whatever the device; an uncompiled model has modules to hook

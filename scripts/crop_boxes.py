@@ -5,7 +5,7 @@
   python scripts/crop_boxes.py DATA/annotations/instances_val.json DATA/val CELLS/val --margin 0.1
 
 Annotations are COCO json, read as training reads them: crowd regions and boxes without an area are left out, EXIF orientation is
-applied. Crops are PNG files CLASS/IMAGE-NUMBER.png, NUMBER counting the boxes of an image.
+applied. Crops are PNG files CLASS/IMAGE-ID-NUMBER.png, NUMBER counting the boxes of an image.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
             extra_x, extra_y = margin * (right - left), margin * (bottom - top)
             rows = slice(max(0, math.floor(top - extra_y)), min(height, math.ceil(bottom + extra_y)))
             columns = slice(max(0, math.floor(left - extra_x)), min(width, math.ceil(right + extra_x)))
-            path = output / names[label] / f"{Path(record.file_name).stem}-{number}.png"
+            path = output / names[label] / f"{Path(record.file_name).stem}-{record.image_id}-{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_png(pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format), str(path))
             counts[names[label]] += 1

@@ -68,7 +68,7 @@ class TrainedClassifier:
             arguments = {**content["model_arguments"], "num_classes": len(classes), "image_size": side}
             model = build_classifier(**arguments)
             model.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             reason = str(error).split(";")[0] if isinstance(error, UserError) else str(error).splitlines()[0]
             raise CheckpointError(
                 f"{source} does not describe a classifier ({reason}); {remedy_of(content)}."

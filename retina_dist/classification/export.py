@@ -18,6 +18,7 @@ from torchvision import models
 from retina_dist import __version__
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
+from retina_dist.classification.model import model_options
 from retina_dist.config.commands import ExportConfig
 from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
@@ -143,7 +144,7 @@ def _load_state_dict(classifier: TrainedClassifier, path: Path) -> Runner:
     """In torchvision's own class, whose batch norms are not ours."""
     state, _ = load_torch(path)
     arguments = classifier.arguments
-    extra = {"image_size": arguments["image_size"]} if arguments["architecture"].startswith("vit_") else {}
+    extra = model_options(arguments["architecture"], arguments["image_size"])
     theirs = models.get_model(arguments["architecture"], weights=None, num_classes=len(classifier.classes), **extra)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected

@@ -43,7 +43,10 @@ class ClassificationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        metrics = {name.removeprefix("val/"): value for name, value in self.metrics.items()}
+        finite = {
+            name: value if math.isfinite(value) else None for name, value in self.metrics.items()
+        }  # JSON knows no NaN
+        metrics = {name.removeprefix("val/"): value for name, value in finite.items()}
         return metrics | {"per_class_accuracy": self.per_class, "confusion": self.confusion.tolist()}
 
 
@@ -58,7 +61,7 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
     own = wide.gather(1, labels[:, None])
     earlier = torch.arange(wide.shape[1], device=wide.device) < labels[:, None]
     above = (wide > own).sum(1) + ((wide == own) & earlier).sum(1)
-    above = above.where(~wide.isnan().any(1), wide.shape[1])  # ruined weights are never right
+    above = above.where(~wide.isnan().any(1), max(5, wide.shape[1]))  # ruined weights are never right
     score = wide.softmax(1)[:, min(1, wide.shape[1] - 1)]
     return torch.stack(
         (indices.double(), labels.double(), wide.argmax(1).double(), above.double(), losses.double(), score), 1
@@ -93,6 +96,8 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
         metrics["val/specificity"] = float(tm.binary_specificity(predictions, labels))
         both = bool((counts > 0).all())
         metrics["val/roc_auc"] = float(tm.binary_auroc(torch.from_numpy(rows[:, 5]), labels)) if both else math.nan
+    if np.isnan(rows[:, 5]).any():  # ruined weights "find" the first class
+        metrics |= {name: math.nan for name in metrics if name not in ("val/top1", "val/top5")}
     return ClassificationResult(metrics, tuple(classes), confusion)
 
 

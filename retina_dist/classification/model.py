@@ -99,15 +99,27 @@ def build_classifier(
         raise ConfigError(
             f"model.architecture={architecture} is no classifier of torchvision; there are {', '.join(classifiers())}."
         )
-    extra: dict[str, Any] = {"zero_init_residual": True} if zero_gamma else {}
-    if architecture.startswith("vit_"):  # whose embedding of positions has one size
-        extra["image_size"] = image_size
+    extra = model_options(architecture, image_size)
     if zero_gamma and not architecture.startswith(RESNETS):
         raise ConfigError(f"model.zero_gamma=true is for ResNets, not {architecture}; leave it out.")
+    if zero_gamma:
+        extra["zero_init_residual"] = True
     model = models.get_model(architecture, weights=None, num_classes=num_classes, **extra)
     replace_batch_norms(model, norm)
     weights = torch.tensor(class_weights, dtype=torch.float32) if len(class_weights) else None
     return Classifier(model, label_smoothing=label_smoothing, class_weights=weights)
+
+
+def model_options(architecture: str, image_size: int) -> dict[str, Any]:
+    """What torchvision's builder needs beside the number of classes."""
+    if architecture.startswith("vit_"):  # whose embedding of positions has one size
+        return {"image_size": image_size}
+    if architecture in (
+        "googlenet",
+        "inception_v3",
+    ):  # one head; their weights scale ImageNet's normalization themselves
+        return {"aux_logits": False, "transform_input": True}
+    return {}
 
 
 def classifiers() -> list[str]:
@@ -122,6 +134,8 @@ def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> Weig
     nothing fits.
     """
     found = read_state(source)
+    if found.content is None and (mean := tuple(getattr(published(source).transforms(), "mean", MEAN))) != MEAN:
+        raise ConfigError(f"model.weights={source} needs images normalized by the mean {mean}; use other weights.")
     theirs = published(source).meta["categories"] if found.content is None else found.content.get("classes")
     others = isinstance(theirs, Sequence) and list(map(str, theirs)) != list(classes)
     head = _head(model.model)
@@ -135,5 +149,5 @@ def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> Weig
 
 
 def _head(model: nn.Module) -> str:
-    """The name of the layer that gives the logits: the last linear one."""
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
+    """The name of the layer that gives the logits: the last linear one, or SqueezeNet's last convolution."""
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]

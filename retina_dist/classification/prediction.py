@@ -52,7 +52,10 @@ def predict(config: PredictConfig) -> Path:
         print(showable(f"{file}: {label} -> {folder / name}.jpg"))
     if left_out == len(files):
         raise DataError(f"none of the {len(files)} files of input={config.input} is a readable image.")
-    write_atomically(folder / "predictions.csv", lambda temporary: temporary.write_text(table.getvalue()))
+    write_atomically(
+        folder / "predictions.csv",
+        lambda temporary: temporary.write_text(table.getvalue(), encoding="utf-8", errors="surrogateescape"),
+    )
     print(f"{len(files) - left_out} images and predictions.csv in {folder}")
     return folder
 

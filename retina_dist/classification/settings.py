@@ -40,7 +40,7 @@ class ClassificationData(DataSettings):
     balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
     image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
     first_image_size: int | None = setting(
-        None, "px; crops grow from this size to image_size between the epochs `growth`", at_least=8, at_most=10**4
+        None, "px; crops grow from this size to image_size between the epochs `growth`", at_least=16, at_most=10**4
     )
     growth: list[int] = setting([0, 0], "first and last epoch, from 0, of the growth of the crops")
     val_image_size: int | None = setting(
@@ -69,6 +69,10 @@ class ClassificationData(DataSettings):
             )
         if len(self.growth) != 2 or not 0 <= self.growth[0] <= self.growth[1]:
             raise ConfigError(f"data.growth={self.growth} is not a pair of rising epochs, such as [0,12].")
+        if self.first_image_size is not None and not self.growth[1]:
+            raise ConfigError(
+                f"data.first_image_size={self.first_image_size} needs the epochs of its growth, such as data.growth=[0,12]."
+            )
         if self.val_resize is not None and self.val_resize < self.val_size:
             raise ConfigError(
                 f"data.val_resize={self.val_resize} is below the central crop of {self.val_size} px; raise it, or lower "

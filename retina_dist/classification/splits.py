@@ -45,7 +45,7 @@ def class_weights(settings: ClassifierConfig, train: Samples) -> list[float]:
     counts = train.counts()
     weights = np.array(settings.class_weights, np.float64)
     if settings.balance_loss:
-        weights = 1.0 / np.maximum(counts, 1)
+        weights = (counts > 0) / np.maximum(counts, 1)
     if not len(weights):
         return []
     if len(weights) != len(counts):
@@ -67,6 +67,16 @@ def check_one_size(model: ClassifierConfig, data: ClassificationData) -> None:
         raise ConfigError(
             f"model.architecture={model.architecture} takes images of one size; give data.val_image_size={data.image_size} and no "
             "data.first_image_size."
+        )
+    patch = model.architecture.rpartition("_")[2]
+    if model.architecture.startswith("vit_") and patch.isdigit() and data.image_size % int(patch):
+        raise ConfigError(
+            f"model.architecture={model.architecture} cuts images into patches of {patch} px; give a data.image_size that is a "
+            f"multiple of {patch}, not {data.image_size}."
+        )
+    if model.architecture == "maxvit_t" and {data.val_size, data.image_size, data.first_image_size or 224} != {224}:
+        raise ConfigError(
+            f"model.architecture=maxvit_t takes images of 224 px, not {data.image_size}; give data.image_size=224."
         )
 
 

@@ -146,7 +146,7 @@ class ClassificationTask(Task):
         return self.strategy.run_collectively(build)
 
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments of `build_classifier`, without the class weights, which training alone needs."""
+        """The arguments of `build_classifier`, without the class weights, which come from the training data."""
         settings: ClassifierConfig = self.config.model
         return {
             "architecture": settings.architecture,
@@ -183,7 +183,7 @@ class ClassificationTask(Task):
         """What a checkpoint of `model` needs beside the weights to be used on its own."""
         data = self.config.data
         return super().metadata(model) | {
-            "model_arguments": self.model_arguments(),
+            "model_arguments": self.model_arguments() | {"class_weights": class_weights(self.config.model, self.train)},
             "classes": list(self.classes),
             "input": {"image_size": data.val_size, "short_side": data.val_short_side},
         }

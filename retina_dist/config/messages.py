@@ -46,8 +46,8 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
         ) from error
     except AssertionError as error:  # omegaconf's answer to a key below a node that is null
         raise ConfigError(
-            "a key below data.shapes or data.synthetic, such as data.shapes.num_train=…, can be set with data=shapes or "
-            "data=synthetic only."
+            "a key below data.shapes, data.drawn or data.synthetic, such as data.shapes.num_train=…, can be set with data=shapes, "
+            "data=drawn_classes or data=synthetic only."
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}.") from error

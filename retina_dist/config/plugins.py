@@ -58,7 +58,13 @@ def load_plugins() -> bool:
     """Call the installed packages' entry points of the group `retina_dist.plugins`; whether there are any."""
     found = entry_points(group=PLUGINS)
     for plugin in found:
-        plugin.load()()
+        try:
+            plugin.load()()
+        except Exception as error:
+            raise ConfigError(
+                f"the installed plugin {plugin.name} ({plugin.value}) cannot be loaded ({type(error).__name__}: {error}); repair "
+                "or uninstall its package."
+            ) from error
     return bool(found)
 
 

@@ -110,6 +110,8 @@ class ClassificationDataset:
             for label in range(self._classes):
                 members = np.flatnonzero(labels == label)
                 places = np.arange(label, len(self), self._classes)
+                if not len(places):  # fewer images than classes
+                    continue
                 if not len(members):  # as of labels that only a larger model has
                     members = np.arange(len(self))
                 rng = np.random.default_rng(derived_seed(self.seed, "balanced", epoch, label))

@@ -111,7 +111,8 @@ def _from_folders(root: Place, split: str) -> list[Row] | None:
             if inside != ".":
                 label = inside.split(os.sep)[0]
                 found += [(f"{inside}/{name}", os.path.join(parent, name), label) for name in files]
-    images = [row for row in found if os.path.splitext(row[0])[1].lower() in SUFFIXES]
+    shown = [row for row in found if not any(part.startswith(".") for part in row[0].split("/"))]
+    images = [row for row in shown if os.path.splitext(row[0])[1].lower() in SUFFIXES]
     return images if images or split == "train" or found else None
 
 
@@ -125,7 +126,11 @@ def _from_csv(root: Place, split: str) -> list[Row] | None:
         raise DataError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from error
     rows: list[Row] = []
     labels: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
+    try:
+        read = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise DataError(f"{path} is no readable CSV ({error}); write one row file,label for each image.") from error
+    for number, row in enumerate(read, start=1):
         if not row or (number == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
             continue
         name, label = (row[0].strip().replace("\\", "/"), row[1].strip()) if len(row) == 2 else ("", "")

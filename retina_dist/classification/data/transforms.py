@@ -34,7 +34,8 @@ class TrainTransform:
         steps: list[torch.nn.Module] = [v2.RandomHorizontalFlip(hflip)] if hflip else []
         steps += [v2.RandomVerticalFlip(vflip)] if vflip else []
         steps += [AUGMENTS[augment]()] if augment else []
-        steps += [v2.RandomErasing(erasing)] if erasing else []
+        # ImageNet's mean, which erasing after the normalization gives
+        steps += [v2.RandomErasing(erasing, value=(124, 116, 104))] if erasing else []
         self.rest = v2.Compose(steps) if steps else None
 
     def __call__(self, image: Tensor, size: int, key: tuple[int | str, ...]) -> Tensor:
@@ -50,6 +51,8 @@ class TrainTransform:
 
 def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
     """[3, h, w] uint8 -> its centre [3, size, size], after a resize that makes the shorter side `short_side`."""
+    most = 4 * min(image.shape[1:])  # no crop reaches beyond it, and a strip one pixel wide would grow without bound
+    image = F.center_crop(image, [min(side, most) for side in image.shape[1:]])
     height, width = image.shape[1:]
     scale = short_side / min(height, width)
     found = resized(image, max(short_side, round(height * scale)), max(short_side, round(width * scale)))

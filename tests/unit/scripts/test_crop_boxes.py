@@ -35,7 +35,7 @@ def data(folder: Path, name: str = "cell") -> tuple[Path, Path]:
 def test_crops_are_the_pixels_of_the_boxes(tmp_path: Path, margin: float, first: tuple[int, int, int]) -> None:
     counts = crop_boxes(*data(tmp_path / "data"), tmp_path / "crops", margin)
     assert counts == {"cell": 1, "disc": 1}
-    with Image.open(tmp_path / "crops" / "cell" / "a-0.png") as crop:
+    with Image.open(tmp_path / "crops" / "cell" / "a-1-0.png") as crop:
         left, right, height = first
         assert np.asarray(crop)[0, :, 0].tolist() == list(range(left, right))
         assert crop.size == (right - left, height)
