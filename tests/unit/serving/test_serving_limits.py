@@ -234,7 +234,7 @@ def test_more_idle_connections_than_allowed_leave_room_for_requests() -> None:
         fake.go.set()
         assert working.recv(1000).startswith(b"HTTP/1.1 200")
         assert is_closed(held[0], 10)
-        assert not is_closed(held[-2], 0.1)
+        assert 0 < sum(not is_closed(connection, 0.1) for connection in held) <= 8  # each new one closes one, no more
 
 
 # Settings
