@@ -20,7 +20,7 @@ class WeightsReport:
     loaded: tuple[str, ...]  # the model's names, as in `missing`
     missing: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
     left_over: tuple[str, ...]  # tensors of the file that the model does not have
-    misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other categories
+    misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other classes
 
     def __str__(self) -> str:
         listed = {"missing": self.missing, "left over": self.left_over, "misfit": self.misfits}
@@ -53,10 +53,10 @@ def load_fitting(
         target = rename(name)
         if target not in own:
             left_over += [] if name.endswith(COUNTER) else [name]  # frozen batch norms have none
-        elif why := misfit(target):
-            misfits[target] = f"{name}: {why}"
         elif own[target].shape != value.shape:
             misfits[target] = f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
+        elif why := misfit(target):
+            misfits[target] = f"{name}: {why}"
         else:
             fitting[target] = value
     loaded = tuple(name for name in fitting if not name.endswith(COUNTER))

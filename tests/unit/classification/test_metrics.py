@@ -67,7 +67,7 @@ def test_rows_of_logits() -> None:
         1,
         0,
         1,
-        3,
+        5,
     ]  # of equal logits the first class comes first; a ruined model is never right
     assert found[0, 5] == pytest.approx(math.exp(3) / (math.exp(1) + math.exp(3) + math.exp(2)))
 
@@ -119,3 +119,12 @@ def test_an_image_on_two_ranks_counts_once() -> None:
     assert both(Echo()) == expected
     assert both.last_rows is not None
     assert both.last_rows[:, 0].tolist() == list(range(7))
+
+
+def test_ruined_weights_have_no_metric_to_be_best_by() -> None:
+    logits = torch.full((2, 2), math.nan)
+    found = evaluate_rows(
+        rows_of(logits, logits[:, 0], torch.tensor([0, 1]), torch.arange(2)).numpy(), ("a", "b")
+    ).metrics
+    assert (found.pop("val/top1"), found.pop("val/top5")) == (0, 0)
+    assert all(math.isnan(value) for value in found.values())

@@ -97,7 +97,7 @@ def test_the_sections_of_the_configuration_are_the_tasks() -> None:
         ("data.val_resize=8", "data.val_resize=8 is below the central crop of 16 px"),
         ("model.class_weights=[0,0]", "model.class_weights=[0.0, 0.0] needs weights"),
         ("model.class_weights=[1,2] model.balance_loss=true", "both weight the classes"),
-        ("task=classes", "task=classes does not exist; did you mean classification?"),
+        ("task=classificatio", "task=classificatio does not exist; did you mean classification?"),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:

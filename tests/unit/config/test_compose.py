@@ -260,7 +260,7 @@ def test_a_static_graph_is_refused_with_accumulation() -> None:
 
 
 def test_a_key_below_what_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="data=shapes or data=synthetic only"):
+    with pytest.raises(ConfigError, match="can be set with data=shapes, data=drawn_classes or"):
         load_config("train", ["data=coco", "data.shapes.num_train=3"])
 
 

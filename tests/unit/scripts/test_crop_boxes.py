@@ -39,7 +39,9 @@ def test_crops_are_the_pixels_of_the_boxes(tmp_path: Path, margin: float, first:
         left, right, height = first
         assert np.asarray(crop)[0, :, 0].tolist() == list(range(left, right))
         assert crop.size == (right - left, height)
-    with Image.open(tmp_path / "crops" / "disc" / "a-1.png") as crop:  # at the corner of the image, where a margin ends
+    with Image.open(
+        tmp_path / "crops" / "disc" / "a-1-1.png"
+    ) as crop:  # at the corner of the image, where a margin ends
         assert np.asarray(crop)[0, -1, 0] == 39
 
 
