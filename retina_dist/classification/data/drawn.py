@@ -20,7 +20,8 @@ from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
-LEAST_CONTRAST = 90  # grey levels, Euclidean, between a shape and its background
+MOST_TILT = math.radians(12)
+LEAST_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
 MANIFEST = "drawn.json"
 VERSION = 1
 
@@ -71,9 +72,9 @@ def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     """One image of the class `name`: a shape of a random colour, size, place and tilt."""
     coarse = Image.fromarray(rng.integers(30, 226, (4, 4, 3), dtype=np.uint8))
     canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
-    radius = size * rng.uniform(0.2, 0.4)
+    radius = size * rng.uniform(0.3, 0.42)
     centre = rng.uniform(radius, size - radius, 2)
-    alpha = _mask(name, centre, radius, rng.uniform(-math.pi / 7, math.pi / 7), size)[..., None]
+    alpha = _mask(name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), size)[..., None]
     under = canvas[alpha[..., 0] >= 0.5].mean(axis=0)
     while np.linalg.norm((colour := rng.uniform(0, 255, 3)) - under) < LEAST_CONTRAST:
         pass
