@@ -55,8 +55,8 @@ def replay(config: ReplayConfig) -> None:
             f"event={path} has no checkpoint (a run keeps those of its first events only); replay an earlier event."
         )
     content = load_checkpoint(path.parent / event["checkpoint"])
-    if (task := task_of_checkpoint(content)) != "detection":
-        raise ConfigError(f"event={path} is of task={task}; replay repeats steps of task=detection only.")
+    if (name := task_of_checkpoint(content)) != "detection":
+        raise ConfigError(f"event={path} is of task={name}; replay repeats steps of task=detection only.")
     settings = settings_of(content.get("config"), TrainConfig, remedy_of(content))
     validate(settings)
     # resize as the run did, whatever the device; an uncompiled model has modules to hook
