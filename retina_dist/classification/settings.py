@@ -13,7 +13,7 @@ from retina_dist.errors import ConfigError
 class DrawnClassesConfig:
     """The drawn data set; see `retina_dist.classification.data.drawn`."""
 
-    num_train: int = setting(1200, at_least=6, at_most=10**7)
+    num_train: int = setting(900, at_least=6, at_most=10**7)
     num_val: int = setting(240, at_least=6, at_most=10**7)
     image_size: int = setting(48, "px", at_least=16, at_most=10**4)
     seed: int = setting(0, at_least=0)

@@ -197,9 +197,12 @@ def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     assert type(found.optimizer) is type(config.optimizer)
 
 
-def test_a_trainer_is_for_detection() -> None:
-    with pytest.raises(ConfigError, match="task=discs is from outside the package.*; train it on the command line"):
-        rd.Trainer.from_config(rd.load_config("train", [PLUGINS, "task=discs"]))
+@pytest.mark.parametrize("overrides", [[PLUGINS, "task=discs"], ["task=classification"]])
+def test_a_trainer_is_for_detection(overrides: list[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{overrides[-1]} trains on the command line only; Trainer is for task=detection"
+    ):
+        rd.Trainer.from_config(rd.load_config("train", overrides))
 
 
 @pytest.mark.parametrize(
