@@ -14,6 +14,7 @@ from retina_dist.classification.batch import ImageBatch
 from retina_dist.errors import ConfigError
 from retina_dist.model.load_weights import WeightsReport, load_fitting
 from retina_dist.model.replace_norms import Norm, replace_batch_norms
+from retina_dist.model.strided_conv import replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weight_sources import published, read_state
 
@@ -106,6 +107,7 @@ def build_classifier(
         extra["zero_init_residual"] = True
     model = models.get_model(architecture, weights=None, num_classes=num_classes, **extra)
     replace_batch_norms(model, norm)
+    replace_strided_convs(model)
     weights = torch.tensor(class_weights, dtype=torch.float32) if len(class_weights) else None
     return Classifier(model, label_smoothing=label_smoothing, class_weights=weights)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
+from retina_dist.model.strided_conv import StridedConv2d
+
 
 class FoldedBatchNorm2d(FrozenBatchNorm2d):
     """Holds the statistics, which the `FoldedConv2d` before it applies; its own forward is the identity."""
@@ -46,7 +48,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
-class FoldedConv2d(nn.Conv2d):
+class FoldedConv2d(StridedConv2d):
     """A convolution without bias and the frozen norm after it, as one convolution."""
 
     _norm: tuple[FoldedBatchNorm2d]  # in a tuple, so it is not registered as a child

@@ -29,6 +29,7 @@ from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.targets import match
 from retina_dist.errors import ConfigError
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
+from retina_dist.model.strided_conv import StridedConv2d, replace_strided_convs
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d")
@@ -40,25 +41,6 @@ LossImpl = Literal["batched", "torchvision"]
 # Lin et al. 2017, section 4: three sizes an octave on P3..P7, rounded down as torchvision does.
 ANCHOR_SIZES = tuple((x, int(x * 2 ** (1 / 3)), int(x * 2 ** (2 / 3))) for x in (32, 64, 128, 256, 512))
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
-
-
-class LastLevels(LastLevelP6P7):
-    """torchvision's P6 and P7, in float32 where a map is one column wide on a CPU.
-
-    There the bfloat16 weight gradient of a strided convolution is garbage (torch 2.15): it is read from unwritten memory.
-    """
-
-    def forward(self, p: list[Tensor], c: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
-        p6 = _strided(self.p6, p[-1] if self.use_P5 else c[-1])
-        p7 = _strided(self.p7, torch.relu(p6))
-        return [*p, p6, p7], [*names, "p6", "p7"]
-
-
-def _strided(convolution: nn.Module, x: Tensor) -> Tensor:
-    if not torch.is_autocast_enabled("cpu") or x.device.type != "cpu" or x.shape[-1] > 1:
-        return convolution(x)  # type: ignore[no-any-return]
-    with torch.autocast("cpu", enabled=False):
-        return convolution(x.float())  # type: ignore[no-any-return]
 
 
 class RetinaNet(TorchvisionRetinaNet):
@@ -205,7 +187,7 @@ class RetinaNet(TorchvisionRetinaNet):
 # Names of the parts in torchvision's model.
 TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
     RetinaNet: TorchvisionRetinaNet,
-    LastLevels: LastLevelP6P7,
+    StridedConv2d: nn.Conv2d,
     FoldedConv2d: nn.Conv2d,
     FoldedBatchNorm2d: FrozenBatchNorm2d,
     BatchNorm2d: nn.BatchNorm2d,
@@ -283,7 +265,7 @@ def build_retinanet(
         return_layers={"layer2": "0", "layer3": "1", "layer4": "2"},
         in_channels_list=[2 * width, 4 * width, 8 * width],
         out_channels=fpn_channels,
-        extra_blocks=LastLevels(fpn_channels if variant == "v1" else 8 * width, fpn_channels),
+        extra_blocks=LastLevelP6P7(fpn_channels if variant == "v1" else 8 * width, fpn_channels),
     )
     generator = anchor_generator(anchor_sizes, aspect_ratios)
     head = RetinaNetHead(
@@ -292,7 +274,7 @@ def build_retinanet(
         num_classes,
         norm_layer=partial(nn.GroupNorm, 32) if variant == "v2" else None,
     )
-    return RetinaNet(
+    model = RetinaNet(
         pyramid,
         num_classes,
         focal_alpha=focal_alpha,
@@ -309,6 +291,8 @@ def build_retinanet(
         fg_iou_thresh=foreground_iou,
         bg_iou_thresh=background_iou,
     )
+    replace_strided_convs(model)
+    return model
 
 
 def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> TorchvisionRetinaNet:
