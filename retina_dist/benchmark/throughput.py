@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 
 from retina_dist.config.train import RunConfig
-from retina_dist.engine.train_step import TrainStep
 from retina_dist.optim.settings import ScheduleConfig
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, uses_graphs
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
 from retina_dist.seeding import seed_everything
 
@@ -61,15 +60,7 @@ def measure(
         data = strategy.run_collectively(task.build_data)
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
-        train_step = TrainStep(
-            state,
-            plan,
-            strategy,
-            precision=config.trainer.precision,  # type: ignore[arg-type]
-            gradient_clip=config.trainer.gradient_clip,
-            gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
-            cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
-        )
+        train_step = build_train_step(config, state, plan, strategy, task)
 
         def repeat(count: int) -> None:
             for _ in range(count):

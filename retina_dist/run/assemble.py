@@ -22,7 +22,6 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.reporting.console import Console, configure_logging
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
@@ -34,8 +33,8 @@ from retina_dist.run.build import (
     build_state,
     build_strategy,
     build_task,
+    build_train_step,
     task_class,
-    uses_graphs,
 )
 from retina_dist.run.elastic_carryover import ElasticCarryover
 from retina_dist.run.environment import configure_torch, describe_job, versions
@@ -241,16 +240,7 @@ def _trainer(
         inspect=task.inspect,
         checkpoint=checkpointer.content,
     )
-    train_step = TrainStep(
-        state,
-        plan,
-        strategy,
-        precision=config.trainer.precision,  # type: ignore[arg-type]
-        gradient_clip=config.trainer.gradient_clip,
-        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
-        cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
-        guard=guard,
-    )
+    train_step = build_train_step(config, state, plan, strategy, task, guard)
     return Trainer(
         train_step,
         data,

@@ -15,8 +15,10 @@ from retina_dist.config.train import RunConfig
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.compiled import compile_model
+from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
@@ -109,6 +111,27 @@ def build_state(
         compile_model(model, num_shapes)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
+
+
+def build_train_step(
+    config: RunConfig,
+    state: TrainState,
+    plan: Plan,
+    strategy: DistributedStrategy,
+    task: Task,
+    guard: NonFiniteGuard | None = None,
+) -> TrainStep:
+    """One optimizer step in the settings' precision, clipping and graphs."""
+    return TrainStep(
+        state,
+        plan,
+        strategy,
+        precision=config.trainer.precision,  # type: ignore[arg-type]
+        gradient_clip=config.trainer.gradient_clip,
+        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
+        cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
+        guard=guard,
+    )
 
 
 def uses_graphs(config: RunConfig, strategy: DistributedStrategy, blockers: Sequence[str] = ()) -> bool:
