@@ -5,17 +5,13 @@ The same settings give the same files under the same Pillow.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from retina_dist.errors import DataError
+from retina_dist.data.drawn_folder import draw_once
 from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
@@ -32,40 +28,16 @@ def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, s
     A folder drawn with the same settings is left as it is; any other raises DataError. The folder is whole or absent.
     """
     settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
-    if root.exists():
-        _check(root, settings)
-        return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
-    try:
-        temporary.chmod(0o755)
+
+    def write(folder: Path) -> None:
         for split, count in (("train", num_train), ("val", num_val)):
             for index in range(count):
                 name = CLASSES[index % len(CLASSES)]
                 rng = np.random.default_rng(derived_seed("drawn classes", seed, split, index))
-                folder = temporary / split / name
-                folder.mkdir(parents=True, exist_ok=True)
-                draw_shape(rng, name, image_size).save(folder / f"{index:06d}.png")
-        (temporary / MANIFEST).write_text(json.dumps(settings, indent=1) + "\n")
-        try:
-            os.rename(temporary, root)
-        except OSError:  # another process was faster
-            _check(root, settings)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+                (folder / split / name).mkdir(parents=True, exist_ok=True)
+                draw_shape(rng, name, image_size).save(folder / split / name / f"{index:06d}.png")
 
-
-def _check(root: Path, settings: dict[str, int]) -> None:
-    try:
-        found = json.loads((root / MANIFEST).read_bytes())
-    except (OSError, json.JSONDecodeError) as error:
-        raise DataError(
-            f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=folders to read it."
-        ) from error
-    if found != settings:
-        raise DataError(
-            f"data.root={root} was drawn with other settings ({found}); give another data.root, or delete it."
-        )
+    draw_once(root, settings, write, manifest=MANIFEST, otherwise="data=folders")
 
 
 def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from retina_dist.data.drawn_folder import draw_once
 from retina_dist.errors import DataError
-from retina_dist.files import read_bytes
 from retina_dist.seeding import derived_seed
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
@@ -47,41 +44,14 @@ def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_s
     }
     if image_size < 32 or min(num_train, num_val) < 1:
         raise DataError(f"data.shapes={settings} needs at least one image a split and image_size=32.")
-    if root.exists():
-        _check_settings(root, settings)
-        return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
-    try:
-        temporary.chmod(0o755)
-        (temporary / "annotations").mkdir()
+
+    def write(folder: Path) -> None:
+        (folder / "annotations").mkdir()
         for split, count in (("train", num_train), ("val", num_val)):
-            coco = _write_split(temporary / split, split, count, image_size, seed)
-            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
-        (temporary / MANIFEST).write_text(json.dumps(settings, indent=1) + "\n")
-        try:
-            os.rename(temporary, root)
-        except OSError:  # another process was faster
-            _check_settings(root, settings)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            coco = _write_split(folder / split, split, count, image_size, seed)
+            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
 
-
-def _check_settings(root: Path, settings: dict[str, int]) -> None:
-    try:
-        found = json.loads(read_bytes(root / MANIFEST))
-    except (OSError, json.JSONDecodeError) as error:
-        raise DataError(
-            f"data.root={root} exists and is no drawn data set (no {MANIFEST}); give another data.root, or data=coco to read it."
-        ) from error
-    if found != settings:
-        changed = {k: v for k, v in settings.items() if found.get(k) != v}
-        words = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in changed.items())
-        beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
-        raise DataError(
-            f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "
-            f"the folder {root.resolve()} to have it drawn anew."
-        )
+    draw_once(root, settings, write, manifest=MANIFEST, otherwise="data=coco")
 
 
 def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:
