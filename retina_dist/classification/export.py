@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from retina_dist import __version__
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
@@ -24,6 +19,7 @@ from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
+from retina_dist.model.exporters import load_onnx, load_pt2, quiet_exporters, save_onnx, save_pt2, versions
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -56,7 +52,7 @@ def export(config: ExportConfig) -> float:
 
     def make(temporary: Path) -> None:
         nonlocal worst
-        with _quiet():
+        with quiet_exporters():
             write(classifier, temporary, config)
             run = reopen(classifier, temporary)
             worst = max(float((run(image) - classifier.probabilities(image)).abs().max()) for image in images)
@@ -88,7 +84,7 @@ def _metadata(classifier: TrainedClassifier, config: ExportConfig) -> dict[str, 
         "image_size": classifier.image_size,
         "short_side": classifier.short_side,
         "checkpoint": redacted(config.checkpoint),
-        "versions": {"retina_dist": __version__, "torch": torch.__version__},
+        "versions": versions(),
     }
     return {name: json.dumps(value) for name, value in values.items()}
 
@@ -98,42 +94,28 @@ def _example(classifier: TrainedClassifier) -> Tensor:
 
 
 def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    try:
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f'an .onnx file needs {error.name}; pip install "retina-dist[export]".') from error
-    program = torch.onnx.export(
+    save_onnx(
         ExportedClassifier(classifier).eval(),
-        (_example(classifier),),
-        dynamo=True,
-        input_names=[INPUT],
+        path,
+        arguments=(_example(classifier),),
+        input_name=INPUT,
         output_names=[OUTPUT],
-        verbose=False,
-        external_data=False,
+        metadata=_metadata(classifier, config),
     )
-    assert program is not None
-    program.model.metadata_props.update(_metadata(classifier, config))
-    path.write_bytes(program.model_proto.SerializeToString())
 
 
 def _load_onnx(classifier: TrainedClassifier, path: Path) -> Runner:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda image: torch.from_numpy(session.run([OUTPUT], {INPUT: image.numpy()})[0])
+    run = load_onnx(path, INPUT, [OUTPUT])
+    return lambda image: run(image)[0]
 
 
 def _write_pt2(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    file = io.BytesIO()
     program = torch.export.export(ExportedClassifier(classifier).eval(), (_example(classifier),))
-    torch.export.save(program, file, extra_files=_metadata(classifier, config))
-    path.write_bytes(file.getvalue())
+    save_pt2(program, path, _metadata(classifier, config))
 
 
 def _load_pt2(classifier: TrainedClassifier, path: Path) -> Runner:
-    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
-    return lambda image: module(image).detach()
+    return load_pt2(path)
 
 
 def _write_state_dict(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
@@ -166,19 +148,3 @@ WRITERS: dict[
     ".pt2": (_write_pt2, _load_pt2),
     ".pt": (_write_state_dict, _load_state_dict),
 }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' notes to their own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

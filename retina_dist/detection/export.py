@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,6 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from retina_dist import __version__
 from retina_dist.config.commands import ExportConfig
 from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
@@ -30,6 +24,7 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
+from retina_dist.model.exporters import load_onnx, load_pt2, quiet_exporters, save_onnx, save_pt2, versions
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -54,7 +49,7 @@ def export(config: ExportConfig) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def make(temporary: Path) -> None:
-        with _quiet():
+        with quiet_exporters():
             write(detector, temporary, config)
             found.update(compare(detector, reopen(detector, temporary), batches, config))
 
@@ -151,51 +146,28 @@ def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
         "nms_threshold": model.nms_thresh,
         "detections_per_image": model.detections_per_img,
         "checkpoint": redacted(config.checkpoint),
-        "versions": {"retina_dist": __version__}
-        | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")},
+        "versions": versions(),
     }
     return {name: json.dumps(value) for name, value in values.items()}
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _write_onnx(detector: Detector, path: Path, config: ExportConfig) -> None:
-    _needed("onnx", "onnxscript", "onnxruntime")
     graph = export_graph(detector.model, config.size)
-    program = torch.onnx.export(
-        graph, dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS), verbose=False, external_data=False
-    )
-    assert program is not None
-    program.model.metadata_props.update(metadata(detector, config))
-    path.write_bytes(program.model_proto.SerializeToString())
+    save_onnx(graph, path, input_name=INPUT, output_names=OUTPUTS, metadata=metadata(detector, config))
 
 
 def _load_onnx(detector: Detector, path: Path) -> Runner:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda image: _detections(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: image.numpy()})))
+    run = load_onnx(path, INPUT, OUTPUTS)
+    return lambda image: _detections(run(image))
 
 
 def _write_pt2(detector: Detector, path: Path, config: ExportConfig) -> None:
-    file = io.BytesIO()
-    torch.export.save(export_graph(detector.model, config.size), file, extra_files=metadata(detector, config))
-    path.write_bytes(file.getvalue())
+    save_pt2(export_graph(detector.model, config.size), path, metadata(detector, config))
 
 
 def _load_pt2(detector: Detector, path: Path) -> Runner:
-    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
-
-    def run(image: Tensor) -> Detections:
-        with torch.no_grad():
-            return _detections(module(image))
-
-    return run
+    run = load_pt2(path)
+    return lambda image: _detections(run(image))
 
 
 def _write_state_dict(detector: Detector, path: Path, config: ExportConfig) -> None:
@@ -225,29 +197,3 @@ WRITERS: dict[str, tuple[Callable[[Detector, Path, ExportConfig], None], Callabl
 def _detections(values: Any) -> Detections:
     boxes, scores, labels = values
     return Detections(boxes=boxes, scores=scores, labels=labels)
-
-
-def _needed(*packages: str) -> None:
-    for package in packages:
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(
-                f'an .onnx file needs {package}, which is not installed; pip install "retina-dist[export]".'
-            ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' notes to their own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
