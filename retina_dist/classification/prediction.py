@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.config.commands import PredictConfig
-from retina_dist.data.image_files import find_images
-from retina_dist.data.images import read_image
-from retina_dist.errors import DataError, ImageError
+from retina_dist.data.image_files import find_images, read_images
 from retina_dist.files import write_atomically
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.words import showable
@@ -30,33 +27,21 @@ def predict(config: PredictConfig) -> Path:
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["file", "class", "probability", *classifier.classes])
-    done: set[str] = set()
-    left_out = 0
-    for number, file in enumerate(files):
-        try:
-            pixels = read_image(file, max_pixels=config.max_pixels)
-        except ImageError as error:
-            left_out += 1
-            print(f"warning: {showable(str(error).split(';')[0])}; left out", file=sys.stderr)
-            continue
+    rows = [["file", "class", "probability", *classifier.classes]]
+    for _, file, pixels, name in read_images(files, config.input, config.max_pixels):
         shares = classifier.predict([pixels])[0].tolist()
         best = max(range(len(shares)), key=shares.__getitem__)
-        writer.writerow([file, classifier.classes[best], f"{shares[best]:.6f}", *(f"{s:.6f}" for s in shares)])
-        name = f"{file.stem}_{number}" if file.stem in done else file.stem
-        done.add(name)
+        rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
         label = f"{classifier.classes[best]} {shares[best]:.3f}"
         _labelled(Image.fromarray(pixels.permute(1, 2, 0).numpy()), label).save(folder / f"{name}.jpg", quality=92)
         print(showable(f"{file}: {label} -> {folder / name}.jpg"))
-    if left_out == len(files):
-        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable image.")
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(rows)
     write_atomically(
         folder / "predictions.csv",
         lambda temporary: temporary.write_text(table.getvalue(), encoding="utf-8", errors="surrogateescape"),
     )
-    print(f"{len(files) - left_out} images and predictions.csv in {folder}")
+    print(f"{len(rows) - 1} images and predictions.csv in {folder}")
     return folder
 
 

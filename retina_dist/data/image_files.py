@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import glob
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from retina_dist.errors import DataError
+from torch import Tensor
+
+from retina_dist.data.images import read_image
+from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url, place
+from retina_dist.words import showable
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+class ReadImage(NamedTuple):
+    """An image of a list of files."""
+
+    number: int  # in the list, unreadable files counted
+    file: Path
+    pixels: Tensor  # [3, h, w] uint8
+    name: str  # the file's without its ending, and with the number where an earlier image has that
 
 
 def find_images(pattern: str) -> list[Path]:
@@ -26,3 +42,21 @@ def find_images(pattern: str) -> list[Path]:
             "matches any; quote a glob for the shell."
         )
     return files
+
+
+def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterator[ReadImage]:
+    """Each readable image of `files`, which `pattern` gave; a warning names each of the others. With none left, DataError."""
+    names: set[str] = set()
+    for number, file in enumerate(files):
+        try:
+            pixels = read_image(file, max_pixels=max_pixels)
+        except ImageError as error:
+            print(f"warning: {showable(str(error).split(';')[0])}; left out", file=sys.stderr)
+            continue
+        name = file.stem
+        while name in names:
+            name += f"_{number}"
+        names.add(name)
+        yield ReadImage(number, file, pixels, name)
+    if not names:
+        raise DataError(f"none of the {len(files)} files of input={pattern} is a readable image.")
