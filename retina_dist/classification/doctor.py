@@ -12,7 +12,7 @@ import numpy as np
 
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.classification.splits import read_split
+from retina_dist.classification.splits import read_splits
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.sources import read_in_turn
 from retina_dist.errors import ConfigError, ImageError
@@ -44,9 +44,7 @@ def examine(config: Any) -> Examination:
     if config.images not in IMAGES:
         raise ConfigError(f"images={config.images} is not one of {', '.join(IMAGES)}.")
     data: ClassificationData = config.data
-    train = read_split(data, "train")
-    assert train is not None, "a missing train split is an error"
-    val = read_split(data, "val", train.classes)
+    train, val = read_splits(data)
     parts = {"train": train} | ({"val": val} if val else {})
     findings = [Finding("warning", text) for part in parts.values() for text in part.warnings]
     findings += [] if val else [Finding("info", "there is no validation set: no metric, no best checkpoint")]

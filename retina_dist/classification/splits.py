@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -27,11 +26,13 @@ def draw_data(data: ClassificationData) -> None:
         draw_classes(root, **asdict(data.drawn))
 
 
-def read_split(data: ClassificationData, split: str, classes: Sequence[str] | None = None) -> Samples | None:
-    """The images of "train" or "val" that data settings name."""
+def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
+    """The training and validation images that data settings name; None for a validation set that is not there."""
     draw_data(data)
     root = root_of(data.root, data.name)
-    return read_samples(root, split, data.format, classes=classes, missing_images=data.missing_images)
+    train = read_samples(root, "train", data.format, missing_images=data.missing_images)
+    assert train is not None, "a missing train split is an error"
+    return train, read_samples(root, "val", data.format, classes=train.classes, missing_images=data.missing_images)
 
 
 def unaugmented(data: ClassificationData) -> ClassificationData:

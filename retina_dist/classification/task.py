@@ -20,7 +20,7 @@ from retina_dist.classification.splits import (
     class_weights,
     describe_split,
     draw_data,
-    read_split,
+    read_splits,
     unaugmented,
 )
 from retina_dist.config.commands import EvaluateConfig, ExportConfig, PredictConfig
@@ -49,13 +49,10 @@ class ClassificationTask(Task):
         super().__init__(config, strategy)
         data: ClassificationData = config.data
         check_one_size(config.model, data)
-        train = read_split(data, "train")
-        assert train is not None, "a missing train split is an error"
-        self.train = train
-        self.val = read_split(data, "val", train.classes)
+        self.train, self.val = read_splits(data)
         self.augments = not config.trainer.overfit_batches
         if config.trainer.overfit_batches:
-            self.train = self.val = train.some(config.trainer.overfit_batches * data.batch_size)
+            self.train = self.val = self.train.some(config.trainer.overfit_batches * data.batch_size)
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = self.val.some(2 * data.val_batch_size)
         self.evaluator: ClassificationEvaluator | None = None

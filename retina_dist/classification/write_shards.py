@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from retina_dist.classification.data.samples import Samples
-from retina_dist.classification.splits import read_split
+from retina_dist.classification.splits import read_splits
 from retina_dist.data.shards import Member
 from retina_dist.data.sources import sizes_of
 from retina_dist.data.write_shards import ShardSplit, write_splits
@@ -20,10 +20,8 @@ def write_shards(config: Any) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
     if detect_launch().world_size > 1:
         raise ConfigError("shards are written by one process; start it without a launcher.")
-    train = read_split(config.data, "train")
-    assert train is not None, "a missing train split is an error"
-    parts = {"train": train, "val": read_split(config.data, "val", train.classes)}
-    splits = {split: _split(part) for split, part in parts.items() if part is not None}
+    parts = zip(("train", "val"), read_splits(config.data), strict=True)
+    splits = {split: _split(part) for split, part in parts if part is not None}
     return write_splits(place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, tell=tell)
 
 
