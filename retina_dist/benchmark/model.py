@@ -38,8 +38,8 @@ from retina_dist.benchmark.recipe import Recipe, recipe_of
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.benchmark.settings import ModelBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
+from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.detection.task import build_model
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.reporting.scaling import Forecast, plot_forecasts

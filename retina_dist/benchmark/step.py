@@ -33,8 +33,8 @@ from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import StepConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
-from retina_dist.detection.task import build_model
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import AUTOCAST, Precision, autocast
 from retina_dist.engine.train_step import TrainStep

@@ -13,7 +13,7 @@ import torch
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.task import build_model
+from retina_dist.detection.model.build import build_model
 from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train

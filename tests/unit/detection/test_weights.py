@@ -19,11 +19,12 @@ from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resne
 from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model import weights
+from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_weights, load_weights
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.detection.task import DetectionTask, build_model
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -15,8 +15,8 @@ from torch.torch_version import TorchVersion
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.model.build import cuda_graph_blockers
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.detection.task import cuda_graph_blockers
 from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.errors import UserError
 from retina_dist.run.build import uses_graphs
