@@ -14,15 +14,15 @@ import retina_dist
 
 COMMANDS = {
     "train": "train a model, or sweep over settings with -m",
-    "evaluate": "compute COCO metrics of a checkpoint or a results file",
-    "predict": "run a checkpoint on images; write boxes as COCO results and drawings",
+    "evaluate": "compute metrics of a checkpoint, or of COCO results",
+    "predict": "run a checkpoint on images; write drawings, and COCO results or a CSV file",
     "export": "write a checkpoint as ONNX, torch.export or torchvision state_dict",
     "serve": "serve a checkpoint over HTTP",
-    "doctor": "check a data set, and how well the anchors fit it",
+    "doctor": "check a data set; for detection, how well the anchors fit it too",
     "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "parity": "compare every backend with one process, step by step",
-    "replay": "repeat a step whose loss or gradient was not finite",
+    "replay": "repeat a step of detection whose loss or gradient was not finite",
     "benchmark": "measure step, data, eval, synthetic and scaling; model a cluster",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.

@@ -1,4 +1,4 @@
-"""Is the data set sound, and do the anchors fit it?
+"""Is the data set sound and, for detection, do the anchors fit it?
 
     python -m retina_dist.doctor data=coco data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json

@@ -137,32 +137,38 @@ class Task(ABC):
 
     # commands, each with its own settings
 
-    @staticmethod
-    def evaluate(config: Any) -> str:
+    @classmethod
+    def evaluate(cls, config: Any) -> str:
         """The metrics of `config.checkpoint` as text; every rank calls it."""
-        raise ConfigError("evaluate is for the tasks of the package.")
+        raise cls._undefined("evaluate", "evaluate")
 
-    @staticmethod
-    def predict(config: Any) -> None:
+    @classmethod
+    def predict(cls, config: Any) -> None:
         """Write what `config.checkpoint` finds in the images of `config.input`."""
-        raise ConfigError("predict is for the tasks of the package.")
+        raise cls._undefined("predict", "predict")
 
-    @staticmethod
-    def export(config: Any) -> None:
+    @classmethod
+    def export(cls, config: Any) -> None:
         """Write `config.checkpoint` for other runtimes, compared with the original."""
-        raise ConfigError("export is for the tasks of the package.")
+        raise cls._undefined("export", "export")
 
-    @staticmethod
-    def examine(config: Any) -> Examination:
+    @classmethod
+    def examine(cls, config: Any) -> Examination:
         """Look for what is wrong with the data of a training's settings."""
-        raise ConfigError("doctor is for the tasks of the package.")
+        raise cls._undefined("doctor", "examine")
 
-    @staticmethod
-    def write_shards(config: Any) -> None:
+    @classmethod
+    def write_shards(cls, config: Any) -> None:
         """Write the images of a training's settings into tar files."""
-        raise ConfigError("shards is for the tasks of the package.")
+        raise cls._undefined("shards", "write_shards")
 
-    @staticmethod
-    def load_scorer(config: Any, device: Any, **limits: int) -> Any:
+    @classmethod
+    def load_scorer(cls, config: Any, device: Any, **limits: int) -> Any:
         """The `serving.scoring.Scorer` of `config.checkpoint`."""
-        raise ConfigError("serve is for the tasks of the package.")
+        raise cls._undefined("serve", "load_scorer")
+
+    @classmethod
+    def _undefined(cls, command: str, method: str) -> ConfigError:
+        return ConfigError(
+            f"retina_dist.{command} calls {cls.__name__}.{method}, which is not defined; override Task.{method} in {cls.__name__}."
+        )

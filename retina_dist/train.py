@@ -1,4 +1,4 @@
-"""Train a detector.
+"""Train a detector or a classifier.
 
 python -m retina_dist.train                                  the drawn shapes, the small model
 python -m retina_dist.train data=coco data.root=/data/coco   your own data

@@ -83,8 +83,8 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
     index = _raw_index(folder, split)
     if index is None:
         raise DataError(
-            f"{folder} has no {index_of(split)}, so it holds no shards; train from images with data=coco, or write them "
-            f"into shards elsewhere: {COMMAND} data=coco data.root={folder} output=OTHER."
+            f"{folder} has no {index_of(split)}, so it holds no shards; give the folder of the shards, or write them: {COMMAND} "
+            f"data=NAME data.root={folder} output=OTHER."
         )
     if not index["complete"]:
         raise DataError(f"the {split} shards in {folder} are incomplete; run the same {COMMAND} again to finish them.")

@@ -64,6 +64,14 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pyt
         settings_of(one["config"], TrainConfig)
 
 
+def test_a_command_that_a_task_does_not_define_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        DiscTask.examine(None)
+    assert str(caught.value) == (
+        "retina_dist.doctor calls DiscTask.examine, which is not defined; override Task.examine in DiscTask."
+    )
+
+
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
     """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
     line = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
