@@ -75,9 +75,10 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
 
 
 def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -> ClassificationData:
-    """The data settings that a checkpoint, `source`, holds, with `root` in place of its own; nothing is drawn or cached.
+    """The data settings of the checkpoint `source`, without drawing and cache; `root` replaces the checkpoint's root.
 
-    A URL is not followed, since whoever made the checkpoint would decide which server is asked. Raises ConfigError.
+    Raises ConfigError where that root is a URL, because the author of the checkpoint would decide which server is asked, and
+    CheckpointError where there are no data settings.
     """
     try:
         data = settings_of(content["config"]["data"], ClassificationData, remedy_of(content))

@@ -55,7 +55,7 @@ class ClassificationScorer(Scorer[Prepared]):
         return Prepared(self.classifier.prepare(pixels), pixels.shape[2], pixels.shape[1])
 
     def predict(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
-        """An `ImageResult` of each image; each is a batch of its own, so that no answer depends on another image."""
+        """An `ImageResult` of each image. The network gets one image at a time, so that no answer depends on another image."""
         results = []
         for image in images:
             best = self.classifier.probabilities(image.image)[0].topk(min(MOST_CLASSES, len(self.classifier.classes)))

@@ -246,9 +246,9 @@ def read_manifest(folder: Place) -> list[dict[str, Any]]:
 def load_latest(folder: str | Place) -> tuple[Place, dict[str, Any]] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
-    It warns of one that is damaged and takes the one before it. The manifest lists the checkpoints; when it is damaged or missing,
-    which it warns of too, or when none of its checkpoints is sound, the `step_N.pt` files do. When all are damaged,
-    CheckpointError.
+    Where a checkpoint is damaged, it logs a warning and tries the one before. The manifest lists the checkpoints. Where the
+    manifest is damaged or missing, which is a warning too, or lists no sound checkpoint, it tries the files `step_N.pt`. Raises
+    CheckpointError where all of them are damaged.
     """
     folder = place(folder)
     entries: list[dict[str, Any]] = []

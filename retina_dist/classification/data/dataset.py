@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Drawn(NamedTuple):
-    """What one place of an epoch shows."""
+    """The image at a place of an epoch, and the image that is mixed in."""
 
     image: int  # of the data set
     partner: int | None = None  # the image mixed in
@@ -38,10 +38,10 @@ class Drawn(NamedTuple):
 class ClassificationDataset:
     """Makes whole batches: `dataset[spec]` reads and transforms the images at the places of an epoch that `spec` names.
 
-    A place shows the image of its number, or with `balanced` one of the class that is its turn. Which image it is, which one is
-    mixed in, and how both are augmented depend on (seed, epoch, place) only, so a batch does not depend on who makes it, nor an
-    image on the others of its batch. An image that cannot be read raises ImageError, or with `bad_images="skip"` is left out and
-    logged; the weight of the batch shrinks with it.
+    Place i has image i. With `balanced`, the classes take turns, and place i has an image of the class whose turn it is. Which
+    image that is, which image is mixed in, and how both are augmented depend on (seed, epoch, place) only: not on the process
+    that makes the batch, nor on the other images in it. An image that cannot be read raises ImageError; with `bad_images="skip"`
+    it is left out and logged, and the weight of the batch shrinks.
     """
 
     def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
@@ -89,7 +89,7 @@ class ClassificationDataset:
         return ImageBatch(images, labels[0], labels[1], share, indices, weight, real)
 
     def drawn(self, place: int, epoch: int) -> Drawn:
-        """What is at a place of an epoch."""
+        """The image at a place of an epoch, and the image that is mixed in."""
         if not self.train:
             return Drawn(place)
         image = int(self._images_of(epoch)[place]) if self.settings.balanced else place
@@ -129,7 +129,7 @@ class ClassificationDataset:
         size: int,
         fetched: dict[int, bytes | ImageError],
     ) -> tuple[Tensor, float]:
-        """The pixels of a place and the share of its own image in them."""
+        """The image at a place, transformed and mixed, and its share in the mixture."""
         pixels = self._read(drawn.image, fetched)
         if not self.train:
             return eval_transform(pixels, size, self.settings.val_short_side), 1.0
