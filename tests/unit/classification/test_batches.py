@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data import transforms
 from retina_dist.classification.data.dataset import ClassificationDataset
 from retina_dist.classification.data.module import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples, read_samples
@@ -96,6 +97,12 @@ def test_a_balanced_epoch_has_each_class_as_often(tmp_path: Path) -> None:
     assert len(set(epochs[0][0::3])) == 8, "no image twice before all were there once"
 
 
+def test_a_balanced_epoch_may_be_shorter_than_the_list_of_classes() -> None:
+    samples = Samples(("0", "1"), ("0", "1"), np.array([0, 1]), ("a", "b", "c", "d"))
+    dataset = ClassificationDataset(samples, ClassificationData(name="x", balanced=True))
+    assert [dataset.drawn(place, 0).image for place in range(2)] == [0, 1]
+
+
 def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
@@ -140,3 +147,18 @@ def test_transforms_depend_on_their_key_alone() -> None:
     plain = TrainTransform(crop_scale=(1.0, 1.0), hflip=0.0)(image[:, :40, :40], 40, (0,))
     assert torch.equal(plain, image[:, :40, :40])
     assert torch.equal(eval_transform(image, 20, 40), image[:, 10:30, 20:40])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4000), (3, 4000, 1)])
+def test_a_strip_one_pixel_wide_takes_little_memory(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    resized = transforms.resized
+
+    def record(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        sizes.append((height, width))
+        assert height * width < 10_000, "or the resized strip has millions of pixels"
+        return resized(image, height, width)
+
+    monkeypatch.setattr(transforms, "resized", record)
+    assert eval_transform(torch.zeros(shape, dtype=torch.uint8), 16, 18).shape == (3, 16, 16)
+    assert sorted(sizes[0]) == [18, 72]

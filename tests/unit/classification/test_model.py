@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.classification.batch import ImageBatch
-from retina_dist.classification.model import Classifier, build_classifier, classifiers, load_weights
+from retina_dist.classification.model import Classifier, _head, build_classifier, classifiers, load_weights
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 
@@ -82,6 +82,20 @@ def test_other_families(name: str) -> None:
     with torch.device("meta"):
         model = build_classifier(name, 5, norm="bn", image_size=32).eval()
         assert model.model(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("squeezenet1_1", "classifier.1"),
+        ("mobilenet_v3_small", "classifier.3"),
+        ("vit_b_32", "heads.head"),
+    ],
+)
+def test_the_head_of_other_classes_is_left_out(name: str, head: str) -> None:
+    """A weight of it would name another class; SqueezeNet's is a convolution."""
+    with torch.device("meta"):
+        assert _head(build_classifier(name, 2, image_size=32).model) == head
 
 
 def test_unknown_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_folders_name_the_classes(drawn: Path) -> None:
     assert set(train.some(7).labels.tolist()) == set(range(6))
 
 
+def test_hidden_files_and_folders_are_no_images(drawn: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawn / "train", tmp_path / "train")
+    image = next((drawn / "train" / "ring").iterdir()).read_bytes()
+    for name in (".top.png", ".trash/a.png", "ring/._000002.png", "ring/.ipynb_checkpoints/a.png"):
+        (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "train" / name).write_bytes(image)
+    (tmp_path / "train" / ".later").mkdir()
+    assert (read(tmp_path).names, read(tmp_path).classes) == (read(drawn).names, CLASSES)
+
+
 def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
     for split in ("train", "val"):
@@ -53,6 +64,7 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
         ("/etc/a.png,x", "is outside"),
         ("here.png,y", "gives here.png a second label"),
         ("here.png,x", "names 1 file twice"),
+        pytest.param("x" * 200_000, r"is no readable CSV \(field larger than field limit", id="long"),
         ("gone.png,x", r"1 of 2 images are not in .*: gone.png; check the folder, or leave them out"),
     ],
 )

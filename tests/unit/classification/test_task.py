@@ -94,6 +94,7 @@ def test_the_sections_of_the_configuration_are_the_tasks() -> None:
         ("data.mixxup=1", "did you mean data.mixup?"),
         ("data.crop_scale=[1,0.5]", "data.crop_scale=[1.0, 0.5] is not a pair of rising shares"),
         ("data.growth=[3,1]", "data.growth=[3, 1] is not a pair of rising epochs"),
+        ("data.first_image_size=16", "data.first_image_size=16 needs the epochs of its growth"),
         ("data.val_resize=8", "data.val_resize=8 is below the central crop of 16 px"),
         ("model.class_weights=[0,0]", "model.class_weights=[0.0, 0.0] needs weights"),
         ("model.class_weights=[1,2] model.balance_loss=true", "both weight the classes"),
@@ -111,6 +112,8 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
     [
         ("trainer.monitor=val/roc_auc", "is of two classes, and the data has 6"),
         ("model.architecture=vit_b_16 data.val_image_size=8", "takes images of one size"),
+        ("model.architecture=vit_b_16 data.image_size=24 data.val_resize=24", "a multiple of 16, not 24"),
+        ("model.architecture=maxvit_t", "takes images of 224 px, not 16"),
     ],
 )
 def test_settings_that_the_data_forbids(drawn: Path, override: str, message: str) -> None:
@@ -134,6 +137,10 @@ def test_class_weights_have_the_mean_of_one_over_the_images() -> None:
     assert class_weights(ClassifierConfig(balance_loss=True), samples) == pytest.approx([2 / 3, 2.0])
     assert class_weights(ClassifierConfig(class_weights=[1, 3]), samples) == pytest.approx([2 / 3, 2.0])
     assert class_weights(ClassifierConfig(), samples) == []
+    absent = Samples(tuple("abcd"), tuple("abcd"), np.array([0, 0, 0, 1]), ("x", "y", "z"))
+    assert class_weights(ClassifierConfig(balance_loss=True), absent) == pytest.approx([2 / 3, 2.0, 0.0])
+    with pytest.raises(ConfigError, match="are 0 for every class that has images"):
+        class_weights(ClassifierConfig(class_weights=[0, 0, 1]), absent)
     with pytest.raises(ConfigError, match=r"has 3 weights, and the data 2 classes \(x, y\)"):
         class_weights(ClassifierConfig(class_weights=[1, 1, 1]), samples)
 
