@@ -19,27 +19,25 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from retina_dist.benchmark.communication import (
     MACHINES,
     Gradients,
     Machine,
     Step,
-    expected_maximum,
     step_time,
 )
+from retina_dist.benchmark.gradient_timeline import Timeline, timeline
 from retina_dist.benchmark.recipe import Recipe, recipe_of
+from retina_dist.benchmark.reference_2018 import Reference2018, seed_in_words, seed_speedup
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.benchmark.settings import ModelBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.model.build import build_model
-from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.errors import ConfigError
 from retina_dist.files import read_bytes
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
@@ -57,88 +55,6 @@ class StepOfOne(NamedTuple):
     ms: float
     batch_size: int
     source: str
-
-
-class Timeline(NamedTuple):
-    """The gradients of a model as they become ready, and the share of a step that is the backward pass."""
-
-    gradients: list[Gradients]
-    backward_share: float
-
-    @property
-    def num_bytes(self) -> float:
-        return sum(gradient.num_bytes for gradient in self.gradients)
-
-
-def timeline(model: RetinaNet, height: int, width: int) -> Timeline:
-    """Count when each gradient is complete: time is taken to go with the multiplications of the convolutions.
-
-    A weight's gradient is complete when the backward pass has left the layer's first use, so those of the heads, which all five
-    levels share, come late. A convolution costs its forward pass again for the gradient of its weights, and again for that of its
-    input, unless nothing before it trains. `model` is on the meta device: nothing is computed.
-    """
-    calls: list[tuple[nn.Module, int]] = []
-    for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            module.register_forward_hook(
-                lambda module, inputs, output: calls.append((module, _products(module, output)))
-            )
-    features = model.backbone(torch.empty(1, 3, height, width, device="meta"))
-    model.head(list(features.values()))
-
-    trained = [any(p.requires_grad for p in module.parameters(recurse=False)) for module, _ in calls]
-    first = trained.index(True)
-    done, ready = 0, {}
-    for i in range(len(calls) - 1, -1, -1):
-        module, products = calls[i]
-        done += products * (trained[i] + (i > first))
-        ready[module] = done
-    gradients = [
-        Gradients(parameter.numel() * parameter.element_size(), at / done)
-        for module, at in ready.items()
-        for parameter in module.parameters(recurse=False)
-        if parameter.requires_grad
-    ]
-    return Timeline(sorted(gradients, key=lambda g: g.ready), done / (done + sum(products for _, products in calls)))
-
-
-def _products(module: nn.Module, output: Tensor) -> int:
-    if not isinstance(module, nn.Conv2d):
-        return 0
-    return output.numel() * math.prod(module.kernel_size) * module.in_channels // module.groups
-
-
-class Reference2018:
-    """What was measured in 2018 with keras-retinanet, Horovod and two NC24 of four K80 each.
-
-    670 s an epoch, 7.2 times as fast as one GPU:
-    https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
-    Machines, 500 steps on each of 8 processes, no NCCL and batches of one image (keras-retinanet's default):
-    https://github.com/Azure/batchai_retinanet_horovod_coco (cluster.json, training_job.json, train.py).
-    """
-
-    machine, gpus = MACHINES["Standard_NC24"], 8
-    epoch_s, speedup = 670.0, 7.2
-    num_images = 8 * 500
-    step_ms = 1e3 * epoch_s * speedup / num_images  # of one GPU and one image: arithmetic, not measured
-    fusion_mb = 64.0  # Horovod's threshold of the time
-    variation = (gpus / speedup - 1) / expected_maximum(gpus)  # that alone would give the speed-up
-
-
-@cache
-def _seed_timeline() -> Timeline:
-    with torch.device("meta"):  # keras-retinanet: P6 from C5 as v2 has it, all but batch norm trained, 80 classes
-        model = build_retinanet(num_classes=80, variant="v2", norm="frozen_bn")
-    return timeline(model, 800, 1088)
-
-
-def seed_speedup(overlap: bool) -> float:
-    """The model's answer to 2018: a ring, as Horovod's without its hierarchical option, nobody slower than the others."""
-    gradients, share = _seed_timeline()
-    bucket_mb = 25.0 if overlap else Reference2018.fusion_mb
-    arguments: Any = {"bucket_mb": bucket_mb, "algorithm": "ring", "overlap": overlap}
-    step = step_time(Reference2018.step_ms, share, gradients, Reference2018.gpus, Reference2018.machine, **arguments)
-    return Reference2018.gpus * Reference2018.step_ms / step.total_ms
 
 
 def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
@@ -169,7 +85,7 @@ def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
             "rows": rows,
         }
     without, with_overlap = seed_speedup(overlap=False), seed_speedup(overlap=True)
-    print(_seed_in_words(without, with_overlap))
+    print(seed_in_words(without, with_overlap))
     if rows and config.table:
         write_table(Path(config.table), rows)
         print(f"\nwritten to {config.table}")
@@ -394,19 +310,6 @@ def _print_table(machine: Machine, step: StepOfOne, recipe: Recipe, rows: Sequen
 def _short(value: float) -> str:
     """Three digits, more before the point."""
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
-
-
-def _seed_in_words(without: float, with_overlap: float) -> str:
-    old = Reference2018
-    arithmetic = f"{old.epoch_s:g} s x {old.speedup} / {old.num_images} images, one at a time"
-    return (
-        f"\n2018, {old.gpus} K80 in two NC24, RetinaNet by keras-retinanet and Horovod:\n"
-        f"  {old.speedup:.2f}x measured (Microsoft) | {without:.2f}x modelled without overlap | {with_overlap:.2f}x with overlap\n"
-        f"  Assumed: a step of one K80 takes {old.step_ms:.0f} ms ({arithmetic}); no stragglers; {old.machine.outside:.1f} GB/s\n"
-        "  between machines, which NCCL reached by TCP between two later Azure machines of four GPUs, for that of an NC24 was not\n"
-        "  published. One number does not tell causes apart: with all communication hidden, step times that vary by "
-        f"{old.variation:.0%}\n  between GPUs would give {old.speedup}x as well."
-    )
 
 
 def _plot(config: ModelBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:

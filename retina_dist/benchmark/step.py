@@ -12,161 +12,35 @@ set against the most that a matrix product, a convolution or a step of the same 
 
 from __future__ import annotations
 
-import copy
-import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from retina_dist.benchmark.device_peaks import copy_gb_per_s, device_name, peak_tflops, wait
 from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import StepConfig
+from retina_dist.benchmark.step_paths import BASE, PATHS, our_step, random_batch, torchvision_inputs, torchvision_step
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.build import build_model
-from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
-from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import AUTOCAST, Precision, autocast
-from retina_dist.engine.train_step import TrainStep
+from retina_dist.detection.model.retinanet import as_torchvision
+from retina_dist.engine.precision import Precision
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.scaling import plot_steps
-from retina_dist.run.build import build_plan, build_state
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
-BASE = "torchvision"
 COUNTED = (1, 2, 4, 8)  # batch sizes whose operators are counted
-
-
-class StepVariant(NamedTuple):
-    """How a step is taken."""
-
-    precision: Precision = "fp32"
-    compiled: bool = False  # by torch.compile
-    graph: bool = False  # replayed from a CUDA graph
-
-
-# The first three are torchvision's loop.
-PATHS = {
-    "torchvision": StepVariant(),
-    "torchvision-tf32": StepVariant("tf32"),
-    "torchvision-fp16": StepVariant("fp16"),
-    "fp32": StepVariant(),
-    "tf32": StepVariant("tf32"),
-    "bf16": StepVariant("bf16"),
-    "fp16": StepVariant("fp16"),
-    "fp32-compile": StepVariant(compiled=True),
-    "bf16-compile": StepVariant("bf16", compiled=True),
-    "bf16-graph": StepVariant("bf16", graph=True),
-    "bf16-compile-graph": StepVariant("bf16", compiled=True, graph=True),
-}
-
-
-def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
-    """Noise images that fill the canvas, each with `boxes` boxes of 8 px to half its side."""
-    generator = torch.Generator().manual_seed(seed)
-    height, width = canvas
-    sides = 8 + torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) / 2 - 8)
-    corners = torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) - sides)
-    images = torch.randint(0, 256, (size, height, width, 3), generator=generator, dtype=torch.uint8)
-    return Batch(
-        images=images.permute(0, 3, 1, 2),
-        image_sizes=torch.tensor([list(canvas)] * size),
-        original_sizes=torch.tensor([list(canvas)] * size),
-        image_ids=torch.arange(size),
-        boxes=torch.cat((corners, corners + sides), dim=-1),
-        labels=torch.randint(0, num_classes, (size, boxes), generator=generator),
-        num_boxes=torch.full((size,), boxes),
-    )
-
-
-def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
-    """A training's `TrainStep` on one batch."""
-    strategy = SingleDeviceStrategy(config.strategy.device)
-    model = copy.deepcopy(model)
-    trainer_settings = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
-    settings = replace(config, trainer=trainer_settings)
-    train_step = TrainStep(
-        build_state(settings, model, strategy),
-        _plan(config, len(batch)),
-        strategy,
-        precision=way.precision,
-        gradient_clip=config.trainer.gradient_clip,
-        cuda_graphs=way.graph,
-    )
-    train_step.timer.start()
-    batch = batch.to(strategy.device)
-
-    def step() -> Tensor:
-        values = train_step([batch])
-        if train_step.graphs and train_step.graphs.failed:
-            raise ConfigError("a CUDA graph could not be captured (see the warning); leave the graph paths out.")
-        if not values:
-            raise ConfigError(f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it.")
-        return values["train/loss"]
-
-    return step
-
-
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
-    """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
-    device = SingleDeviceStrategy(config.strategy.device).device
-    theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
-    images, targets = torchvision_inputs(batch)
-    lr = _plan(config, len(batch)).lr_at(0)
-    optimizer = torch.optim.SGD(
-        [p for p in theirs.parameters() if p.requires_grad],
-        lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
-    )  # fmt: skip
-    scaler = torch.amp.GradScaler(device.type) if way.precision == "fp16" else None
-    arithmetic = autocast(device, way.precision)
-    there = [image.to(device) for image in images]
-    truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
-
-    def step() -> Tensor:
-        with arithmetic():
-            losses = sum(theirs(there, truth).values())
-        value = losses.item()
-        if not math.isfinite(value):
-            raise ConfigError(f"torchvision's loss is {value} at lr={lr:g}; lower optimizer.lr.")
-        optimizer.zero_grad()
-        if scaler:
-            scaler.scale(losses).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            losses.backward()
-            optimizer.step()
-        return losses.detach()
-
-    return step
-
-
-def torchvision_inputs(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """The lists that torchvision's model takes; every row of boxes is a real one here."""
-    images = [image.contiguous() / 255 for image in batch.images]
-    return images, [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch.boxes, batch.labels, strict=True)]
-
-
-def _plan(config: StepConfig, batch_size: int) -> Plan:
-    settings = replace(
-        config,
-        data=replace(config.data, batch_size=batch_size),
-        trainer=replace(config.trainer, max_duration="1epochs", validate_every="0steps", accumulate=1),
-        schedule=replace(config.schedule, name="constant", warmup="0steps"),
-    )
-    return build_plan(settings, 100_000, 1)
 
 
 def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[str, Any]:
@@ -200,17 +74,17 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             if name == config.paths[0]:
                 raise
             continue
-        _wait(device)
+        wait(device)
         memory[name] = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
         steps[name], seconds[name] = step, []
     for turn in range(config.rounds):
         tell(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
         for name, step in steps.items():
-            _wait(device)
+            wait(device)
             started = time.perf_counter()
             for _ in range(config.steps):
                 step()
-            _wait(device)
+            wait(device)
             seconds[name].append((time.perf_counter() - started) / config.steps)
     rows = []
     for name, times in seconds.items():
@@ -230,29 +104,6 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             }
         )
     return {"rows": rows, "flops_per_image": flops / batch_size}
-
-
-def peak_tflops(device: torch.device, precision: Precision) -> float:
-    """What a large matrix product or 3x3 convolution of this type reaches here: the better one, the best of five."""
-    gpu, dtype = device.type == "cuda", AUTOCAST.get(precision, torch.float32)
-    size = 8192 if gpu else 1024
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    with autocast(device, precision)():
-        product = 2 * size**3 / _best(device, lambda: a @ b)
-    images, side, channels = (16, 128, 256) if gpu else (2, 40, 256)
-    x = torch.randn(images, channels, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-    w = torch.randn(channels, channels, 3, 3, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-    flops = 2 * images * side**2 * channels**2 * 9
-    with autocast(device, precision)():
-        convolved = flops / _best(device, lambda: torch.nn.functional.conv2d(x, w, padding=1))
-    return max(product, convolved) / 1e12
-
-
-def copy_gb_per_s(device: torch.device) -> float:
-    """Bytes read and written a second by a large copy, the best of five."""
-    source = torch.empty(2**28 if device.type == "cuda" else 2**26, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / _best(device, lambda: target.copy_(source)) / 1e9
 
 
 def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str, Any]]:
@@ -327,7 +178,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
         plot_steps(
             bars,
             Path(config.plot),
-            [f"{config.model.backbone} {config.model.variant}, {where}, {_device_name(device)}"],
+            [f"{config.model.backbone} {config.model.variant}, {where}, {device_name(device)}"],
         )
         print(f"\n{config.plot}")
     counts = count_operators(config, config.count_canvas) if config.count_canvas else []
@@ -401,26 +252,6 @@ def _mixed(config: StepConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any
             for path, speed in speeds.items()
         ]
     return mix
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def _best(device: torch.device, function: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(6):
-        _wait(device)
-        started = time.perf_counter()
-        function()
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @entry_point("benchmark_step")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.benchmark.step import random_batch
+from retina_dist.benchmark.step_paths import random_batch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.focal_loss import focal_loss, loss_and_gradient
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet

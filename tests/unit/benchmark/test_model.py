@@ -14,8 +14,10 @@ from torchvision.models import ResNet50_Weights, ResNeXt50_32X4D_Weights, Weight
 
 from retina_dist.benchmark import scaling
 from retina_dist.benchmark.communication import MACHINES
-from retina_dist.benchmark.model import Reference2018, StepOfOne, _products, benchmark, forecast, seed_speedup, timeline
+from retina_dist.benchmark.gradient_timeline import _products, timeline
+from retina_dist.benchmark.model import StepOfOne, benchmark, forecast
 from retina_dist.benchmark.recipe import recipe_of
+from retina_dist.benchmark.reference_2018 import Reference2018, seed_speedup
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
 from retina_dist.config.compose import load_config
 from retina_dist.detection.data.shapes import make_shapes

@@ -11,6 +11,8 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 
 from retina_dist.benchmark import step
 from retina_dist.config.compose import load_config
+from retina_dist.detection.model.build import build_model
+from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.errors import ConfigError
 
 SMALL = [
@@ -71,8 +73,8 @@ def test_no_step_is_above_the_peak_however_the_machine_was_disturbed(
 
 def test_torchvisions_model_is_torchvisions(tmp_path: Path) -> None:
     config = load_config("benchmark_step", SMALL)
-    model = step.build_model(config.model, 3)
-    theirs = step.as_torchvision(model, (64, 64))
+    model = build_model(config.model, 3)
+    theirs = as_torchvision(model, (64, 64))
     assert type(theirs) is TorchvisionRetinaNet
     assert {type(m).__module__.split(".")[0] for m in theirs.modules()} <= {"torch", "torchvision"}
     assert type(model) is not TorchvisionRetinaNet  # ours stays ours

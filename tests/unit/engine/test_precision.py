@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from retina_dist.benchmark import step
+from retina_dist.benchmark.step_paths import PATHS
 from retina_dist.config import commands
 from retina_dist.config.fields import limits_of
 from retina_dist.engine.precision import Precision, autocast, describe_precision
@@ -57,7 +57,7 @@ def test_a_training_step_takes_tf32_only_where_it_is_asked_for(precision: Precis
 
 
 def test_the_benchmark_means_the_same_by_each_name() -> None:
-    for name, way in step.PATHS.items():
+    for name, way in PATHS.items():
         words = [word for word in name.split("-") if word in get_args(Precision)]
         assert way.precision == (words[0] if words else "fp32"), name
     for precision in get_args(Precision):
