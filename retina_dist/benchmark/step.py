@@ -51,7 +51,6 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{'x'.join(map(str, canvas))}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
-    seconds: dict[str, list[float]] = {}
     first: dict[str, float] = {}
     memory: dict[str, float | None] = {}
     flops = 0
@@ -76,16 +75,8 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             continue
         wait(device)
         memory[name] = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
-        steps[name], seconds[name] = step, []
-    for turn in range(config.rounds):
-        tell(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
-        for name, step in steps.items():
-            wait(device)
-            started = time.perf_counter()
-            for _ in range(config.steps):
-                step()
-            wait(device)
-            seconds[name].append((time.perf_counter() - started) / config.steps)
+        steps[name] = step
+    seconds = _timed(config, where, steps, device)
     rows = []
     for name, times in seconds.items():
         ratios = [base / one for base, one in zip(seconds[config.paths[0]], times, strict=True)]
@@ -104,6 +95,23 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             }
         )
     return {"rows": rows, "flops_per_image": flops / batch_size}
+
+
+def _timed(
+    config: StepConfig, where: str, steps: dict[str, Callable[[], Tensor]], device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds a step of each path, by round; the paths take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(config.rounds):
+        tell(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
+        for name, step in steps.items():
+            wait(device)
+            started = time.perf_counter()
+            for _ in range(config.steps):
+                step()
+            wait(device)
+            seconds[name].append((time.perf_counter() - started) / config.steps)
+    return seconds
 
 
 def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str, Any]]:
@@ -128,13 +136,7 @@ def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str,
 
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
-    unknown = [path for path in config.paths if path not in PATHS]
-    if unknown or not config.paths:
-        raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
-    if config.shares is not None and len(config.shares) != len(config.canvases):
-        raise ConfigError(
-            f"shares has {len(config.shares)} numbers for {len(config.canvases)} canvases; give one for each."
-        )
+    _check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     device = SingleDeviceStrategy(config.strategy.device).device
@@ -153,14 +155,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
             _raise_peak(peak, device, found["rows"])
             _set_shares(found["rows"], peak)
             for row in found["rows"]:
-                low, middle, high = row["ratio"]
-                gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
-                print(
-                    f"{row['path']:<18}{'x'.join(map(str, canvas)):>11}{batch_size:>6}{row['ms']:>10.1f}"
-                    f"{row['images_per_s']:>9.2f}{low:>8.2f}{middle:>7.2f}{high:>7.2f}{row['tflops']:>9.3g}"
-                    f"{row['share_of_peak']:>9.1%}{gib:>7}   {row['first_loss']:.6f}",
-                    flush=True,
-                )
+                print(_row_in_words(row), flush=True)
             rows += found["rows"]
     _set_shares(rows, peak)
     mix = _mixed(config, rows)
@@ -188,28 +183,52 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
         for name in ("ours", BASE):
             cells = [f"{row['operators']} / {row['waits']}" for row in counts if row["path"] == name]
             print(f"{name:<14}" + "".join(f"{cell:>14}" for cell in cells))
-    ratios = {
-        f"{row['path']} {'x'.join(map(str, row['canvas']))} batch {row['batch_size']}": row["ratio"][1]
-        for row in rows
-        if row["path"] != config.paths[0]
-    }
+    ratios = {f"{row['path']} {_size(row)} batch {row['batch_size']}": row["ratio"][1] for row in rows}
+    ratios |= {f"{row['path']} mix batch {row['batch_size']}": row["ratio"] for row in mix}
+    ratios = {name: ratio for name, ratio in ratios.items() if name.split()[0] != config.paths[0]}
     roofline = {
         "peak_tflops": {precision: round(value, 4) for precision, value in peak.items()},
         "copy_gb_per_s": round(bandwidth, 2),
     }
     net = f"{config.model.backbone} {config.model.variant}"
     what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
-    ratios |= {
-        f"{row['path']} mix batch {row['batch_size']}": row["ratio"] for row in mix if row["path"] != config.paths[0]
-    }
+    start = _start(rows, mix)
+    return finish(config, "step", ratios, what=what, **start, rows=rows, mix=mix, roofline=roofline, operators=counts)
+
+
+def _check(config: StepConfig) -> None:
+    unknown = [path for path in config.paths if path not in PATHS]
+    if unknown or not config.paths:
+        raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
+    if config.shares is not None and len(config.shares) != len(config.canvases):
+        raise ConfigError(
+            f"shares has {len(config.shares)} numbers for {len(config.canvases)} canvases; give one for each."
+        )
+
+
+def _size(row: dict[str, Any]) -> str:
+    return "x".join(map(str, row["canvas"]))
+
+
+def _row_in_words(row: dict[str, Any]) -> str:
+    low, middle, high = row["ratio"]
+    gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
+    return (
+        f"{row['path']:<18}{_size(row):>11}{row['batch_size']:>6}{row['ms']:>10.1f}"
+        f"{row['images_per_s']:>9.2f}{low:>8.2f}{middle:>7.2f}{high:>7.2f}{row['tflops']:>9.3g}"
+        f"{row['share_of_peak']:>9.1%}{gib:>7}   {row['first_loss']:.6f}"
+    )
+
+
+def _start(rows: list[dict[str, Any]], mix: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `benchmark model measured=FILE` starts from: the fastest of our steps."""
     ours = [row for row in mix or rows if not row["path"].startswith(BASE)] or rows
     best = max(ours, key=lambda row: row["images_per_s"])
-    start = {  # what `benchmark model measured=FILE` starts from
+    return {
         "step_ms": round(1000 * best["batch_size"] / best["images_per_s"], 3),
         "batch_size": best["batch_size"],
         "step_of": {"path": best["path"], "canvas": "the mix" if mix else best["canvas"]},
     }
-    return finish(config, "step", ratios, what=what, **start, rows=rows, mix=mix, roofline=roofline, operators=counts)
 
 
 def _raise_peak(peak: dict[Precision, float], device: torch.device, rows: Sequence[dict[str, Any]]) -> None:
