@@ -117,12 +117,7 @@ def forecast(
     rows = []
     step_ms, batch_size = measured.ms, measured.batch_size
     for gpus in config.gpus:
-        if gpus < 1 or (gpus > machine.gpus and gpus % machine.gpus):
-            near = max(1, round(gpus / machine.gpus)) * machine.gpus
-            raise ConfigError(
-                f"gpus={gpus} do not fill machines of {machine.gpus} GPUs ({machine.name}); use {near}, or up to "
-                f"{machine.gpus} of one machine."
-            )
+        _check_whole(machine, gpus)
         step: Step = step_time(
             step_ms,
             found.backward_share,
@@ -163,6 +158,15 @@ def forecast(
             }
         )
     return rows
+
+
+def _check_whole(machine: Machine, gpus: int) -> None:
+    if gpus < 1 or (gpus > machine.gpus and gpus % machine.gpus):
+        near = max(1, round(gpus / machine.gpus)) * machine.gpus
+        raise ConfigError(
+            f"gpus={gpus} do not fill machines of {machine.gpus} GPUs ({machine.name}); use {near}, or up to "
+            f"{machine.gpus} of one machine."
+        )
 
 
 def _machine(config: ModelBenchmarkConfig, name: str) -> Machine:

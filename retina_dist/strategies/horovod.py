@@ -13,8 +13,6 @@ import copy
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -31,6 +29,7 @@ from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
+from retina_dist.strategies.horovod_membership import RENDEZVOUS, Membership, has_note, put_note
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
@@ -73,7 +72,7 @@ class HorovodStrategy(DistributedStrategy):
         self.launch, self.reduction = launch, settings.reduction
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self.commit_every = settings.commit_every
-        self._membership = _Membership(self)
+        self._membership = Membership(self._forget)
         self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
         self.timeout_s = settings.timeout_s
         self.hvd = _import_horovod()
@@ -154,7 +153,7 @@ class HorovodStrategy(DistributedStrategy):
             self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
         self._left.set()
         if kind is not None and kind.__name__ == "HorovodInternalError":
-            missing = missing_ranks(rank, world_size, _put_note, _has_note) if RENDEZVOUS in os.environ else []
+            missing = missing_ranks(rank, world_size, put_note, has_note) if RENDEZVOUS in os.environ else []
             raise PeerLost(lost(rank, missing, self.phase, str(error).strip().splitlines()[0])) from error
 
     def _can_restart(self) -> bool:
@@ -204,13 +203,13 @@ class HorovodStrategy(DistributedStrategy):
             return work(None)
         import horovod.torch.elastic as elastic
 
-        def attempt(membership: _Membership) -> T:
+        def attempt(membership: Membership) -> T:
             self._check_devices()
             result = work(membership.kept)
             membership.answer()  # no question is left under way
             return result
 
-        again: Callable[[_Membership], T] = elastic.run(attempt)
+        again: Callable[[Membership], T] = elastic.run(attempt)
         return again(self._membership)
 
     def commit(self, content: Callable[[], dict[str, Any]]) -> None:
@@ -364,53 +363,6 @@ class HorovodStrategy(DistributedStrategy):
 def in_memory_order(x: Tensor) -> Tensor:
     """The elements of a dense tensor as a contiguous vector over the same memory."""
     return x.as_strided((x.numel(),), (1,))
-
-
-RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's own server, where the processes found each other
-
-
-def _put_note(key: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(_note_url(key), data=b"1", method="PUT"), timeout=5).close()
-
-
-def _has_note(key: str) -> bool:
-    try:
-        urllib.request.urlopen(_note_url(key), timeout=5).close()
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return False
-        raise
-    return True
-
-
-def _note_url(key: str) -> str:
-    return f"http://{os.environ[RENDEZVOUS]}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/retina_dist/{key.replace('/', '_')}"
-
-
-class _Membership:
-    """What Horovod's elastic loop asks of a state; ours is shared by `run`, as at any start."""
-
-    def __init__(self, strategy: HorovodStrategy) -> None:
-        self.strategy = strategy
-        self.kept: dict[str, Any] | None = None
-        self.changed, self.steps = False, 0
-        self.asked: Callable[[], int] | None = None
-
-    def answer(self) -> bool:
-        """Whether any rank had seen a change one commit ago; asked then, so that no rank waits for it, and known to all now."""
-        asked, self.asked = self.asked, None
-        return bool(asked()) if asked else False
-
-    def on_hosts_updated(self, timestamp: float, result: Any) -> None:
-        self.changed = True  # by a thread of Horovod's
-
-    def on_reset(self) -> None:
-        self.changed, self.steps, self.asked = False, 0, None
-        self.strategy._forget()
-
-    def sync(self) -> None: ...
-
-    def restore(self) -> None: ...
 
 
 def horovod_is_installed() -> bool:
