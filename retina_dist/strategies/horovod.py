@@ -365,15 +365,6 @@ def in_memory_order(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,))
 
 
-def horovod_is_installed() -> bool:
-    """Whether `import horovod.torch` works; a Horovod built for another torch does not."""
-    try:
-        _import_horovod()
-    except ConfigError:
-        return False
-    return True
-
-
 def _import_horovod() -> Any:
     try:
         import horovod.torch as hvd
