@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.commands import ReplayConfig
 from retina_dist.config.compose import settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.fields import validate
-from retina_dist.config.tasks import task_of_checkpoint
 from retina_dist.config.train import TrainConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask

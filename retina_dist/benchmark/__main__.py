@@ -5,7 +5,7 @@
     python -m retina_dist.benchmark eval      what a validation takes beside the network
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
-    python -m retina_dist.benchmark model     how long on N GPUs of which kind: a calculation
+    python -m retina_dist.benchmark forecast  how long on N GPUs of which kind: a calculation
 
 Each takes KEY=VALUE settings (--cfg job lists them), output=FILE for the figures as JSON, and --baseline FILE --fail-under R to
 exit with 1 when a ratio is less than R times that in an earlier FILE.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = {kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "model")}
+KINDS = {kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "forecast")}
 KINDS["eval"] = "retina_dist.detection.benchmark_eval"
 FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from retina_dist.benchmark.settings import ModelBenchmarkConfig
+from retina_dist.benchmark.settings import ForecastBenchmarkConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.duration import to_steps
 from retina_dist.errors import ConfigError
@@ -27,7 +27,7 @@ class Recipe(NamedTuple):
         return f"{epochs} ({self.length_from}) of {self.num_images:,} images ({self.images_from})"
 
 
-def recipe_of(config: ModelBenchmarkConfig) -> Recipe:
+def recipe_of(config: ForecastBenchmarkConfig) -> Recipe:
     """The length that a training of these settings has. Reads the annotations when the settings name some.
 
     Raises ConfigError where nothing tells how many images there are.
@@ -44,7 +44,7 @@ def recipe_of(config: ModelBenchmarkConfig) -> Recipe:
     return Recipe(num_images, steps / an_epoch, images_from, said)
 
 
-def _num_images(config: ModelBenchmarkConfig) -> tuple[int, str]:
+def _num_images(config: ForecastBenchmarkConfig) -> tuple[int, str]:
     data = config.data
     if config.num_images is not None:
         return config.num_images, f"num_images={config.num_images}"

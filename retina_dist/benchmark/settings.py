@@ -89,8 +89,8 @@ class MachineConfig:
 
 
 @dataclass
-class ModelBenchmarkConfig(TrainConfig):
-    """`python -m retina_dist.benchmark model`: a calculation; nothing is run but the counting of the model's gradients.
+class ForecastBenchmarkConfig(TrainConfig):
+    """`python -m retina_dist.benchmark forecast`: a calculation; nothing is run but the counting of the model's gradients.
 
     Takes what a training takes, so that experiment=NAME gives a recipe's model, length and batch.
     """

@@ -221,7 +221,7 @@ def _row_in_words(row: dict[str, Any]) -> str:
 
 
 def _start(rows: list[dict[str, Any]], mix: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `benchmark model measured=FILE` starts from: the fastest of our steps."""
+    """What `benchmark forecast measured=FILE` starts from: the fastest of our steps."""
     ours = [row for row in mix or rows if not row["path"].startswith(BASE)] or rows
     best = max(ours, key=lambda row: row["images_per_s"])
     return {

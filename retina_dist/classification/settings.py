@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from retina_dist.config.fields import setting
-from retina_dist.config.task import DataSettings, ModelSettings
+from retina_dist.config.task_settings import DataSettings, ModelSettings
 from retina_dist.errors import ConfigError
 
 

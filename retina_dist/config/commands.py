@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
-    ModelBenchmarkConfig,
+    ForecastBenchmarkConfig,
     ScalingConfig,
     StepConfig,
     SyntheticBenchmarkConfig,
@@ -139,7 +139,7 @@ COMMANDS: dict[str, type] = {
     "benchmark_step": StepConfig,
     "benchmark_synthetic": SyntheticBenchmarkConfig,
     "benchmark_scaling": ScalingConfig,
-    "benchmark_model": ModelBenchmarkConfig,
+    "benchmark_forecast": ForecastBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,
     "benchmark_eval": EvalBenchmarkConfig,
     "evaluate": EvaluateConfig,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
+from retina_dist.config.builtin_tasks import schema_of_task
 from retina_dist.config.fields import MISSING, setting
-from retina_dist.config.task import TASKS, DataSettings, ModelSettings, TaskConfig
-from retina_dist.config.tasks import schema_of_task
+from retina_dist.config.task_settings import TASKS, DataSettings, ModelSettings, TaskConfig
 from retina_dist.config.train import RunConfig, TrainConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.errors import ConfigError
@@ -36,7 +36,9 @@ DATA = Seam(
     "data", "retina_dist.detection.readers.reader.AnnotationReader", "retina_dist.detection.settings.DataConfig"
 )
 MODEL = Seam(
-    "model", "retina_dist.detection.model.outside.DetectionModel", "retina_dist.detection.settings.DetectorSettings"
+    "model",
+    "retina_dist.detection.model.plugin_model.DetectionModel",
+    "retina_dist.detection.settings.DetectorSettings",
 )
 DETECTION = {DATA: DataConfig, MODEL: ModelConfig}  # where the task has these sections
 SEAMS = (

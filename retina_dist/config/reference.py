@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
+from retina_dist.config.builtin_tasks import settings_of_task
 from retina_dist.config.commands import COMMANDS
 from retina_dist.config.fields import MISSING, Limits, limits_of
-from retina_dist.config.task import TASKS
-from retina_dist.config.tasks import settings_of_task
+from retina_dist.config.task_settings import TASKS
 from retina_dist.config.train import TrainConfig
 
 HEAD = """# Settings

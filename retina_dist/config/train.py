@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from retina_dist.config.fields import setting
-from retina_dist.config.task import DataSettings, ModelSettings, TaskConfig
+from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskConfig
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError

@@ -27,7 +27,7 @@ from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import build_model, count_classes, cuda_graph_blockers
-from retina_dist.detection.model.outside import DetectionModel
+from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.model.weights import (
     batch_norm_eps,
     eps_of_checkpoint,

@@ -25,7 +25,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
 from retina_dist.reporting.console import Console, configure_logging
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
-from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import (
     best_metric,
@@ -39,8 +39,8 @@ from retina_dist.run.build import (
 from retina_dist.run.elastic_carryover import ElasticCarryover
 from retina_dist.run.environment import configure_torch, describe_job, versions
 from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
-from retina_dist.run.mlflow import tracking_server
 from retina_dist.run.restore import restore
+from retina_dist.run.tracking import tracking_server
 from retina_dist.run.training import Training
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy

@@ -10,10 +10,10 @@ from typing import Any
 from retina_dist.config.train import RunConfig
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.files import place
-from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.run.environment import versions
 from retina_dist.run.folder import Run, lock_run, open_run
-from retina_dist.run.mlflow import tracked_run
+from retina_dist.run.tracking import tracked_run
 from retina_dist.strategies.base import DistributedStrategy
 
 

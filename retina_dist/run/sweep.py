@@ -33,8 +33,8 @@ from retina_dist.redaction import redacted
 from retina_dist.reporting.console import configure_logging, tell
 from retina_dist.run.build import monitor_of
 from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
-from retina_dist.run.mlflow import as_child, tracked_sweep
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
+from retina_dist.run.tracking import as_child, tracked_sweep
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 
 TABLE, PLOT = "sweep.csv", "sweep.png"

@@ -20,7 +20,7 @@ from retina_dist.errors import UserError, is_collective
 from retina_dist.files import write_atomically
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.loggers import MetricLogger
-from retina_dist.reporting.mlflow_run import TrackedRun, status_of
+from retina_dist.reporting.mlflow_logger import TrackedRun, status_of
 from retina_dist.run.build import monitor_of
 from retina_dist.run.folder import Run, checkpoint_folder
 from retina_dist.run.result import write_result

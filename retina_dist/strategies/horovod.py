@@ -29,7 +29,7 @@ from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
-from retina_dist.strategies.horovod_membership import RENDEZVOUS, Membership, has_note, put_note
+from retina_dist.strategies.horovod_elastic import RENDEZVOUS, Membership, has_note, put_note
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig

@@ -26,9 +26,9 @@ from retina_dist.config.compose import load_config, register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.config.train import TrainConfig
 from retina_dist.errors import Preempted
-from retina_dist.reporting import mlflow_run
+from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
-from retina_dist.reporting.mlflow_run import Identity, MlflowRun, flattened
+from retina_dist.reporting.mlflow_logger import Identity, MlflowRun, flattened
 from retina_dist.run.assemble import train
 from retina_dist.run.sweep import run_sweep
 from tests.e2e.conftest import ROOT, SMALL
@@ -92,10 +92,10 @@ def _answers(url: str) -> bool:
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.05)
+    monkeypatch.setattr(mlflow_logger, "LINGER_S", 0.05)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
-    for name, value in {**OFFLINE, **mlflow_run.CLIENT}.items():
+    for name, value in {**OFFLINE, **mlflow_logger.CLIENT}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -272,7 +272,7 @@ def test_what_goes_beyond_a_request(uri: str, client: Any, tmp_path: Path) -> No
         for step, value in enumerate(values):
             run.log({"a/b": value}, step)
     (run,) = runs(client)
-    assert {(k, len(v)) for k, v in run.data.params.items()} == {(name, mlflow_run.LONGEST) for name in params}
+    assert {(k, len(v)) for k, v in run.data.params.items()} == {(name, mlflow_logger.LONGEST) for name in params}
     largest = sys.float_info.max  # what MLflow makes of infinity
     expected = [repr(v) for v in (math.nan, largest, -largest, *values[3:])]
     assert history(client, run)["a/b"] == list(enumerate(expected))
@@ -448,7 +448,7 @@ def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path, ca
 def test_no_more_waits_for_a_server_than_fits(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mlflow_run, "MAX_WAITING", 10)
+    monkeypatch.setattr(mlflow_logger, "MAX_WAITING", 10)
     door.shut()
     caplog.set_level("INFO", "retina_dist")
     run = make(door.uri, tmp_path / "a")
@@ -463,7 +463,7 @@ def test_no_more_waits_for_a_server_than_fits(
 def test_a_training_is_the_same_without_its_server(
     how: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(mlflow_logger, "PATIENCE_S", 1.0)
     door.hanging = how == "hangs"
     if how == "refuses":
         door.shut()

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 
 from retina_dist.config.fields import setting
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.outside import DetectionModel
+from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.settings import DetectorSettings
 
 CELL = 16  # px

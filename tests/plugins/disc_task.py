@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.config.fields import setting
-from retina_dist.config.task import DataSettings, ModelSettings
+from retina_dist.config.task_settings import DataSettings, ModelSettings
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.seeding import derived_seed

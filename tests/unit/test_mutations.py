@@ -29,7 +29,7 @@ from retina_dist.config.fields import validate
 from retina_dist.config.train import TrainConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.module import CocoDataModule
-from retina_dist.detection.doctor.image_checks import box_findings, category_findings, check_image
+from retina_dist.detection.doctor.data_checks import box_findings, category_findings, check_image
 from retina_dist.detection.prediction import predict
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations

@@ -25,10 +25,9 @@ from retina_dist.files import place
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.console import configure_logging
-from retina_dist.reporting.mlflow_run import TrackedRun
+from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run import mlflow as tracking
-from retina_dist.run import sweep
+from retina_dist.run import sweep, tracking
 from retina_dist.run.folder import Run, changed_settings
 
 # As users and services write them; SECRET is what nobody may see.

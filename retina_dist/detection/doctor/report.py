@@ -10,9 +10,9 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from retina_dist.config.commands import DoctorConfig
-from retina_dist.detection.doctor import image_checks as checks
+from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage
-from retina_dist.detection.doctor.image_checks import Finding, ImageCheck, Level
+from retina_dist.detection.doctor.data_checks import Finding, ImageCheck, Level
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DataConfig, ModelConfig

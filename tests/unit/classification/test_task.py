@@ -15,8 +15,8 @@ from retina_dist.classification.metrics import BINARY
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
+from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.compose import load_config
-from retina_dist.config.tasks import task_of_checkpoint
 from retina_dist.config.train import TrainConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train

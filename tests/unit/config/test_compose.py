@@ -98,7 +98,7 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_data",
         "benchmark_synthetic",
         "benchmark_scaling",
-        "benchmark_model",
+        "benchmark_forecast",
         "benchmark_eval",
         "parity",
         "predict",

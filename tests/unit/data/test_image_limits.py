@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from retina_dist.data.images import decode_image, image_size, read_image
-from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import ImageError
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from retina_dist.data.image_limits import count_scans
 from retina_dist.data.images import MAX_PIXELS, decode_image, image_size, read_image
-from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import ImageError
 

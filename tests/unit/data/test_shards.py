@@ -25,7 +25,7 @@ from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split

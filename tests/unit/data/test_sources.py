@@ -27,7 +27,7 @@ from retina_dist.data.sources import RemoteFile, objects_in, read, read_all, ver
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.doctor.image_checks import check_image
+from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
 from retina_dist.detection.settings import DataConfig, ShapesConfig

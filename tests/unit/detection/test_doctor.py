@@ -21,9 +21,9 @@ from retina_dist.data.canvases import make_buckets
 from retina_dist.data.images import ORIENTATION_TAG
 from retina_dist.data.sizes import resized_size
 from retina_dist.detection.data.shapes import make_shapes
-from retina_dist.detection.doctor import image_checks as checks
+from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import anchor_coverage
-from retina_dist.detection.doctor.image_checks import check_images, fault_of, objects_table
+from retina_dist.detection.doctor.data_checks import check_images, fault_of, objects_table
 from retina_dist.detection.doctor.report import Remedy, examine, format_report
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou

@@ -11,7 +11,7 @@ import pytest
 from retina_dist.config.compose import load_config
 from retina_dist.config.train import TrainConfig
 from retina_dist.errors import ConfigError, Preempted
-from retina_dist.reporting.mlflow_run import (
+from retina_dist.reporting.mlflow_logger import (
     LONGEST,
     TrackedRun,
     flattened,
@@ -20,9 +20,9 @@ from retina_dist.reporting.mlflow_run import (
     status_of,
 )
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run import mlflow as tracking
+from retina_dist.run import tracking
 from retina_dist.run.folder import Run, write_config
-from retina_dist.run.mlflow import as_child, tracked_run, tracked_sweep, tracking_server
+from retina_dist.run.tracking import as_child, tracked_run, tracked_sweep, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"
 

@@ -14,7 +14,7 @@ import pytest
 
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
-    ModelBenchmarkConfig,
+    ForecastBenchmarkConfig,
     ScalingConfig,
     StepConfig,
     SyntheticBenchmarkConfig,
@@ -48,7 +48,7 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "benchmark data": (DataBenchmarkConfig, "output", ".json"),
     "benchmark synthetic": (SyntheticBenchmarkConfig, "output", ".json"),
     "benchmark scaling": (ScalingConfig, "output", ".json"),
-    "benchmark model, table": (ModelBenchmarkConfig, "table", ".csv"),
+    "benchmark forecast, table": (ForecastBenchmarkConfig, "table", ".csv"),
 }
 
 

@@ -1,10 +1,10 @@
 """How long does a training take on N GPUs, how efficiently, and how many GPU hours is that?
 
     python -m retina_dist.benchmark step output=step.json                    on one GPU of that kind; then, anywhere:
-    python -m retina_dist.benchmark model sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=model.png table=model.csv
-    python -m retina_dist.benchmark model experiment=torchvision_v1 gpus=[8] measured=[step.json] price=[PER_MACHINE_HOUR]
-    python -m retina_dist.benchmark model sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
-    python -m retina_dist.benchmark model seed=true                          against what was measured in 2018
+    python -m retina_dist.benchmark forecast sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=model.png table=model.csv
+    python -m retina_dist.benchmark forecast experiment=torchvision_v1 gpus=[8] measured=[step.json] price=[PER_MACHINE_HOUR]
+    python -m retina_dist.benchmark forecast sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
+    python -m retina_dist.benchmark forecast seed=true                          against what was measured in 2018
 
 A calculation (`communication` has the formulas, the machines and their sources) from a step that was measured on one GPU
 and the gradients of the real model. What it takes for granted and what it leaves out stands above its tables. It has not been held
@@ -35,7 +35,7 @@ from retina_dist.benchmark.gradient_timeline import Timeline, timeline
 from retina_dist.benchmark.recipe import Recipe, recipe_of
 from retina_dist.benchmark.reference_2018 import Reference2018, seed_in_words, seed_speedup
 from retina_dist.benchmark.report import finish, write_table
-from retina_dist.benchmark.settings import ModelBenchmarkConfig
+from retina_dist.benchmark.settings import ForecastBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.model.build import build_model
 from retina_dist.errors import ConfigError
@@ -57,7 +57,7 @@ class StepOfOne(NamedTuple):
     source: str
 
 
-def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
+def benchmark(config: ForecastBenchmarkConfig) -> dict[str, Any]:
     """Print the tables and the comparison with 2018, write what was asked for; return what finish() does."""
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def benchmark(config: ModelBenchmarkConfig) -> dict[str, Any]:
 
 
 def forecast(
-    config: ModelBenchmarkConfig,
+    config: ForecastBenchmarkConfig,
     machine: Machine,
     found: Timeline,
     measured: StepOfOne,
@@ -169,12 +169,12 @@ def _check_whole(machine: Machine, gpus: int) -> None:
         )
 
 
-def _machine(config: ModelBenchmarkConfig, name: str) -> Machine:
+def _machine(config: ForecastBenchmarkConfig, name: str) -> Machine:
     if name == "custom":
         missing = [key for key, value in asdict(config.custom).items() if value is None]
         if missing:
             keys = ", ".join(f"custom.{key}" for key in missing)
-            raise ConfigError(f"sku=custom needs {keys}; conf/benchmark_model.yaml tells where they are explained.")
+            raise ConfigError(f"sku=custom needs {keys}; conf/benchmark_forecast.yaml tells where they are explained.")
         wrong = [key for key, value in asdict(config.custom).items() if key != "gpu" and value < (key == "gpus")]
         wrong += [key for key in ("inside", "outside") if getattr(config.custom, key) == 0]
         if wrong:
@@ -187,7 +187,7 @@ def _machine(config: ModelBenchmarkConfig, name: str) -> Machine:
     return MACHINES[name]
 
 
-def _steps(config: ModelBenchmarkConfig) -> list[StepOfOne]:
+def _steps(config: ForecastBenchmarkConfig) -> list[StepOfOne]:
     """One GPU's step, for each of `config.sku`."""
     if config.measured is not None:
         if config.step_ms is not None or config.batch_size is not None:
@@ -225,7 +225,7 @@ def _measured(path: str) -> StepOfOne:
     return StepOfOne(step_ms, batch_size, f"measured on {how} ({path})")
 
 
-def _prices(config: ModelBenchmarkConfig, key: str) -> Sequence[float | None]:
+def _prices(config: ForecastBenchmarkConfig, key: str) -> Sequence[float | None]:
     """The price of a machine hour for each of `config.sku`, None where none was given."""
     prices: list[float] | None = getattr(config, key)
     if prices is None:
@@ -236,14 +236,14 @@ def _prices(config: ModelBenchmarkConfig, key: str) -> Sequence[float | None]:
     return prices
 
 
-def _check_length(config: ModelBenchmarkConfig, key: str, values: Sequence[Any]) -> None:
+def _check_length(config: ForecastBenchmarkConfig, key: str, values: Sequence[Any]) -> None:
     if len(values) != len(config.sku):
         raise ConfigError(
             f"{key} has {len(values)} values for {len(config.sku)} of sku; give one for each, in their order."
         )
 
 
-def _timeline(config: ModelBenchmarkConfig) -> Timeline:
+def _timeline(config: ForecastBenchmarkConfig) -> Timeline:
     if len(config.canvas) != 2 or min(config.canvas) < 32:
         raise ConfigError(f"canvas={config.canvas} is not a height and a width of at least 32, such as [800,1088].")
     if config.bucket_mb <= 0:
@@ -262,7 +262,7 @@ def _timeline(config: ModelBenchmarkConfig) -> Timeline:
     return found if config.backward_share is None else found._replace(backward_share=config.backward_share)
 
 
-def _assumptions(config: ModelBenchmarkConfig, found: Timeline, recipe: Recipe) -> str:
+def _assumptions(config: ForecastBenchmarkConfig, found: Timeline, recipe: Recipe) -> str:
     sent = "" if config.compression == "none" else f", sent as {config.compression}"
     how = {"auto": "ring or hierarchical, whichever is faster", "ring": "ring", "hierarchical": "hierarchical"}
     stragglers = f"vary by {config.straggler_cv:.1%}" if config.straggler_cv else "do not vary (straggler_cv=0)"
@@ -270,7 +270,7 @@ def _assumptions(config: ModelBenchmarkConfig, found: Timeline, recipe: Recipe) 
     rows = {
         "length": str(recipe),
         "sku": ", ".join(config.sku)
-        + (" (sku's default; sku=[NAME] chooses another)" if config.sku == ModelBenchmarkConfig().sku else ""),
+        + (" (sku's default; sku=[NAME] chooses another)" if config.sku == ForecastBenchmarkConfig().sku else ""),
         "batch": "every GPU takes as many images a step as the one that was measured, so the batch grows with the GPUs; the "
         f"settings ask for data.batch_size={config.data.batch_size}, which needs another learning rate",
         "gradients": f"{found.num_bytes / 1e6:.1f} MB{sent}, in buckets of {config.bucket_mb:g} MiB, averaged "
@@ -316,7 +316,7 @@ def _short(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
-def _plot(config: ModelBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
+def _plot(config: ForecastBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
     lines: dict[str, list[Forecast]] = {}
     priced = rows[0]["cost"] is not None
     for row in rows:
@@ -331,8 +331,8 @@ def _plot(config: ModelBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str,
     plot_forecasts(lines, Path(config.plot or ""), cost="cost" if priced else "GPU hours", notes=notes)
 
 
-@entry_point("benchmark_model")
-def main(config: ModelBenchmarkConfig) -> Any:
+@entry_point("benchmark_forecast")
+def main(config: ForecastBenchmarkConfig) -> Any:
     """The tables."""
     benchmark(config)
 

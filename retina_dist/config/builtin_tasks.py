@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
-from retina_dist.config.task import TASKS
+from retina_dist.config.task_settings import TASKS
 from retina_dist.config.train import TrainConfig
 
 

@@ -14,8 +14,8 @@ from torchvision.models import ResNet50_Weights, ResNeXt50_32X4D_Weights, Weight
 
 from retina_dist.benchmark import scaling
 from retina_dist.benchmark.communication import MACHINES
+from retina_dist.benchmark.forecast import StepOfOne, benchmark, forecast
 from retina_dist.benchmark.gradient_timeline import _products, timeline
-from retina_dist.benchmark.model import StepOfOne, benchmark, forecast
 from retina_dist.benchmark.recipe import recipe_of
 from retina_dist.benchmark.reference_2018 import Reference2018, seed_speedup
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
@@ -97,7 +97,7 @@ def test_the_table_says_how_long_how_efficient_and_how_many_gpu_hours(
     names = {name: str(tmp_path / f"model.{name}") for name in ("csv", "png", "json")}
     files = [f"table={names['csv']}", f"plot={names['png']}", f"output={names['json']}"]
     config = load_config(
-        "benchmark_model",
+        "benchmark_forecast",
         [*GIVEN, "sku=[Standard_ND96isr_H100_v5]", "price=[80]", "epochs=10", "num_images=36000", *files],
     )
     benchmark(config)
@@ -127,7 +127,7 @@ def test_the_table_says_how_long_how_efficient_and_how_many_gpu_hours(
 
 def test_nothing_costs_anything_without_a_price(tmp_path: Path) -> None:
     table = tmp_path / "model.csv"
-    found = benchmark(load_config("benchmark_model", [*GIVEN, f"table={table}"]))
+    found = benchmark(load_config("benchmark_forecast", [*GIVEN, f"table={table}"]))
     assert [row["cost"] for row in found["rows"]] == [None] * 3
     assert "cost" not in table.read_text()
 
@@ -136,7 +136,7 @@ def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> 
     """3 GPUs of one machine of four, by hand: 26 epochs of 36,000 images at 100 images a second are 2.6 hours on one GPU."""
     given = ["experiment=torchvision_v1", "num_images=36000", "step_ms=[100]", "batch_size=10", "gpus=[1,3]"]
     money = ["sku=[Standard_NC96ads_A100_v4]", "price=[5]", "low_priority_price=[1]"]
-    found = benchmark(load_config("benchmark_model", [*given, *money]))
+    found = benchmark(load_config("benchmark_forecast", [*given, *money]))
     one, three = found["rows"]
     assert (one["hours"], one["machine_hours"], one["gpu_hours"], one["idle_gpus"]) == (2.6, 2.6, 10.4, 3)
     assert (one["cost"], one["low_priority_cost"]) == (13.0, 2.6)
@@ -160,7 +160,7 @@ def test_a_recipe_is_priced_by_whole_machines(capsys: pytest.CaptureFixture) -> 
 
 
 def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
-    benchmark(load_config("benchmark_model", GIVEN))
+    benchmark(load_config("benchmark_forecast", GIVEN))
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "12 epochs (trainer.max_duration=12epochs) of 118,287 images (those of COCO's train2017, since neither" in said
@@ -183,19 +183,19 @@ def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture) -> None:
     ],
 )
 def test_the_length_is_the_recipe_s_own(overrides: list[str], num_images: int, epochs: float) -> None:
-    found = recipe_of(load_config("benchmark_model", overrides))
+    found = recipe_of(load_config("benchmark_forecast", overrides))
     assert (found.num_images, found.epochs) == (num_images, epochs)
 
 
 def test_images_are_counted_where_the_data_is(tmp_path: Path) -> None:
     make_shapes(tmp_path / "data", num_train=5, num_val=1, image_size=32)
-    found = recipe_of(load_config("benchmark_model", [f"data.root={tmp_path / 'data'}"]))
+    found = recipe_of(load_config("benchmark_forecast", [f"data.root={tmp_path / 'data'}"]))
     assert (found.num_images, found.images_from) == (5, f"counted in {tmp_path / 'data'}")
 
 
 def test_more_overlap_compression_and_bandwidth_help_and_stragglers_hurt() -> None:
     def efficiency(*overrides: str, sku: str = "Standard_NC96ads_A100_v4") -> float:
-        config = load_config("benchmark_model", ["gpus=[32]", *overrides])
+        config = load_config("benchmark_forecast", ["gpus=[32]", *overrides])
         found = timeline(on_meta(), 256, 256)  # type: ignore[arg-type]
         return forecast(config, MACHINES[sku], found, StepOfOne(100.0, 8, "given"), recipe_of(config))[0]["efficiency"]
 
@@ -218,11 +218,11 @@ def test_a_step_can_come_from_the_file_of_benchmark_step(tmp_path: Path, capsys:
         "step_of": {"path": "bf16", "canvas": [800, 1088]},
     }
     path.write_text(json.dumps(content | {"machine": {"cpu": "a CPU", "gpus": ["NVIDIA X"]}}))
-    found = benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
+    found = benchmark(load_config("benchmark_forecast", [f"measured=[{path}]", "gpus=[1]"]))
     assert found["rows"][0]["images_per_s"] == 100
     assert f"measured on NVIDIA X, bf16, 800x1088 ({path})" in capsys.readouterr().out
     path.write_text(json.dumps(content | {"step_of": {"path": "fp32"}, "machine": {"cpu": "a CPU", "gpus": []}}))
-    benchmark(load_config("benchmark_model", [f"measured=[{path}]", "gpus=[1]"]))
+    benchmark(load_config("benchmark_forecast", [f"measured=[{path}]", "gpus=[1]"]))
     assert f"measured on a CPU, no GPU, fp32 ({path})" in capsys.readouterr().out
 
 
@@ -240,7 +240,7 @@ def test_a_step_can_come_from_the_file_of_benchmark_scaling(tmp_path: Path, monk
         f"output={tmp_path / 'scaling.json'}",
     ]
     scaling.benchmark(load_config("benchmark_scaling", settings))
-    found = benchmark(load_config("benchmark_model", [f"measured=[{tmp_path / 'scaling.json'}]", "gpus=[1]"]))
+    found = benchmark(load_config("benchmark_forecast", [f"measured=[{tmp_path / 'scaling.json'}]", "gpus=[1]"]))
     (row,) = found["rows"]
     assert (row["step_ms"], row["batch_size"], row["images_per_s"]) == (300.0, 6, 20.0)  # 3 x 2 images at 20 a second
 
@@ -251,14 +251,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str | None
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match="measured="):
-        benchmark(load_config("benchmark_model", [f"measured=[{path}]"]))
+        benchmark(load_config("benchmark_forecast", [f"measured=[{path}]"]))
 
 
 CUSTOM = ["sku=[custom]", "custom.gpus=4", "custom.inside=10", "custom.inside_us=5", "custom.outside=1"]
 
 
 def test_a_machine_can_be_described() -> None:
-    found = benchmark(load_config("benchmark_model", [*GIVEN, *CUSTOM, "custom.outside_us=50"]))
+    found = benchmark(load_config("benchmark_forecast", [*GIVEN, *CUSTOM, "custom.outside_us=50"]))
     assert found["machines"][0]["outside"] == 1
     assert found["rows"][2]["machines"] == 4
 
@@ -297,12 +297,12 @@ def test_a_machine_can_be_described() -> None:
 )
 def test_what_cannot_be_is_refused_in_a_sentence(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        benchmark(load_config("benchmark_model", overrides))
+        benchmark(load_config("benchmark_forecast", overrides))
 
 
 def test_gradients_and_the_backward_pass_can_be_given() -> None:
     given = ["gradient_mb=1000", "backward_share=0.5", "overlap=false", "bucket_mb=1e5"]
-    found = benchmark(load_config("benchmark_model", [*GIVEN, *given, "sku=[Standard_NC24]", "gpus=[4]"]))
+    found = benchmark(load_config("benchmark_forecast", [*GIVEN, *given, "sku=[Standard_NC24]", "gpus=[4]"]))
     # a first bucket of at least 1 MiB, then the rest: 2 * 3/4 * 1 GB / 12 GB/s, and twice 6 hops of 5.7 us
     assert found["rows"][0]["exposed_ms"] == pytest.approx(125 + 2 * 6 * 0.0057, abs=1e-3)
 
