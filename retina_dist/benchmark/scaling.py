@@ -3,6 +3,7 @@
     python -m retina_dist.benchmark scaling                            2 processes under every launcher that is there
     python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
     python -m retina_dist.benchmark scaling data=synthetic processes=[1,2]      launchers compared, random images, no files
+    python -m retina_dist.benchmark scaling task=classification data=synthetic   the same of another task
 
 The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are

@@ -3,6 +3,7 @@
     python -m retina_dist.benchmark synthetic                                              one process
     torchrun --nproc-per-node 2 -m retina_dist.benchmark synthetic                         this job, by torch DDP
     horovodrun -np 2 python -m retina_dist.benchmark synthetic model=retinanet_r50 data.synthetic.canvas=[800,1088]
+    python -m retina_dist.benchmark synthetic task=classification model=classifier data.image_size=224
 
 As Horovod's pytorch_synthetic_benchmark.py (https://github.com/horovod/horovod/tree/master/examples/pytorch): random
 batches on the device, made once; warm-up, then `num_iters` rounds of `num_batches_per_iter` steps; the mean over the rounds, and

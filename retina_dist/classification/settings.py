@@ -20,6 +20,14 @@ class DrawnClassesConfig:
 
 
 @dataclass
+class SyntheticClassesConfig:
+    """Random images of data.image_size with random classes; see `retina_dist.classification.data.synthetic`."""
+
+    num_classes: int = setting(1000, at_least=2, at_most=10**6)
+    num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)
+
+
+@dataclass
 class ClassificationData(DataSettings):
     """Where the images are and how they become batches."""
 
@@ -30,6 +38,9 @@ class ClassificationData(DataSettings):
         "retina_dist.shards wrote; a path or a URL such as az://container/images",
     )
     drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
+    synthetic: SyntheticClassesConfig | None = setting(
+        None, "train on random images made on the device; no files, no validation"
+    )
     missing_images: str = setting("error", "files that a csv names and that are not there", choices=("error", "skip"))
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from retina_dist.classification.batch import ImageBatch
 from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.data.synthetic import synthetic_batch, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
 from retina_dist.classification.model import build_classifier, load_weights
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
@@ -24,6 +27,7 @@ from retina_dist.classification.splits import (
     unaugmented,
 )
 from retina_dist.config.commands import EvaluateConfig, ExportConfig, PredictConfig
+from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint_store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
@@ -49,7 +53,10 @@ class ClassificationTask(Task):
         super().__init__(config, strategy)
         data: ClassificationData = config.data
         check_one_size(config.model, data)
-        self.train, self.val = read_splits(data)
+        self.train: Samples
+        self.val: Samples | None
+        synthetic = data.synthetic
+        self.train, self.val = (synthetic_samples(synthetic, config.seed), None) if synthetic else read_splits(data)
         self.augments = not config.trainer.overfit_batches
         if config.trainer.overfit_batches:
             self.train = self.val = self.train.some(config.trainer.overfit_batches * data.batch_size)
@@ -70,7 +77,9 @@ class ClassificationTask(Task):
 
     @staticmethod
     def planned_images(config: Any) -> int | None:
-        """The images of a drawn data set that are all trained on."""
+        """The images of random data, or of a drawn data set that are all trained on."""
+        if config.data.synthetic:
+            return int(config.data.synthetic.num_images)
         whole = config.data.drawn and not config.trainer.overfit_batches
         return int(config.data.drawn.num_train) if whole else None
 
@@ -96,9 +105,10 @@ class ClassificationTask(Task):
         lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         lines.append(f"  {'model':<9}{model.architecture}; weights: {model.weights or 'none, from scratch'}")
         grows = f"{data.first_image_size} to " if data.first_image_size else ""
-        lines.append(
-            f"  {'size':<9}crops of {grows}{data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
-        )
+        size = f"crops of {grows}{data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
+        if data.synthetic:
+            size = f"{data.image_size} px of noise on the device, the same at every step"
+        lines.append(f"  {'size':<9}{size}")
         shown = ", ".join(self.classes[:8]) + (f" and {len(self.classes) - 8} more" if len(self.classes) > 8 else "")
         lines.append(f"  {'classes':<9}{len(self.classes)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
@@ -117,14 +127,24 @@ class ClassificationTask(Task):
                 f"({', '.join(apart) or 'their order'}); resume with the same data, or start a new run with model.weights={source}."
             )
 
-    def build_data(self) -> ClassificationDataModule:
+    def build_data(self) -> ClassificationDataModule | SyntheticData[ImageBatch]:
         """The batches of this rank."""
+        data, seed = self.config.data, self.config.seed
+        if data.synthetic:
+            return SyntheticData(
+                partial(synthetic_batch, self.train, size=data.image_size, seed=seed, device=self.strategy.device),
+                num_images=self.num_images,
+                batch_size=data.batch_size,
+                accumulate=self.config.trainer.accumulate,
+                rank=self.strategy.rank,
+                world_size=self.strategy.world_size,
+            )
         return ClassificationDataModule(
-            self.config.data if self.augments else unaugmented(self.config.data),
+            data if self.augments else unaugmented(data),
             train=self.train,
             val=self.val,
             accumulate=self.config.trainer.accumulate,
-            seed=self.config.seed,
+            seed=seed,
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
             pin_memory=self.strategy.device.type == "cuda",
@@ -195,7 +215,9 @@ class ClassificationTask(Task):
         return found
 
     def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them, with their classes."""
+        """first_batch.jpg: the images of the first step as the model sees them, with their classes; nothing of noise."""
+        if self.config.data.synthetic:
+            return
         from retina_dist.classification.artifacts import draw_first_batch
 
         draw_first_batch(data, self.classes, folder / "first_batch.jpg")

@@ -46,6 +46,8 @@ class RunConfig:
                 f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
                 "average all gradients; give strategy.static_graph=false."
             )
+        if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
+            raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
 
 
 @dataclass

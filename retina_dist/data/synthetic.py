@@ -9,10 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from retina_dist.errors import ConfigError
+from retina_dist.seeding import derived_seed
 
 AnyBatch = TypeVar("AnyBatch")
+
+
+def noise(height: int, width: int, seed: int, image: int) -> Tensor:
+    """[3, height, width] uint8 on the CPU, uniform; a function of (seed, image)."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "synthetic pixels", image))
+    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator)
 
 
 class SyntheticData(Generic[AnyBatch]):

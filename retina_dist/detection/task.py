@@ -38,7 +38,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionSettings, category_names
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Examination, Task
@@ -76,8 +76,6 @@ class DetectionTask(Task):
     def __init__(self, config: TrainConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         synthetic = config.data.synthetic
-        if synthetic and config.trainer.overfit_batches:
-            raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
         train = synthetic_annotations(synthetic, config.seed) if synthetic else read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train

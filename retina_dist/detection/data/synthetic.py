@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from retina_dist.data.synthetic import noise
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.readers.categories import Categories
@@ -46,10 +47,9 @@ def synthetic_batch(
     samples = []
     for i in images:
         record = annotations.records[i]
-        noise = torch.Generator().manual_seed(derived_seed(seed, "synthetic pixels", i))
         samples.append(
             Sample(
-                torch.randint(0, 256, (3, record.height, record.width), dtype=torch.uint8, generator=noise),
+                noise(record.height, record.width, seed, i),
                 torch.from_numpy(annotations.boxes[i]),
                 torch.from_numpy(annotations.labels[i]),
                 record.image_id,

@@ -14,6 +14,7 @@ from retina_dist.detection.data.synthetic import synthetic_annotations, syntheti
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
+from retina_dist.run.assemble import train
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
 
@@ -61,11 +62,18 @@ def test_the_task_keeps_its_contract() -> None:
     task_contract(DetectionTask, load_config("train", settings))
 
 
+def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = "data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 8}"
+    settings = [tiny, "schedule=constant", "trainer.max_duration=2steps", "trainer.num_threads=1", "logging=quiet"]
+    assert train(load_config("train", ["data=synthetic", "data.batch_size=2", "output_dir=run", *settings])) == {}
+    last = torch.load("run/checkpoints/last.pt", weights_only=True, map_location="cpu")
+    assert last["step"] == 2
+
+
 def test_what_random_data_cannot_be_is_refused() -> None:
-    config = load_config("train", ["data=synthetic"])
-    config.trainer.overfit_batches = 2
     with pytest.raises(ConfigError, match=r"no images to overfit; leave trainer.overfit_batches out"):
-        DetectionTask(config, SingleDeviceStrategy("cpu"))
+        load_config("train", ["data=synthetic", "trainer.overfit_batches=2"])
     for canvas in ([64], [64, 65], [0, 64]):
         with pytest.raises(ConfigError, match=r"canvas=.* multiples of 32, such as \[800,1088\]"):
             validate(replace(SMALL, canvas=canvas))
