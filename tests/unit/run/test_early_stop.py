@@ -7,6 +7,7 @@ one pass over the data by all ranks together, a validation sees the whole set, a
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from retina_dist.classification.batch import ImageBatch
 from retina_dist.config.compose import load_config
 from retina_dist.config.train import TrainConfig
-from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
-from retina_dist.run.build import best_metric, build_plan, build_state
+from retina_dist.run.build import best_metric, build_plan, build_state, task_class
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import trainer
 from tests.unit.engine.test_world_size import AveragingRank
@@ -30,26 +31,36 @@ IMAGES, BATCH_SIZE = (
     7,
     4,
 )  # two steps an epoch; the second has three images, which two and four ranks cannot share equally
-# No augmentation, which draws from torch's global generator: ranks in threads share it.
 SETTINGS = [
-    f"data.shapes={{num_train: {IMAGES}, num_val: 3, image_size: 32, seed: 0}}",
     f"data.batch_size={BATCH_SIZE}",
     "data.val_batch_size=2",
-    "data.min_sizes=[32]",
-    "data.max_size=32",
-    "data.hflip=0",
     "data.num_workers=0",
     "model.norm=frozen_bn",
-    "model.trainable_layers=0",
-    "model.variant=v1",
-    "model.fpn_channels=16",
-    "optimizer.lr=0.003",
     "schedule=constant",
     f"trainer.max_duration={EPOCHS}epochs",
     "trainer.monitor=val/loss",
     f"trainer.patience={PATIENCE}",
     "trainer.check_replicas_every=0steps",
 ]
+TASKS = {
+    "detection": [
+        f"data.shapes={{num_train: {IMAGES}, num_val: 3, image_size: 32, seed: 0}}",
+        "data.min_sizes=[32]",
+        "data.max_size=32",
+        "model.trainable_layers=0",
+        "model.variant=v1",
+        "model.fpn_channels=16",
+        "optimizer.lr=0.003",
+    ],
+    "classification": [
+        f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}",
+        "data.image_size=16",
+        "data.val_resize=16",
+        "data.mixup=0.2",
+        "model.architecture=shufflenet_v2_x0_5",
+        "optimizer.lr=0.02",
+    ],
+}
 
 
 class EqualRank(AveragingRank):
@@ -73,21 +84,26 @@ class Log:
 class Seen:
     """The data of a rank, which notes the ids of the images that each epoch had."""
 
+    reading = threading.Lock()  # augmentation draws from torch's global generator, which ranks in threads share
+
     def __init__(self, data: Any) -> None:
         self.data, self.position = data, data.position
         self.epochs: dict[int, list[int]] = {}
 
     def train_steps(self, start: int, stop: int) -> Any:
-        for step, batches in enumerate(self.data.train_steps(start, stop), start):
+        steps = iter(self.data.train_steps(start, stop))
+        for step in range(start, stop):
+            with self.reading:
+                batches = next(steps)
             for batch in batches:
-                ids = batch.image_ids[batch.real_rows()].tolist()
+                ids = (batch.indices if isinstance(batch, ImageBatch) else batch.image_ids)[batch.real_rows()].tolist()
                 self.epochs.setdefault(self.position(step)[0], []).extend(ids)
             yield batches
 
 
 def fit(config: TrainConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     """Train by `config` on one rank; what it knows at the end."""
-    task = DetectionTask(config, strategy)
+    task = task_class(config)(config, strategy)
     plan = build_plan(config, task.num_images, strategy.world_size)
     state = build_state(config, copy.deepcopy(model), strategy, best_metric(config, task.validates))
     data, log = task.build_data(), Log()
@@ -96,17 +112,18 @@ def fit(config: TrainConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     return {"step": state.step, "epochs": seen.epochs, "validations": log.validations, "best": state.best.value}
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    found: TrainConfig = load_config("train", [*SETTINGS, f"data.root={tmp_path_factory.mktemp('early') / 'shapes'}"])
-    DetectionTask.prepare(found)
+@pytest.fixture(scope="module", params=list(TASKS))
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    root = f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"
+    found: TrainConfig = load_config("train", [f"task={request.param}", *SETTINGS, *TASKS[request.param], root])
+    task_class(found).prepare(found)
     return found
 
 
 @pytest.fixture(scope="module")
 def model(config: TrainConfig) -> nn.Module:
     torch.manual_seed(0)
-    return DetectionTask(config, SingleDeviceStrategy("cpu")).build_model().double()
+    return task_class(config)(config, SingleDeviceStrategy("cpu")).build_model().double()
 
 
 @pytest.fixture(scope="module")
