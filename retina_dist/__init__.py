@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUBLIC
+    from retina_dist.api import ClassifierTrainer as ClassifierTrainer
     from retina_dist.api import Trainer as Trainer
+    from retina_dist.classification.classifier import TrainedClassifier as TrainedClassifier
+    from retina_dist.classification.metrics import ClassificationResult as ClassificationResult
+    from retina_dist.classification.settings import ClassificationData as ClassificationData
+    from retina_dist.classification.settings import ClassifierConfig as ClassifierConfig
+    from retina_dist.classification.settings import DrawnClassesConfig as DrawnClassesConfig
     from retina_dist.config.compose import load_config as load_config
     from retina_dist.config.train import TrainConfig as TrainConfig
     from retina_dist.detection.batch import Batch as Batch
@@ -50,6 +56,10 @@ _PUBLIC = {
     "Annotations": "retina_dist.detection.readers.coco",
     "Batch": "retina_dist.detection.batch",
     "CheckpointError": "retina_dist.errors",
+    "ClassificationData": "retina_dist.classification.settings",
+    "ClassificationResult": "retina_dist.classification.metrics",
+    "ClassifierConfig": "retina_dist.classification.settings",
+    "ClassifierTrainer": "retina_dist.api",
     "CocoDataModule": "retina_dist.detection.data.module",
     "CocoEvaluator": "retina_dist.detection.coco_metrics",
     "CocoResult": "retina_dist.detection.coco_metrics",
@@ -60,6 +70,7 @@ _PUBLIC = {
     "Detections": "retina_dist.detection.batch",
     "Detector": "retina_dist.detection.detector",
     "DistributedStrategy": "retina_dist.strategies.base",
+    "DrawnClassesConfig": "retina_dist.classification.settings",
     "LoggingConfig": "retina_dist.reporting.settings",
     "ModelConfig": "retina_dist.detection.settings",
     "NcclConfig": "retina_dist.strategies.settings",
@@ -73,6 +84,7 @@ _PUBLIC = {
     "Task": "retina_dist.task",
     "TrainConfig": "retina_dist.config.train",
     "TrainState": "retina_dist.engine.state",
+    "TrainedClassifier": "retina_dist.classification.classifier",
     "Trainer": "retina_dist.api",
     "TrainerConfig": "retina_dist.engine.settings",
     "UserError": "retina_dist.errors",

@@ -3,6 +3,8 @@
 trainer = Trainer(data=DataConfig(root="/data/mine"), optimizer=OptimizerConfig(lr=0.01), max_duration="12epochs")
 metrics = trainer.fit()
 detector = trainer.detector()
+
+`ClassifierTrainer` is the same for image classification.
 """
 
 from __future__ import annotations
@@ -11,10 +13,18 @@ import re
 from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import Self
 
+from retina_dist.classification import evaluation
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.metrics import ClassificationResult
+from retina_dist.classification.settings import ClassificationData, ClassifierConfig
+from retina_dist.config.builtin_tasks import schema_of_task
+from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.fields import MISSING, check_types, validate
+from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskConfig
 from retina_dist.config.train import RunConfig, TrainConfig
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
@@ -33,20 +43,13 @@ from retina_dist.strategies.settings import NcclConfig, StrategyConfig
 
 
 @dataclass(kw_only=True, eq=False)
-class Trainer(TrainerConfig):
-    """A training by its settings, which have the names, defaults and limits of the command line's: docs/settings.md lists them.
+class _Run(TrainerConfig):
+    """What a training of any task has in Python."""
 
-    `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`; those of the other sections are
-    the arguments of `DataConfig`, `ModelConfig` and so on. `data` is a `DataConfig` for files or a `DatasetConfig` for your own
-    `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
-
-    Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same methods. A script needs no
-    `if __name__ == "__main__":`, because data workers do not import it.
-    """
-
+    _task: ClassVar[str]
     max_duration: str = field(kw_only=True)  # the one setting of `trainer` without a default
-    data: DataConfig | DatasetConfig
-    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataSettings
+    model: ModelSettings
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
@@ -59,19 +62,20 @@ class Trainer(TrainerConfig):
 
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
-        if isinstance(self.data, DataConfig) and self.data.name == MISSING:
+        if isinstance(self.data, DataConfig | ClassificationData) and self.data.name == MISSING:
             self.data = copy(self.data)
             self.data.name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
-        check_types(self, Trainer)
+        check_types(self, type(self))
         to_steps(self.max_duration, key="max_duration", num_images=1, batch_size=1)  # raises for what is no duration
         validate(self.config)
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
-        """The Trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if not (isinstance(config, TrainConfig) and config.task.name == "detection"):
+        """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
+        if not (isinstance(config, TrainConfig) and config.task.name == cls._task):
+            made = {"detection": "use Trainer", "classification": "use ClassifierTrainer"}
             raise ConfigError(
-                f"task={config.task.name} trains on the command line only; Trainer is for task=detection."
+                f"task={config.task.name} is not for {cls.__name__}; {made.get(config.task.name, 'train on the command line')}."
             )
         sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
         return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)
@@ -81,10 +85,11 @@ class Trainer(TrainerConfig):
         """The settings as the command line has them."""
         trainer = TrainerConfig(**{f.name: getattr(self, f.name) for f in fields(TrainerConfig)})
         sections = {f.name: getattr(self, f.name) for f in fields(TrainConfig) if f.name in self.__dataclass_fields__}
-        return TrainConfig(trainer=trainer, **sections)
+        config: TrainConfig = schema_of_task(self._task)(task=TaskConfig(self._task), trainer=trainer, **sections)
+        return config
 
     def fit(self) -> dict[str, float]:
-        """Train, and return the metrics of the last validation: "coco/AP", "val/loss" and others, equal on all ranks.
+        """Train, and return the metrics of the last validation, such as "val/loss", equal on all ranks.
 
         The run folder, `run_folder`, is that of the command line: checkpoints, metrics.csv, curves and images. With
         `dry_run=True` the plan is logged, nothing is trained and the result is empty. Raises UserError for what you can correct,
@@ -98,10 +103,27 @@ class Trainer(TrainerConfig):
         """Path or URL of the last `fit`'s best checkpoint, or of its newest without validation. Raises ConfigError before."""
         if self.run_folder is None:
             raise ConfigError(
-                "Trainer has no checkpoint yet; call fit() first, or use Detector.from_checkpoint(PATH) of an earlier run."
+                "Trainer has no checkpoint yet; call fit() first, or read that of an earlier run with from_checkpoint(PATH)."
             )
         folder = checkpoint_folder(self.config, self.run_folder)
         return str(folder / ("best.pt" if "best.pt" in names_in(folder) else "last.pt"))
+
+
+@dataclass(kw_only=True, eq=False)
+class Trainer(_Run):
+    """A detector's training by its settings, which have the command line's names, defaults and limits: docs/settings.md lists them.
+
+    `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`; those of the other sections are
+    the arguments of `DataConfig`, `ModelConfig` and so on. `data` is a `DataConfig` for files or a `DatasetConfig` for your own
+    `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
+
+    Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same methods. A script needs no
+    `if __name__ == "__main__":`, because data workers do not import it.
+    """
+
+    _task: ClassVar[str] = "detection"
+    data: DataConfig | DatasetConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
 
     def detector(self, device: str = "cpu", precision: Precision = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
@@ -111,3 +133,24 @@ class Trainer(TrainerConfig):
         """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
         detector = self.detector(precision=self.precision)  # type: ignore[arg-type]
         return detector.evaluate(self.data, strategy=self.strategy)
+
+
+@dataclass(kw_only=True, eq=False)
+class ClassifierTrainer(_Run):
+    """A classifier's training by its settings; all else is as in `Trainer`."""
+
+    _task: ClassVar[str] = "classification"
+    data: ClassificationData
+    model: ClassifierConfig = field(default_factory=ClassifierConfig)
+
+    def classifier(self, device: str = "cpu", precision: Precision = "fp32") -> TrainedClassifier:
+        """The trained classifier, from `checkpoint`. Raises ConfigError before `fit`."""
+        return TrainedClassifier.from_checkpoint(self.checkpoint, device=device, precision=precision)
+
+    def evaluate(self) -> ClassificationResult:
+        """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
+        workers = {"batch_size": self.data.val_batch_size, "num_workers": self.data.num_workers}
+        where = {"device": self.strategy.device, "precision": self.precision}
+        return evaluation.evaluate(
+            EvaluateConfig(checkpoint=self.checkpoint, root=self.data.root, **where, **workers)  # type: ignore[arg-type]
+        )

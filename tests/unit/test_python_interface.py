@@ -197,12 +197,53 @@ def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     assert type(found.optimizer) is type(config.optimizer)
 
 
-@pytest.mark.parametrize("overrides", [[PLUGINS, "task=discs"], ["task=classification"]])
-def test_a_trainer_is_for_detection(overrides: list[str]) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{overrides[-1]} trains on the command line only; Trainer is for task=detection"
-    ):
-        rd.Trainer.from_config(rd.load_config("train", overrides))
+@pytest.mark.parametrize(
+    ("trainer", "overrides", "message"),
+    [
+        (rd.Trainer, [PLUGINS, "task=discs"], "task=discs is not for Trainer; train on the command line"),
+        (rd.Trainer, ["task=classification"], "task=classification is not for Trainer; use ClassifierTrainer"),
+        (rd.ClassifierTrainer, [], "task=detection is not for ClassifierTrainer; use Trainer"),
+    ],
+)
+def test_a_trainer_is_for_its_task(trainer: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer.from_config(rd.load_config("train", overrides))
+
+
+def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
+    data = rd.ClassificationData(
+        root=str(tmp_path / "drawn"),
+        drawn=rd.DrawnClassesConfig(num_train=8, num_val=7, image_size=16),
+        batch_size=4,
+        image_size=16,
+        num_workers=0,
+    )
+    trainer = rd.ClassifierTrainer(
+        data=data,
+        model=rd.ClassifierConfig(architecture="shufflenet_v2_x0_5", norm="sync_bn"),
+        optimizer=rd.OptimizerConfig(name="adamw", lr=1e-3),
+        logging=rd.LoggingConfig(tensorboard=False, plots=False),
+        max_duration="1epoch",
+        num_threads=1,
+        output_dir=str(tmp_path / "run"),
+    )
+    metrics = trainer.fit()
+    found = trainer.evaluate()
+    assert found.metrics == pytest.approx(metrics, rel=1e-6)
+    assert found.confusion.sum() == 7
+    classifier = trainer.classifier()
+    probabilities = classifier.predict(sorted((tmp_path / "drawn" / "val" / "ring").iterdir()))
+    assert probabilities.shape == (1, len(classifier.classes))
+    assert float(probabilities.sum()) == pytest.approx(1)
+    config = trainer.config
+    assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
+
+
+def test_a_classifiers_settings_are_those_of_the_command_line() -> None:
+    config = rd.load_config("train", ["task=classification", "data=folders", "data.root=/data/mine", "seed=4"])
+    assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
+    with pytest.raises(ConfigError, match="data is of type DataConfig; give ClassificationData"):
+        rd.ClassifierTrainer(data=DATA, optimizer=SGD, max_duration="1epoch")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
