@@ -90,7 +90,7 @@ FAULTS = [
     Fault("shm_size", HOROVOD, "shm_size: 64g", "shm_size: 64gigs"),
     Fault("shm_size", HOROVOD, "  shm_size: 64g # data workers hand their images over here\n"),
     Fault("settings", HOROVOD, "trainer.checkpoint_minutes=10", "trainer.checkpoint_minuts=10"),
-    Fault("settings", DDP, "experiment=torchvision_v1", "experiment=torchvision_v9"),
+    Fault("settings", DDP, "recipe: torchvision_v1", "recipe: torchvision_v9"),
     Fault("settings", DDP, "retina_dist.train ", "retina_dist.trian "),
     Fault("settings", HOROVOD, "batch_size: 16", "batch_size: 0"),
     Fault("settings", DDP, "resume=auto", "resume='auto"),

@@ -21,6 +21,12 @@ from retina_dist.benchmark.communication import MACHINES  # noqa: E402
 from retina_dist.strategies.launchers import executable  # noqa: E402
 from tests.unit.scripts import azure_faults as faults  # noqa: E402
 
+CLUSTERS = AZURE.parents[1] / "docs" / "clusters.md"
+# The overrides that the page gives for a classifier: --set and what follows.
+CLASSIFICATION = (
+    re.findall(r"train-ddp\.yml (--set .*?)\n```", CLUSTERS.read_text(), re.S)[0].replace("\\\n", " ").split()
+)
+
 
 @pytest.mark.parametrize("path", command.all_files(AZURE), ids=lambda path: path.name)
 def test_the_files_are_right(path: Path) -> None:
@@ -76,6 +82,8 @@ def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | No
     ("changes", "code", "words"),
     [
         ([], 0, "train-ddp.yml  commandJob  ok"),
+        (CLASSIFICATION, 0, "train-ddp.yml  commandJob  ok"),
+        ([*CLASSIFICATION, "inputs.format=shards"], 1, "settings: "),
         (
             ["--set", "resources.instance_count=3", "inputs.batch_size=12"],
             1,
