@@ -177,7 +177,7 @@ FAULTS = [
     Fault("device", HOROVOD, "strategy.device=cuda", "strategy.device=cpu"),
     Fault("device", DDP, " strategy.device=cuda"),
     Fault("workers", SCORE, 'WORKER_COUNT: "1"', 'WORKER_COUNT: "8"'),
-    Fault("data", HOROVOD, "data=shards", "data=coco"),
+    Fault("data", HOROVOD, "format: shards", "format: coco"),
     # more of that kind
     Fault("idle_cost", DEDICATED, "idle_time_before_scale_down: 600", "idle_time_before_scale_down: 86400"),
     Fault("idle_cost", HOROVOD, "limits:\n  timeout: 172800\n"),
