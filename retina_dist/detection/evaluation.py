@@ -23,7 +23,6 @@ from retina_dist.detection.coco_metrics import (
     rows_of_results,
     write_results,
 )
-from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -147,19 +146,12 @@ def evaluate_detector(
 ) -> CocoEvaluator:
     """The evaluator with its last result: `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     module = CocoDataModule(
+        replace(data, min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
         train=None,
         val=annotations,
-        batch_size=data.val_batch_size,
-        val_batch_size=data.val_batch_size,
-        min_sizes=(detector.min_size,),
-        max_size=detector.max_size,
-        num_buckets=data.num_buckets,
-        num_workers=data.num_workers,
         rank=strategy.rank,
         world_size=strategy.world_size,
-        on_bad_image=data.bad_images,  # type: ignore[arg-type]
-        max_pixels=data.max_pixels,
-        resize=resized_by(data.resize, strategy.device),
+        device=strategy.device,
     )
     evaluator = CocoEvaluator(
         annotations_coco=annotations.coco,

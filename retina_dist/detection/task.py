@@ -192,32 +192,24 @@ class DetectionTask(Task):
     def build_image_data(self) -> CocoDataModule:
         """The batches of this rank, of images that are read."""
         data, trainer = self.config.data, self.config.trainer
-        plain = bool(trainer.overfit_batches)
+        if trainer.overfit_batches:
+            off: dict[str, Any] = {
+                "hflip": 0.0,
+                "vflip": 0.0,
+                "photometric": 0.0,
+                "iou_crop": 0.0,
+                "scale_jitter": None,
+            }
+            data = replace(data, min_sizes=[max(data.min_sizes)], **off)
         return CocoDataModule(
+            data,
             train=self.train,
             val=self.val,
-            batch_size=data.batch_size,
-            val_batch_size=data.val_batch_size,
             accumulate=trainer.accumulate,
-            min_sizes=(max(data.min_sizes),) if plain else tuple(data.min_sizes),
-            val_min_size=data.val_min_size,
-            max_size=data.max_size,
-            num_buckets=data.num_buckets,
-            hflip=0.0 if plain else data.hflip,
-            vflip=0.0 if plain else data.vflip,
-            photometric=0.0 if plain else data.photometric,
-            iou_crop=0.0 if plain else data.iou_crop,
-            scale_jitter=None if plain or data.scale_jitter is None else (data.scale_jitter[0], data.scale_jitter[1]),
-            shuffle=data.shuffle,
-            num_workers=data.num_workers,
             seed=self.config.seed,
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
-            on_bad_image=data.bad_images,  # type: ignore[arg-type]
-            max_pixels=data.max_pixels,
-            resize=resized_by(data.resize, self.strategy.device),
-            cache=data.cache,
-            pin_memory=self.strategy.device.type == "cuda",
+            device=self.strategy.device,
         )
 
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:

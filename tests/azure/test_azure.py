@@ -76,8 +76,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def steps(root: Path | str, count: int, *, form: str = "coco", **settings: object) -> list[list[Batch]]:
     train = read_split(DataConfig(name="x", format=form, root=str(root)), "train")
-    chosen = {"batch_size": 8, "min_sizes": (64,), "max_size": 96, "photometric": 0.5, "num_workers": 0, **settings}
-    return list(CocoDataModule(train=train, val=None, **chosen).train_steps(0, count))  # type: ignore[arg-type]
+    chosen = {"batch_size": 8, "min_sizes": [64], "max_size": 96, "photometric": 0.5, "num_workers": 0, **settings}
+    data = DataConfig(name="x", **chosen)  # type: ignore[arg-type]
+    return list(CocoDataModule(data, train=train, val=None).train_steps(0, count))
 
 
 def test_azcopy_takes_shards_there_and_back(storage: Storage, shards: Path, uploaded: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import random
 import resource
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from retina_dist.detection.doctor.data_checks import box_findings, category_find
 from retina_dist.detection.prediction import predict
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
+from retina_dist.detection.settings import DataConfig
 from retina_dist.errors import DataError, ImageError
 from retina_dist.run.build import build_plan
 from tests.unit import mutations
@@ -87,16 +88,11 @@ def train_on(found: Annotations) -> None:
         category_findings(found, None)
         return
     json.dumps(found.coco)
-    data = CocoDataModule(
-        train=found,
-        val=found,
-        batch_size=2,
-        min_sizes=(32,),
-        max_size=64,
-        num_workers=0,
-        on_bad_image="skip",
+    settings = DataConfig(
+        name="x", batch_size=2, val_batch_size=2, min_sizes=[32], max_size=64, num_workers=0, bad_images="skip",
         max_pixels=MAX_PIXELS,
-    )
+    )  # fmt: skip
+    data = CocoDataModule(settings, train=found, val=found)
     for batch in [*data.val_batches(), *(batch for step in data.train_steps(0, 1) for batch in step)]:
         assert max(batch.images.shape[2:]) <= 64
 
@@ -438,15 +434,17 @@ def bombs(tmp_path: Path) -> Annotations:
 
 @pytest.mark.filterwarnings("error")
 def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations, said: list[str]) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "min_sizes": (32,), "max_size": 64, "num_buckets": 1}
+    settings = DataConfig(
+        name="x", batch_size=4, val_batch_size=4, num_workers=0, min_sizes=[32], max_size=64, num_buckets=1
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    data = CocoDataModule(train=bombs, val=bombs, **options)
+    data = CocoDataModule(settings, train=bombs, val=bombs)
     for batches in (data.val_batches(), data.train_steps(0, 1)):
         with pytest.raises(
             ImageError, match=r"plain\.\w+ has .* pixels, more than max_pixels=178956970; raise data.max_pix"
         ):
             list(batches)
-    data = CocoDataModule(train=bombs, val=bombs, on_bad_image="skip", **options)
+    data = CocoDataModule(replace(settings, bad_images="skip"), train=bombs, val=bombs)
     for batch in itertools.chain(data.val_batches(), itertools.chain.from_iterable(data.train_steps(0, 1))):
         assert batch.images.shape[0] == 1 if batch.real is None else batch.real.sum() == 1
         assert len(said) == len(BOMBS)

@@ -1,4 +1,4 @@
-"""Training and validation batches from flat settings."""
+"""Training and validation batches of one rank, from the settings of the data."""
 
 from __future__ import annotations
 
@@ -6,101 +6,73 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from retina_dist.data.canvases import make_buckets
-from retina_dist.data.images import MAX_PIXELS
+import torch
+
+from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.loading import read_batches, start_fork_server
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import padded_rows
-from retina_dist.detection.data.dataset import BadImagePolicy, DetectionDataset, ResizedBy
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.detection.settings import DataConfig
 from retina_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from retina_dist.detection.readers.coco import Annotations
 
+CPU = torch.device("cpu")
+
 
 class CocoDataModule:
-    """The batches of this rank. `batch_size` is the number of images per optimizer step over all ranks.
+    """The batches of rank `rank`, read and resized as `settings` say, for `device`.
 
-    `min_sizes` are the short sides, in pixels, that training steps choose from; `max_size` bounds the long
-    side. `val_batch_size` is that of one rank, by default the size of a training micro-batch. `train` or
-    `val` may be None where only the other is used. `num_workers` processes read ahead; 0 reads in the main
-    process. `resize` says who flips and resizes, `cache` where decoded images are kept; see `DetectionDataset`.
+    `train` or `val` may be None where only the other is used.
     """
 
     def __init__(
         self,
+        settings: DataConfig,
         *,
         train: Annotations | None,
         val: Annotations | None,
-        batch_size: int,
-        val_batch_size: int | None = None,
         accumulate: int = 1,
-        min_sizes: Sequence[int] = (800,),
-        val_min_size: int | None = None,
-        max_size: int = 1333,
-        num_buckets: int = 6,
-        hflip: float = 0.5,
-        vflip: float = 0.0,
-        photometric: float = 0.0,
-        iou_crop: float = 0.0,
-        scale_jitter: tuple[float, float] | None = None,
-        shuffle: bool = True,
-        num_workers: int = 2,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        on_bad_image: BadImagePolicy = "error",
-        max_pixels: int = MAX_PIXELS,
-        resize: ResizedBy = "workers",
-        cache: str | None = None,
-        pin_memory: bool = True,
+        device: torch.device = CPU,
     ) -> None:
-        if num_workers < 0:
-            raise ConfigError(f"num_workers={num_workers} is negative; use 0 to read in the main process.")
-        reading: dict[str, Any] = {"seed": seed, "on_bad_image": on_bad_image, "max_pixels": max_pixels}
-        reading |= {"resize": resize, "cache": cache}
-        self._num_workers = num_workers
-        self._pin_memory = pin_memory
+        self._settings, self._pin_memory = settings, device.type == "cuda"
         self._train: tuple[DetectionDataset, TrainSampler] | None = None
         self._val: tuple[DetectionDataset, EvalSampler] | None = None
+        reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images}
+        reading |= {"max_pixels": settings.max_pixels, "cache": settings.cache}
+        reading |= {"resize": resized_by(settings.resize, device)}
+        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         if train is not None:
-            transform = TrainTransform(
-                max_size=max_size,
-                hflip=hflip,
-                vflip=vflip,
-                photometric=photometric,
-                iou_crop=iou_crop,
-                scale_jitter=scale_jitter,
-            )
-            dataset = DetectionDataset(train, transform, **reading)
+            dataset = DetectionDataset(train, _train_transform(settings), **reading)
             sampler = TrainSampler(
-                buckets=make_buckets(dataset.sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets),
-                batch_size=batch_size,
+                buckets=self._buckets(dataset, settings.min_sizes),
+                batch_size=settings.batch_size,
                 accumulate=accumulate,
-                rank=rank,
-                world_size=world_size,
                 seed=seed,
-                shuffle=shuffle,
+                shuffle=settings.shuffle,
+                **ranks,
             )
             self._train = (dataset, sampler)
         if val is not None:
-            val_dataset = DetectionDataset(val, EvalTransform(max_size=max_size), **reading)
-            val_sampler = EvalSampler(
-                buckets=make_buckets(
-                    val_dataset.sizes,
-                    min_sizes=(val_min_size or max(min_sizes),),
-                    max_size=max_size,
-                    num_buckets=num_buckets,
-                ),
-                batch_size=val_batch_size or -(-batch_size // (world_size * accumulate)),
-                rank=rank,
-                world_size=world_size,
-            )
-            self._val = (val_dataset, val_sampler)
-        if num_workers:
+            val_dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
+            buckets = self._buckets(val_dataset, [settings.val_min_size or max(settings.min_sizes)])
+            self._val = (val_dataset, EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks))
+        if settings.num_workers:
             start_fork_server("retina_dist.detection.data.dataset")
+
+    def _buckets(self, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:
+        settings = self._settings
+        return make_buckets(
+            dataset.sizes, min_sizes=min_sizes, max_size=settings.max_size, num_buckets=settings.num_buckets
+        )
 
     @property
     def train_dataset(self) -> DetectionDataset:
@@ -158,4 +130,15 @@ class CocoDataModule:
         return self._train
 
     def _read(self, dataset: DetectionDataset, specs: Iterable[BatchSpec]) -> Generator[Batch, None, None]:
-        return read_batches(dataset, specs, num_workers=self._num_workers, pin_memory=self._pin_memory)
+        return read_batches(dataset, specs, num_workers=self._settings.num_workers, pin_memory=self._pin_memory)
+
+
+def _train_transform(settings: DataConfig) -> TrainTransform:
+    return TrainTransform(
+        max_size=settings.max_size,
+        hflip=settings.hflip,
+        vflip=settings.vflip,
+        photometric=settings.photometric,
+        iou_crop=settings.iou_crop,
+        scale_jitter=(settings.scale_jitter[0], settings.scale_jitter[1]) if settings.scale_jitter else None,
+    )

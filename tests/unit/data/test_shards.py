@@ -23,7 +23,6 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.shards import Member, ShardWriter, plan_shards
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
@@ -33,7 +32,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.files import Url
-from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
+from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
 LIMIT = 20 * 1024  # bytes: a few images a shard
 
@@ -94,7 +93,7 @@ def split(root: Path | str, name: str = "train", **settings: Any) -> Annotations
 
 
 def epochs(annotations: Annotations, start: int = 0, **settings: Any) -> list:
-    return list(CocoDataModule(train=annotations, val=None, **SETTINGS | settings).train_steps(start, 10))
+    return list(make_module(annotations, **settings).train_steps(start, 10))
 
 
 # what is written

@@ -25,7 +25,6 @@ from retina_dist.data.images import image_size, read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, objects_in, read, read_all, version_of
 from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -34,7 +33,7 @@ from retina_dist.detection.settings import DataConfig, ShapesConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.files import Url, place
-from tests.unit.detection.test_module import SETTINGS, SIZES, same_steps
+from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
 
 class Remote(AsyncFileSystem):
@@ -125,7 +124,7 @@ def train(root: Path | str, **settings: Any) -> Annotations:
 
 
 def steps(annotations: Annotations, **settings: Any) -> list:
-    return list(CocoDataModule(train=annotations, val=None, **SETTINGS | settings).train_steps(0, 6))
+    return list(make_module(annotations, **settings).train_steps(0, 6))
 
 
 @pytest.mark.parametrize("kind", ["remote", "memory", "file", "chain"])
