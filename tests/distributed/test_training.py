@@ -20,16 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.distributed.float64"
 GOLDEN = ROOT / "tests" / "golden" / "losses.json"
 # 24 images, seven a step and three in the last, which 2 and 3 processes cannot share equally
-SETTINGS = (*SMALL, "data.batch_size=7", "model.norm=sync_bn", "trainer.max_duration=6steps", "trainer.validate_every=3steps",
-            "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
-            "model.score_threshold=0.001", "logging=quiet")  # fmt: skip
+TRAINED = ("data.batch_size=7", "model.norm=sync_bn", "trainer.max_duration=6steps", "trainer.validate_every=3steps",
+           "optimizer=sgd", "optimizer.lr=0.005", "trainer.ema_decay=0.9", "trainer.check_replicas_every=1steps",
+           "logging=quiet")  # fmt: skip
+SETTINGS = {
+    "detection": (*SMALL, *TRAINED, "model.score_threshold=0.001"),
+    "classification": ("task=classification", "data.drawn.image_size=16", "data.image_size=16", "data.val_resize=16",
+                       "data.num_workers=0", "trainer.num_threads=1", "trainer.log_every=1", *TRAINED),
+}  # fmt: skip
 
 
 def train(
-    launcher: str | None, processes: int, folder: Path, *arguments: str, check: bool = True
+    launcher: str | None, processes: int, folder: Path, *arguments: str, task: str = "detection", check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """The training module in float64 under a launcher, in `folder`; skips where the launcher cannot be used."""
-    settings = [*SETTINGS, *arguments]
+    settings = [*SETTINGS[task], *arguments]
     if launcher is None:
         line = [sys.executable, "-m", MODULE, *settings]
     else:
@@ -118,20 +123,27 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
 
 
 EARLY = ("trainer.max_duration=20epochs", "trainer.validate_every=1epoch", "trainer.monitor=val/loss", "trainer.patience=2",
-         "data.shapes.num_train=7", "data.shapes.num_val=3", "data.batch_size=4", "optimizer=adamw", "optimizer.lr=0.01",
-         "schedule=constant", "schedule.warmup=0steps", "data.root=datasets/early")  # fmt: skip
+         "optimizer=adamw", "optimizer.lr=0.01", "schedule=constant", "schedule.warmup=0steps")  # fmt: skip
+EARLY_DATA = {
+    "detection": ("data.shapes.num_train=7", "data.shapes.num_val=3", "data.batch_size=4"),
+    "classification": ("model.architecture=shufflenet_v2_x0_5", "data.drawn.num_train=7", "data.drawn.num_val=7",
+                       "data.batch_size=4", "data.mixup=0.2", "optimizer.lr=0.02", "model.norm=frozen_bn",
+                       "trainer.ema_decay=null"),
+}  # fmt: skip
 
 
 @pytest.mark.long
-def test_early_stopping_is_at_the_same_step_under_every_launcher(place: Path) -> None:
+@pytest.mark.parametrize("task", list(EARLY_DATA))
+def test_early_stopping_is_at_the_same_step_under_every_launcher(place: Path, task: str) -> None:
     """tests/unit/run/test_early_stop.py with ranks in threads is the small form, and names the regression."""
-    train(None, 1, place, "output_dir=early", *EARLY)
-    expected = [(int(row["step"]), float(row["val/loss"])) for row in rows(place / "early") if row["val/loss"]]
+    settings = (*EARLY, *EARLY_DATA[task], f"data.root=datasets/early-{task}")
+    train(None, 1, place, f"output_dir=early-{task}", *settings, task=task)
+    expected = [(int(row["step"]), float(row["val/loss"])) for row in rows(place / f"early-{task}") if row["val/loss"]]
     last = expected[-1][0]
     assert last < 40, "20 epochs of two steps"
     for launcher, processes in (("torchrun", 2), ("horovodrun", 2), ("torchrun", 4)):
-        name = f"early-{launcher}-{processes}"
-        train(launcher, processes, place, f"output_dir={name}", *EARLY)
+        name = f"early-{task}-{launcher}-{processes}"
+        train(launcher, processes, place, f"output_dir={name}", *settings, task=task)
         found = [(int(row["step"]), float(row["val/loss"])) for row in rows(place / name) if row["val/loss"]]
         assert [step for step, _ in found] == [step for step, _ in expected]
         assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)
