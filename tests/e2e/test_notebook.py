@@ -45,6 +45,7 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "tensors and" in said  # as a script, the same to the bit
     assert "by two under torchrun" in said
     assert "by two under horovodrun" in said or f"horovodrun left out: {why_missing('horovodrun')}" in said
+    assert said.count("with probability") == 6
     assert "needs an Azure subscription: not run here" in said
     data = [output["data"] for output in outputs if "data" in output]
     encoded = [d.get("image/png") or d.get("image/jpeg") for d in data]  # a PIL image comes in both
