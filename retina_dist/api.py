@@ -17,12 +17,11 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from retina_dist.classification import evaluation
 from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.config.builtin_tasks import schema_of_task
-from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.fields import MISSING, check_types, validate
 from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskConfig
 from retina_dist.config.train import RunConfig, TrainConfig
@@ -47,6 +46,7 @@ class _Run(TrainerConfig):
     """What a training of any task has in Python."""
 
     _task: ClassVar[str]
+    _predictor: ClassVar[type]
     max_duration: str = field(kw_only=True)  # the one setting of `trainer` without a default
     data: DataSettings
     model: ModelSettings
@@ -103,7 +103,8 @@ class _Run(TrainerConfig):
         """Path or URL of the last `fit`'s best checkpoint, or of its newest without validation. Raises ConfigError before."""
         if self.run_folder is None:
             raise ConfigError(
-                "Trainer has no checkpoint yet; call fit() first, or read that of an earlier run with from_checkpoint(PATH)."
+                f"{type(self).__name__} has no checkpoint yet; call fit() first, or read an earlier run's with "
+                f"{self._predictor.__name__}.from_checkpoint(PATH)."
             )
         folder = checkpoint_folder(self.config, self.run_folder)
         return str(folder / ("best.pt" if "best.pt" in names_in(folder) else "last.pt"))
@@ -122,6 +123,7 @@ class Trainer(_Run):
     """
 
     _task: ClassVar[str] = "detection"
+    _predictor: ClassVar[type] = Detector
     data: DataConfig | DatasetConfig
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -140,6 +142,7 @@ class ClassifierTrainer(_Run):
     """A classifier's training by its settings; all else is as in `Trainer`."""
 
     _task: ClassVar[str] = "classification"
+    _predictor: ClassVar[type] = TrainedClassifier
     data: ClassificationData
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
 
@@ -149,8 +152,5 @@ class ClassifierTrainer(_Run):
 
     def evaluate(self) -> ClassificationResult:
         """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
-        workers = {"batch_size": self.data.val_batch_size, "num_workers": self.data.num_workers}
-        where = {"device": self.strategy.device, "precision": self.precision}
-        return evaluation.evaluate(
-            EvaluateConfig(checkpoint=self.checkpoint, root=self.data.root, **where, **workers)  # type: ignore[arg-type]
-        )
+        classifier = self.classifier(precision=self.precision)  # type: ignore[arg-type]
+        return evaluate_on(classifier, self.data, self.strategy)

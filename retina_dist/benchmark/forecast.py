@@ -1,7 +1,7 @@
 """How long does a training take on N GPUs, how efficiently, and how many GPU hours is that?
 
     python -m retina_dist.benchmark step output=step.json                    on one GPU of that kind; then, anywhere:
-    python -m retina_dist.benchmark forecast sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=model.png table=model.csv
+    python -m retina_dist.benchmark forecast sku=[Standard_ND96amsr_A100_v4] measured=[step.json] plot=plot.png table=rows.csv
     python -m retina_dist.benchmark forecast experiment=torchvision_v1 gpus=[8] measured=[step.json] price=[PER_MACHINE_HOUR]
     python -m retina_dist.benchmark forecast sku=[custom] step_ms=[250] batch_size=4 custom.gpus=4 custom.inside=12 …
     python -m retina_dist.benchmark forecast seed=true                          against what was measured in 2018
@@ -98,7 +98,7 @@ def benchmark(config: ForecastBenchmarkConfig) -> dict[str, Any]:
         "without_overlap": round(without, 3),
         "with_overlap": round(with_overlap, 3),
     }
-    return finish(config, "model", ratios | {"2018 without overlap": without}, seed=seed, **facts)
+    return finish(config, "forecast", ratios | {"2018 without overlap": without}, seed=seed, **facts)
 
 
 def forecast(

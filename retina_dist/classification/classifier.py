@@ -45,7 +45,7 @@ class TrainedClassifier:
         self.model = model.to(device).eval()
         self.classes = tuple(classes)
         self.image_size, self.short_side = image_size, short_side
-        self.device = device
+        self.device, self.precision = device, precision
         self.autocast = autocast(device, precision)
 
     @classmethod

@@ -21,9 +21,12 @@ from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Url, place
+from retina_dist.reporting.console import configure_logging
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl
-from retina_dist.strategies.select import make_strategy
+from retina_dist.strategies.select import make_strategy, strategy_of
+from retina_dist.strategies.settings import StrategySettings
 from retina_dist.torch_files import remedy_of
 
 DETECTIONS_OWN = ("results", "annotations", "images")
@@ -38,17 +41,37 @@ def evaluate(config: EvaluateConfig) -> ClassificationResult:
     with make_strategy(device=config.device) as strategy:
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-        module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
-        evaluator = ClassificationEvaluator(
-            classes=classifier.classes,
-            batches=module.val_batches,
-            strategy=strategy,
-            autocast=autocast(strategy.device, config.precision),  # type: ignore[arg-type]
-        )
-        evaluator(classifier.model)
-    assert evaluator.last_result is not None
+        result = _evaluated(classifier, data, val, strategy, config.precision)
     if config.output_dir and detect_launch().rank == 0:
-        write_result(evaluator.last_result, Path(config.output_dir))
+        write_result(result, Path(config.output_dir))
+    return result
+
+
+def evaluate_on(
+    classifier: TrainedClassifier, data: ClassificationData, settings: StrategySettings
+) -> ClassificationResult:
+    """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank):
+        val = strategy.run_collectively(lambda: _validation_set(data, classifier, f"data.root={data.root}"))
+        classifier.model.to(strategy.device)
+        try:
+            return _evaluated(classifier, data, val, strategy, classifier.precision)
+        finally:
+            classifier.model.to(classifier.device)
+
+
+def _evaluated(
+    classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy, precision: str
+) -> ClassificationResult:
+    module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
+    evaluator = ClassificationEvaluator(
+        classes=classifier.classes,
+        batches=module.val_batches,
+        strategy=strategy,
+        autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
+    )
+    evaluator(classifier.model)
+    assert evaluator.last_result is not None
     return evaluator.last_result
 
 
@@ -67,11 +90,15 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
     content = load_checkpoint(path)
     classifier = TrainedClassifier.from_content(content, path, device=str(device))
     data = data_of_checkpoint(content, config.root, path)
+    return classifier, data, _validation_set(data, classifier, path)
+
+
+def _validation_set(data: ClassificationData, classifier: TrainedClassifier, source: str) -> Samples:
     root = root_of(data.root, data.name)
     val = read_samples(root, "val", data.format, classes=classifier.classes, missing_images=data.missing_images)
     if val is None:
-        raise ConfigError(f"{path} names no validation set; give root=FOLDER with val in it.")
-    return classifier, data, val
+        raise ConfigError(f"{source} names no validation set; give root=FOLDER with val in it.")
+    return val
 
 
 def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -> ClassificationData:

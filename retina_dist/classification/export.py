@@ -19,7 +19,15 @@ from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.model.exporters import load_onnx, load_pt2, quiet_exporters, save_onnx, save_pt2, versions
+from retina_dist.model.exporters import (
+    load_onnx,
+    load_pt2,
+    quiet_exporters,
+    require_onnx,
+    save_onnx,
+    save_pt2,
+    versions,
+)
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -94,6 +102,7 @@ def _example(classifier: TrainedClassifier) -> Tensor:
 
 
 def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
+    require_onnx()
     save_onnx(
         ExportedClassifier(classifier).eval(),
         path,

@@ -73,7 +73,8 @@ class ClassificationTask(Task):
     @staticmethod
     def prepare(config: Any) -> None:
         """Draw the data set of shapes."""
-        draw_data(config.data)
+        if not config.data.synthetic:
+            draw_data(config.data)
 
     @staticmethod
     def planned_images(config: Any) -> int | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
 
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.errors import ConfigError
@@ -31,6 +35,13 @@ class DataSettings:
         """Raise ConfigError for a name that cannot be a folder's."""
         if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
             raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values. `dataclasses.replace` would ask for the datasets of a `DatasetConfig` again."""
+        found = copy.copy(self)
+        for name, value in values.items():
+            setattr(found, name, value)
+        return found
 
 
 @dataclass

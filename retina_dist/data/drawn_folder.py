@@ -40,8 +40,8 @@ def draw_once(
 
 def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, otherwise: str) -> None:
     try:
-        found = json.loads(read_bytes(root / manifest))
-    except (OSError, json.JSONDecodeError) as error:
+        found = dict(json.loads(read_bytes(root / manifest)))
+    except (OSError, TypeError, ValueError) as error:
         raise DataError(
             f"data.root={root} exists and is no drawn data set (no {manifest}); give another data.root, or {otherwise} to read it."
         ) from error

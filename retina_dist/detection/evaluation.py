@@ -146,7 +146,7 @@ def evaluate_detector(
 ) -> CocoEvaluator:
     """The evaluator with its last result: `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     module = CocoDataModule(
-        replace(data, min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
+        data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
         train=None,
         val=annotations,
         rank=strategy.rank,

@@ -24,7 +24,15 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.model.exporters import load_onnx, load_pt2, quiet_exporters, save_onnx, save_pt2, versions
+from retina_dist.model.exporters import (
+    load_onnx,
+    load_pt2,
+    quiet_exporters,
+    require_onnx,
+    save_onnx,
+    save_pt2,
+    versions,
+)
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -152,6 +160,7 @@ def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
 
 
 def _write_onnx(detector: Detector, path: Path, config: ExportConfig) -> None:
+    require_onnx()
     graph = export_graph(detector.model, config.size)
     save_onnx(graph, path, input_name=INPUT, output_names=OUTPUTS, metadata=metadata(detector, config))
 

@@ -93,7 +93,8 @@ class DetectionTask(Task):
     @staticmethod
     def prepare(config: TrainConfig) -> None:
         """Draw the data set of shapes."""
-        draw_data(config.data)
+        if not config.data.synthetic:
+            draw_data(config.data)
 
     @staticmethod
     def planned_images(config: TrainConfig) -> int | None:
@@ -200,7 +201,7 @@ class DetectionTask(Task):
                 "iou_crop": 0.0,
                 "scale_jitter": None,
             }
-            data = replace(data, min_sizes=[max(data.min_sizes)], **off)
+            data = data.with_values(min_sizes=[max(data.min_sizes)], **off)
         return CocoDataModule(
             data,
             train=self.train,

@@ -23,6 +23,17 @@ def versions() -> dict[str, str | None]:
     return {"retina_dist": __version__} | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}
 
 
+def require_onnx() -> None:
+    """Raise ConfigError where a package that an .onnx file needs is missing; called before a model is traced."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ConfigError(
+                f'an .onnx file needs {package}, which is not installed; pip install "retina-dist[export]".'
+            ) from error
+
+
 def save_onnx(
     graph: Any,
     path: Path,
@@ -32,14 +43,7 @@ def save_onnx(
     output_names: Sequence[str],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write `graph`, an ExportedProgram or a module with example `arguments`. Raises ConfigError where a package is missing."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(
-                f'an .onnx file needs {package}, which is not installed; pip install "retina-dist[export]".'
-            ) from error
+    """Write `graph`, an ExportedProgram or a module with example `arguments`."""
     program = torch.onnx.export(
         graph,
         arguments,

@@ -11,7 +11,7 @@ class StridedConv2d(nn.Conv2d):
     """torch's, with a second output column computed and dropped where bfloat16 on a CPU would give only one.
 
     There oneDNN reads unwritten memory (torch 2.15, with AMX and without): the output or the weight's gradient is then garbage,
-    NaN at times. The second column sees zeros as the padding does, so nothing else changes.
+    NaN at times. The dropped column has no gradient, so nothing else changes.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,5 +30,9 @@ class StridedConv2d(nn.Conv2d):
 def replace_strided_convs(model: nn.Module) -> None:
     """Let every strided convolution of `model` be a StridedConv2d, in place."""
     for module in model.modules():
-        if type(module) is nn.Conv2d and module.stride[1] > 1 and module.padding_mode == "zeros":
+        if type(module) is nn.Conv2d and module.stride[1] > 1 and _pads_zeros(module):
             module.__class__ = StridedConv2d
+
+
+def _pads_zeros(conv: nn.Conv2d) -> bool:
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)

@@ -89,5 +89,5 @@ def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path
 
 
 def test_the_model_is_held_against_2018(cli: Callable, tmp_path: Path) -> None:
-    printed = cli("retina_dist.benchmark", "model", "seed=true", cwd=tmp_path).stdout
+    printed = cli("retina_dist.benchmark", "forecast", "seed=true", cwd=tmp_path).stdout
     assert "7.20x measured (Microsoft) | 7.0" in printed

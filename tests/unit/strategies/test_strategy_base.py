@@ -17,11 +17,11 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 
 class Job:
-    """Where the ranks of a job meet. A rank that waits for one that never comes fails after some seconds."""
+    """Where the ranks of a job meet. A rank that waits for one that never comes fails after two minutes."""
 
     def __init__(self, world_size: int) -> None:
         self.slots: list[Any] = [None] * world_size
-        self.barrier = threading.Barrier(world_size, timeout=10)
+        self.barrier = threading.Barrier(world_size, timeout=120)
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order."""
