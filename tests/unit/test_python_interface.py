@@ -24,9 +24,11 @@ import retina_dist as rd
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
+from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -410,6 +412,21 @@ def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train dataset cannot be sent to data workers .*; open files in __getitem__"):
         pickle.dumps(unsendable)
     assert rd.DatasetConfig(train=Items(), categories=["a"]).read("val") is None
+
+
+def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Path) -> None:
+    data = rd.DatasetConfig(
+        train=Items(*[(PIXELS, BOXES, [1, 0])] * 4), categories=["cat", "dog"], min_sizes=[32, 64], max_size=64,
+        batch_size=2, photometric=0.5, num_workers=0, name="own",
+    )  # fmt: skip
+    trainer = rd.Trainer(
+        data=data, optimizer=SGD, max_duration="1epoch", overfit_batches=1, output_dir=str(tmp_path / "run")
+    )
+    module = DetectionTask(trainer.config, SingleDeviceStrategy("cpu")).build_image_data()
+    first, second = (steps[0] for steps in module.train_steps(0, 2))
+    assert torch.equal(first.images, second.images)
+    assert max(first.images.shape[2:]) == 64
+    assert (data.min_sizes, data.photometric) == ([32, 64], 0.5)
 
 
 def test_an_item_that_changes_its_size_is_an_error() -> None:
