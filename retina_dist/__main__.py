@@ -23,7 +23,7 @@ COMMANDS = {
     "shards": "pack the images of a data set into tar shards",
     "parity": "compare every backend with one process, step by step",
     "replay": "repeat a step of detection whose loss or gradient was not finite",
-    "benchmark": "measure step, data, eval, synthetic and scaling; model a cluster",
+    "benchmark": "measure step, data, eval, synthetic and scaling; forecast a cluster",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__"}
