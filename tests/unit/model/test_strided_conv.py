@@ -5,21 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.classification.model import build_classifier
 from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.model.frozen_norm import fold_frozen_norms
 from retina_dist.model.strided_conv import StridedConv2d, replace_strided_convs
 
 
 @pytest.mark.parametrize(("height", "width"), [(12, 1), (12, 2), (2, 2), (1, 1), (3, 1), (5, 3), (2, 8)])
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (7, 3), (1, 0)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
-    height: int, width: int, kernel: int, padding: int, monkeypatch: pytest.MonkeyPatch
+    height: int, width: int, kernel: int, padding: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 32, kernel, stride=2, padding=padding))
     replace_strided_convs(model)
-    x = torch.rand(2, 16, height, width, requires_grad=True)
+    model.to(memory_format=layout)
+    x = torch.rand(2, 16, height, width).contiguous(memory_format=layout).requires_grad_()
     columns: list[int] = []
     conv2d = torch.nn.functional.conv2d
 
@@ -51,3 +55,21 @@ def test_every_strided_convolution_of_both_tasks_is_replaced() -> None:
         strided = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.stride[1] > 1]
         assert strided
         assert all(isinstance(m, StridedConv2d) for m in strided)
+
+
+def test_a_folded_norm_keeps_the_convolution_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), FrozenBatchNorm2d(32))
+    fold_frozen_norms(model)
+    columns: list[int] = []
+    conv2d = torch.nn.functional.conv2d
+
+    def spy(*arguments: object) -> torch.Tensor:
+        columns.append(conv2d(*arguments).shape[-1])
+        return conv2d(*arguments)
+
+    monkeypatch.setattr("torch.nn.functional.conv2d", spy)
+    x = torch.rand(2, 16, 12, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(x).shape == (2, 32, 6, 1)
+    assert columns == [2]
