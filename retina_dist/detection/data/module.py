@@ -43,6 +43,8 @@ class CocoDataModule:
         world_size: int = 1,
         device: torch.device = CPU,
     ) -> None:
+        if settings.num_workers < 0:
+            raise ConfigError(f"num_workers={settings.num_workers} is negative; use 0 to read in the main process.")
         self._settings, self._pin_memory = settings, device.type == "cuda"
         self._train: tuple[DetectionDataset, TrainSampler] | None = None
         self._val: tuple[DetectionDataset, EvalSampler] | None = None

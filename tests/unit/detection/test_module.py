@@ -307,6 +307,8 @@ def test_missing_splits_and_impossible_settings(annotations):
         make_module(annotations).val_batches()
     with pytest.raises(ConfigError, match="no training split"):
         next(make_module(None, val=annotations).train_steps(0, 1))
+    with pytest.raises(ConfigError, match="num_workers=-1"):
+        make_module(annotations, num_workers=-1)
 
 
 @pytest.mark.parametrize("flip", ["hflip", "vflip"])
