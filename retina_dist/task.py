@@ -140,17 +140,17 @@ class Task(ABC):
     @classmethod
     def evaluate(cls, config: Any) -> str:
         """The metrics of `config.checkpoint` as text; every rank calls it."""
-        raise cls._undefined("evaluate", "evaluate")
+        raise cls._only_built_in("evaluate")
 
     @classmethod
     def predict(cls, config: Any) -> None:
         """Write what `config.checkpoint` finds in the images of `config.input`."""
-        raise cls._undefined("predict", "predict")
+        raise cls._only_built_in("predict")
 
     @classmethod
     def export(cls, config: Any) -> None:
         """Write `config.checkpoint` for other runtimes, compared with the original."""
-        raise cls._undefined("export", "export")
+        raise cls._only_built_in("export")
 
     @classmethod
     def examine(cls, config: Any) -> Examination:
@@ -165,10 +165,17 @@ class Task(ABC):
     @classmethod
     def load_scorer(cls, config: Any, device: Any, **limits: int) -> Any:
         """The `serving.scoring.Scorer` of `config.checkpoint`."""
-        raise cls._undefined("serve", "load_scorer")
+        raise cls._only_built_in("serve")
 
     @classmethod
     def _undefined(cls, command: str, method: str) -> ConfigError:
         return ConfigError(
             f"retina_dist.{command} calls {cls.__name__}.{method}, which is not defined; override Task.{method} in {cls.__name__}."
+        )
+
+    @classmethod
+    def _only_built_in(cls, command: str) -> ConfigError:
+        return ConfigError(
+            f"retina_dist.{command} finds the task by the checkpoint, which imports nothing, and so takes no {cls.__name__}; load "
+            "the checkpoint's weights in your own code."
         )

@@ -70,6 +70,10 @@ def test_a_command_that_a_task_does_not_define_is_named() -> None:
     assert str(caught.value) == (
         "retina_dist.doctor calls DiscTask.examine, which is not defined; override Task.examine in DiscTask."
     )
+    with pytest.raises(
+        ConfigError, match=r"retina_dist\.serve finds the task by the checkpoint.*takes no DiscTask; load"
+    ):
+        DiscTask.load_scorer(None, None)
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
