@@ -10,7 +10,6 @@ detector = trainer.detector()
 from __future__ import annotations
 
 import re
-from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
@@ -63,8 +62,8 @@ class _Run(TrainerConfig):
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DataConfig | ClassificationData) and self.data.name == MISSING:
-            self.data = copy(self.data)
-            self.data.name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
+            name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
+            self.data = self.data.with_values(name=name)
         check_types(self, type(self))
         to_steps(self.max_duration, key="max_duration", num_images=1, batch_size=1)  # raises for what is no duration
         validate(self.config)

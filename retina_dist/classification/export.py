@@ -19,15 +19,7 @@ from retina_dist.data.image_files import find_images
 from retina_dist.data.images import read_image
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.model.exporters import (
-    load_onnx,
-    load_pt2,
-    quiet_exporters,
-    require_onnx,
-    save_onnx,
-    save_pt2,
-    versions,
-)
+from retina_dist.model import exporters
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -60,7 +52,7 @@ def export(config: ExportConfig) -> float:
 
     def make(temporary: Path) -> None:
         nonlocal worst
-        with quiet_exporters():
+        with exporters.quiet():
             write(classifier, temporary, config)
             run = reopen(classifier, temporary)
             worst = max(float((run(image) - classifier.probabilities(image)).abs().max()) for image in images)
@@ -92,7 +84,7 @@ def _metadata(classifier: TrainedClassifier, config: ExportConfig) -> dict[str, 
         "image_size": classifier.image_size,
         "short_side": classifier.short_side,
         "checkpoint": redacted(config.checkpoint),
-        "versions": versions(),
+        "versions": exporters.versions(),
     }
     return {name: json.dumps(value) for name, value in values.items()}
 
@@ -102,8 +94,8 @@ def _example(classifier: TrainedClassifier) -> Tensor:
 
 
 def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    require_onnx()
-    save_onnx(
+    exporters.require_onnx()
+    exporters.save_onnx(
         ExportedClassifier(classifier).eval(),
         path,
         arguments=(_example(classifier),),
@@ -114,17 +106,17 @@ def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig)
 
 
 def _load_onnx(classifier: TrainedClassifier, path: Path) -> Runner:
-    run = load_onnx(path, INPUT, [OUTPUT])
+    run = exporters.load_onnx(path, INPUT, [OUTPUT])
     return lambda image: run(image)[0]
 
 
 def _write_pt2(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
     program = torch.export.export(ExportedClassifier(classifier).eval(), (_example(classifier),))
-    save_pt2(program, path, _metadata(classifier, config))
+    exporters.save_pt2(program, path, _metadata(classifier, config))
 
 
 def _load_pt2(classifier: TrainedClassifier, path: Path) -> Runner:
-    return load_pt2(path)
+    return exporters.load_pt2(path)
 
 
 def _write_state_dict(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:

@@ -24,15 +24,7 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.model.exporters import (
-    load_onnx,
-    load_pt2,
-    quiet_exporters,
-    require_onnx,
-    save_onnx,
-    save_pt2,
-    versions,
-)
+from retina_dist.model import exporters
 from retina_dist.redaction import redacted
 from retina_dist.torch_files import load_torch
 
@@ -57,7 +49,7 @@ def export(config: ExportConfig) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def make(temporary: Path) -> None:
-        with quiet_exporters():
+        with exporters.quiet():
             write(detector, temporary, config)
             found.update(compare(detector, reopen(detector, temporary), batches, config))
 
@@ -154,28 +146,28 @@ def metadata(detector: Detector, config: ExportConfig) -> dict[str, str]:
         "nms_threshold": model.nms_thresh,
         "detections_per_image": model.detections_per_img,
         "checkpoint": redacted(config.checkpoint),
-        "versions": versions(),
+        "versions": exporters.versions(),
     }
     return {name: json.dumps(value) for name, value in values.items()}
 
 
 def _write_onnx(detector: Detector, path: Path, config: ExportConfig) -> None:
-    require_onnx()
+    exporters.require_onnx()
     graph = export_graph(detector.model, config.size)
-    save_onnx(graph, path, input_name=INPUT, output_names=OUTPUTS, metadata=metadata(detector, config))
+    exporters.save_onnx(graph, path, input_name=INPUT, output_names=OUTPUTS, metadata=metadata(detector, config))
 
 
 def _load_onnx(detector: Detector, path: Path) -> Runner:
-    run = load_onnx(path, INPUT, OUTPUTS)
+    run = exporters.load_onnx(path, INPUT, OUTPUTS)
     return lambda image: _detections(run(image))
 
 
 def _write_pt2(detector: Detector, path: Path, config: ExportConfig) -> None:
-    save_pt2(export_graph(detector.model, config.size), path, metadata(detector, config))
+    exporters.save_pt2(export_graph(detector.model, config.size), path, metadata(detector, config))
 
 
 def _load_pt2(detector: Detector, path: Path) -> Runner:
-    run = load_pt2(path)
+    run = exporters.load_pt2(path)
     return lambda image: _detections(run(image))
 
 

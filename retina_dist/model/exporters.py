@@ -19,7 +19,7 @@ from retina_dist.errors import ConfigError
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the packages that an exported file depends on; None for one that is not installed."""
+    """Versions of the packages that write an exported file; None for a package that is not installed."""
     return {"retina_dist": __version__} | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}
 
 
@@ -85,7 +85,7 @@ def load_pt2(path: Path) -> Callable[[Tensor], Any]:
 
 
 @contextmanager
-def quiet_exporters() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporters' notes to their own developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
