@@ -83,7 +83,7 @@ class DistributedStrategy(ABC):
         """Join the job and pin the device."""
         return self
 
-    def __exit__(  # noqa: B027 - one process has nobody to leave
+    def __exit__(  # noqa: B027 - one process leaves no job
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the job; after an exception without waiting for the others."""
@@ -124,7 +124,7 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
-    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks this again."""
         highest = level
         if self.world_size > 1:

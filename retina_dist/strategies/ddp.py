@@ -109,32 +109,32 @@ class DDPStrategy(DistributedStrategy):
         return self
 
     def _store(self) -> dist.Store:
-        """Where the processes leave each other notes; the same for all jobs of this process, with a shelf for each.
+        """The rendezvous store, one for all jobs of this process, with a key prefix for each job.
 
-        On a common shelf a fast rank would read the addresses that the job before left there.
+        Without the prefix a fast rank would read the addresses that the previous job left.
         """
         global _shared_store, _jobs
         _jobs += 1
-        if self.world_size == 1:  # nobody to find, so no address is needed
+        if self.world_size == 1:  # no rendezvous, so no address is needed
             return dist.HashStore()
         if _shared_store is None:
-            address, port = self._meeting_point()
+            address, port = self._rendezvous_endpoint()
             # torchrun's agents hold the store themselves, and the environment says how
             how = "env://" if self.launch.launcher == "torchrun" else f"tcp://{address}:{port}"
             try:
                 store, _, _ = next(
                     dist.rendezvous(how, self.rank, self.world_size, timeout=timedelta(seconds=self.timeout_s))
                 )
-                _shared_store = self._own_shelf(store)
+                _shared_store = self._with_fresh_prefix(store)
             except (dist.DistError, RuntimeError, ValueError) as error:
                 raise self._not_joined(error) from error
         return dist.PrefixStore(f"job{_jobs}", _shared_store)
 
-    def _own_shelf(self, store: dist.Store) -> dist.Store:
-        """A shelf that only the processes use that are there now.
+    def _with_fresh_prefix(self, store: dist.Store) -> dist.Store:
+        """`store` under a prefix that only the present processes know.
 
-        torchrun keeps the store when it starts processes anew, and with it the addresses of those that died. No number tells
-        the starts apart on all hosts, so rank 0 names this one, to each rank that has just answered it.
+        torchrun keeps the store when it restarts processes, and with it the addresses of those that died. No number of the
+        environment identifies the restart on all hosts, so rank 0 chooses a prefix and gives it to each rank that answers.
         """
         own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
 
@@ -160,14 +160,14 @@ class DDPStrategy(DistributedStrategy):
         return dist.PrefixStore(own, store)
 
     def _not_joined(self, error: Exception) -> ConfigError:
-        address, port = self._meeting_point()
+        address, port = self._rendezvous_endpoint()
         return ConfigError(
             f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({_first_line(error)}); "
             "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where "
             "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
         )
 
-    def _meeting_point(self) -> tuple[str, int]:
+    def _rendezvous_endpoint(self) -> tuple[str, int]:
         """Where rank 0 listens, as the launcher says it; processes of one host find each other anyway."""
         address = self.launch.master_address
         if address is None and self.launch.local_world_size == self.world_size:
@@ -208,8 +208,11 @@ class DDPStrategy(DistributedStrategy):
                 f"static_graph=True and accumulate={accumulate} do not go together, as torch would no longer average all "
                 "gradients; give static_graph=False."
             )
+        self._net, self._parameters = None, []
+        if self.world_size == 1:  # nothing to average, and DDP would copy each gradient into its bucket
+            return model
         if not hooks:
-            self._net, self._parameters = None, [p for p in model.parameters() if p.requires_grad]
+            self._parameters = [p for p in model.parameters() if p.requires_grad]
             return model
         self._net = net = DistributedDataParallel(
             model,
@@ -221,7 +224,7 @@ class DDPStrategy(DistributedStrategy):
             static_graph=self.static_graph and not self.deterministic,
             find_unused_parameters=self.deterministic,  # what keeps torch from rearranging
         )
-        if self.compression != "none" and self.world_size > 1:
+        if self.compression != "none":
             net.register_comm_hook(None, self._send_compressed)
         return net
 
@@ -245,7 +248,7 @@ class DDPStrategy(DistributedStrategy):
         for bucket, _ in sent:
             bucket.copy_(self.all_reduce(bucket, "mean"))
             finite = finite and bool(bucket.isfinite().all())
-        self._fp16_overflows += finite  # gradients that are infinite anyway are the loss scale's affair
+        self._fp16_overflows += finite  # gradients that are infinite before compression are left to the loss scale
 
     def _average_after_the_pass(self) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -285,7 +288,7 @@ class DDPStrategy(DistributedStrategy):
         dist.all_reduce(x, OPS[op])
         return x / self.world_size if op == "mean" else x
 
-    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
         work = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
 

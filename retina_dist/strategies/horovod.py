@@ -286,7 +286,7 @@ class HorovodStrategy(DistributedStrategy):
                 in_memory_order(gradient).copy_(from_wire(wires[name], "fp16", self.fp16_scale, gradient.dtype))
             return
         self._all_reduce_in_place(gradients, self.hvd.Average)
-        # Gradients that are infinite anyway are the loss scale's affair.
+        # Gradients that are infinite before compression are left to the loss scale.
         self._fp16_overflows += all_finite(gradients.values())
 
     def counters(self) -> dict[str, float]:
@@ -325,7 +325,7 @@ class HorovodStrategy(DistributedStrategy):
         total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
         return total / self.world_size if op == "mean" else total
 
-    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         if self.world_size == 1:
             return super().all_reduce_max_async(level)
         found = torch.tensor([level])  # on the CPU, so that no GPU is waited for

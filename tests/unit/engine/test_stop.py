@@ -18,7 +18,7 @@ class TwoRanks(SingleDeviceStrategy):
         self.asked = 0
         self.open = 0
 
-    def all_reduce_max_async(self, level: int, question: str = "wish") -> Callable[[], int]:
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         self.asked += 1
         self.open += 1
         found = max(level, StopAction.STOP if self.asked >= 3 else StopAction.NONE)

@@ -138,7 +138,7 @@ def test_one_process_where_several_may_be_meant_is_said(
 def test_ddp_meets_where_the_launcher_says(launch: Launch, place: tuple[str, int]) -> None:
     strategy = make_strategy("ddp", launch=launch, device="cpu")
     assert isinstance(strategy, DDPStrategy)
-    assert strategy._meeting_point() == place
+    assert strategy._rendezvous_endpoint() == place
 
 
 def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
@@ -186,8 +186,8 @@ def test_a_static_graph_is_refused_with_accumulation() -> None:
         ConfigError, match=r"static_graph=True and accumulate=2 do not go together.+give static_graph=False"
     ):
         strategy.prepare(model, accumulate=2)
-    with strategy:
-        assert strategy.prepare(model, accumulate=1) is not model
+    with strategy:  # a job of one process averages nothing, so DDP does not wrap the model
+        assert strategy.prepare(model, accumulate=1) is model
 
 
 def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
