@@ -1,7 +1,7 @@
 # make train and make test need only Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test long horovod parity chaos engines lint clean help
+.PHONY: train test long horovod parity chaos engines gpu image image-serve lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -41,6 +41,13 @@ engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, 
 		&& echo $(abspath $(VENV)/scoring/project) > $$(echo $(VENV)/scoring/lib/python3*/site-packages)/project.pth; }
 	$(VENV)/scoring/bin/python -m pytest tests/unit/serving/test_serving_contract.py -k azure $(ARGS)
 
+gpu: $(VENV)/installed-$(KEY)  ## Measure this machine's GPU in ten minutes: suite.json and suite.png
+	$(RUN) -m retina_dist.benchmark suite $(ARGS)
+
+# docker, podman or buildah; scripts/image/README.md
+image image-serve:  ## Build the container image for training or serving (CUDA=12.6 RAY=yes IMAGE=name:tag)
+	@CUDA="$(CUDA)" RAY="$(RAY)" RUN_AS="$(RUN_AS)" IMAGE="$(IMAGE)" scripts/image/build.sh $(if $(filter image,$@),train,serve)
+
 lint: $(VENV)/installed-$(KEY)  ## Style, types and spelling
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -65,4 +72,4 @@ clean:  ## Remove the virtual environment and caches; data sets and runs stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:  ## This list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -E '^[a-z -]+:.*##' Makefile | sed -E 's/^([a-z -]+):.*## /  make \1\t/'

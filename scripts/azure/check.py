@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check the files of this folder before Azure does, without an account.
 
-  python scripts/azure/check.py                 all of them: YAML, Dockerfile, .amlignore, the README's commands
+  python scripts/azure/check.py                 all of them: YAML, .amlignore, the README's commands
   python scripts/azure/check.py FILE...         these; --set KEY=VALUE... changes them as it does for az
 
 Azure's own SDK reads each file (pip install "azure-ai-ml>=1.35,<1.36"); checker/rules.py finds what the SDK lets through.

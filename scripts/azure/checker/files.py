@@ -1,4 +1,4 @@
-"""What is no YAML of Azure's: the code that a job takes along, the Dockerfile and the README's commands."""
+"""What is no YAML of Azure's: the code that a job takes along, and the README's commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from retina_dist.strategies.launchers import executable
 
 from . import commands
 from .documents import JOBS, Document, read_folder
@@ -62,26 +60,6 @@ def check_amlignore(path: Path) -> Problems:
         yield "code", f"the code lacks {needed}; does .amlignore leave out too much?"
 
 
-def check_dockerfile(path: Path) -> Problems:
-    """A base image without a date, a COPY of a missing file, and what hadolint finds."""
-    text = re.sub(r"\\\n", " ", path.read_text(encoding="utf-8"))
-    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)", text, re.MULTILINE))
-    for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
-        whole = re.sub(r"\$\{?(\w+)\}?", lambda m: arguments.get(m[1], ""), image)
-        if re.search(r"(^[^:]*|:|:latest)$", whole):
-            yield "base_image", f"FROM {whole} may be another image tomorrow; give a tag with a date."
-    builds = [d.build() for folder in path.parents[:2] for d in read_folder(folder)]
-    context = next((build[0] for build in builds if build and build[1] == path), path.parent)
-    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
-        for source in sources.split():
-            if not (context / source).exists():
-                yield "copied", f"COPY {source}: {context.name}/ has no {source}."
-    if hadolint := executable("hadolint"):
-        done = subprocess.run([hadolint, "--no-color", str(path)], capture_output=True, text=True)
-        for line in done.stdout.strip().splitlines():
-            yield "hadolint", line.removeprefix(f"{path}:")
-
-
 def check_readme(path: Path) -> Problems:
     """The commands of the shell blocks, which are pasted from top to bottom."""
     known = {"HOME", "PWD", "PATH", "USER"}
@@ -114,10 +92,10 @@ def _command_problems(line: str, root: Path) -> Iterator[str]:
 
 
 def other_files(folder: Path) -> list[Path]:
-    """The Dockerfiles, the .amlignore and the README that belong to a folder of jobs."""
+    """The .amlignore and the README that belong to a folder of jobs."""
     roots = {d.path_of(d.get("code")) for d in read_folder(folder) if d.kind in JOBS and d.get("code")}
-    found = [*folder.glob("*Dockerfile"), *folder.glob("*/*Dockerfile"), folder / "README.md"]
-    return [path for path in [*found, *(root / ".amlignore" for root in sorted(roots))] if path.is_file()]
+    found = [folder / "README.md", *(root / ".amlignore" for root in sorted(roots))]
+    return [path for path in found if path.is_file()]
 
 
-CHECKS = {"Dockerfile": check_dockerfile, ".amlignore": check_amlignore, "README.md": check_readme}
+CHECKS = {".amlignore": check_amlignore, "README.md": check_readme}

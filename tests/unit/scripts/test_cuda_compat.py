@@ -1,4 +1,4 @@
-"""When the Azure image loads CUDA's compatibility libraries: on hosts whose driver is too old for CUDA 13, and on no others."""
+"""When the training image loads CUDA's compatibility libraries: on hosts whose driver is too old for CUDA 13, and on no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.azure.image import cuda_compat
+from scripts.image import cuda_compat
 
 
 @pytest.mark.parametrize(

