@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -43,6 +44,12 @@ class Examination:
     text: str
     content: dict[str, Any]
     errors: int
+
+
+def deferred(function: str) -> Any:
+    """A command of a `Task`: the function MODULE:NAME, imported when it is called, since a training needs none of them."""
+    module, _, name = function.partition(":")
+    return staticmethod(lambda *arguments, **limits: getattr(import_module(module), name)(*arguments, **limits))
 
 
 class Task(ABC):

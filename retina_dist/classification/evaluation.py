@@ -15,11 +15,10 @@ from retina_dist.classification.data.samples import Samples, read_samples, root_
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.commands import EvaluateConfig
-from retina_dist.config.compose import settings_of
-from retina_dist.config.fields import validate
+from retina_dist.config.compose import data_settings_of
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import ConfigError
 from retina_dist.files import Url, place
 from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.base import DistributedStrategy
@@ -27,7 +26,6 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
-from retina_dist.torch_files import remedy_of
 
 DETECTIONS_OWN = ("results", "annotations", "images")
 
@@ -75,6 +73,11 @@ def _evaluated(
     return evaluator.last_result
 
 
+def evaluate_as_text(config: EvaluateConfig) -> str:
+    """The metrics as a table."""
+    return format_table(evaluate(config))
+
+
 def format_table(result: ClassificationResult) -> str:
     """The metrics and the accuracy of each class, a line each; a dash where there is no image."""
     lines = [f"{name.removeprefix('val/'):<24}{value:.4f}" for name, value in result.metrics.items()]
@@ -107,11 +110,7 @@ def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -
     Raises ConfigError where that root is a URL, because the author of the checkpoint would decide which server is asked, and
     CheckpointError where there are no data settings.
     """
-    try:
-        data = settings_of(content["config"]["data"], ClassificationData, remedy_of(content))
-        validate(data, "data.")
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
+    data = data_settings_of(content, ClassificationData, source)
     if root is None and data.root is not None and isinstance(place(data.root), Url):
         raise ConfigError(
             f"{source} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from retina_dist.classification.batch import ImageBatch
@@ -26,14 +25,12 @@ from retina_dist.classification.splits import (
     read_splits,
     unaugmented,
 )
-from retina_dist.config.commands import EvaluateConfig, ExportConfig, PredictConfig
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint_store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Examination, Task
+from retina_dist.task import Task, deferred
 
 logger = logging.getLogger(__name__)
 
@@ -208,12 +205,9 @@ class ClassificationTask(Task):
 
     def inspect(self, model: nn.Module, batch: ImageBatch) -> list[dict[str, Any]]:
         """Each real image of a batch by name, with the loss that it has on its own."""
-        batch, found = batch.to(self.strategy.device), []
-        for i in batch.real_rows():
-            index = int(batch.indices[i])
-            losses = {name: float(value) for name, value in model(batch.image(i)).items()}
-            found.append({"image_id": index, "file_name": self.train.names[index], "losses": losses})
-        return found
+        batch = batch.to(self.strategy.device)
+        ids = [(int(batch.indices[i]), losses) for i, losses in batch.losses_of_each(model)]
+        return [{"image_id": i, "file_name": self.train.names[i], "losses": losses} for i, losses in ids]
 
     def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
         """first_batch.jpg: the images of the first step as the model sees them, with their classes; nothing of noise."""
@@ -242,44 +236,9 @@ class ClassificationTask(Task):
             return [f"  accuracy of {len(found)} classes: {folder / 'metrics.json'}"]
         return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in found.items()]
 
-    @staticmethod
-    def evaluate(config: EvaluateConfig) -> str:
-        """Metrics of a checkpoint."""
-        from retina_dist.classification.evaluation import evaluate, format_table
-
-        return format_table(evaluate(config))
-
-    @staticmethod
-    def predict(config: PredictConfig) -> None:
-        """Labelled images, and a CSV file of probabilities."""
-        from retina_dist.classification.prediction import predict
-
-        predict(config)
-
-    @staticmethod
-    def export(config: ExportConfig) -> None:
-        """The classifier as .onnx, .pt2 or .pt."""
-        from retina_dist.classification.export import export
-
-        export(config)
-
-    @staticmethod
-    def write_shards(config: Any) -> None:
-        """Images in tar files by offset."""
-        from retina_dist.classification.write_shards import write_shards
-
-        write_shards(config)
-
-    @staticmethod
-    def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> Any:
-        """What the server answers with."""
-        from retina_dist.classification.serving import load_scorer
-
-        return load_scorer(config, device, **limits)
-
-    @staticmethod
-    def examine(config: Any) -> Examination:
-        """Imbalance, unreadable files, duplicates, sizes."""
-        from retina_dist.classification.doctor import examine
-
-        return examine(config)
+    evaluate = deferred("retina_dist.classification.evaluation:evaluate_as_text")
+    predict = deferred("retina_dist.classification.prediction:predict")
+    export = deferred("retina_dist.classification.export:export")
+    write_shards = deferred("retina_dist.classification.write_shards:write_shards")
+    load_scorer = deferred("retina_dist.classification.serving:load_scorer")
+    examine = deferred("retina_dist.classification.doctor:examine")

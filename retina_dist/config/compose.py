@@ -1,11 +1,9 @@
-"""From overrides to typed settings.
-
-A key that is not in the schema, or a value of another type, is refused by name, with the nearest one.
-"""
+"""From overrides to typed settings."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,15 +21,12 @@ from retina_dist.config.commands import ACTIVE, COMMANDS
 from retina_dist.config.fields import leaves, validate
 from retina_dist.config.messages import settings_by_key, translate_hydra_errors, unknown_key
 from retina_dist.config.plugins import load_plugins, schema_with, without_outside
-from retina_dist.errors import ConfigError
+from retina_dist.errors import CheckpointError, ConfigError
 
 T = TypeVar("T")
 
-CHOOSING = (
-    "hydra.searchpath",
-    "task=",
-    "experiment=",
-)  # overrides that may choose other sections than the default task's
+# overrides that may choose other sections than the default task's
+CHOOSING = ("hydra.searchpath", "task=", "experiment=")
 
 
 def config_dir() -> str:
@@ -125,6 +120,18 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
             f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]}); {remedy}."
         ) from error
     assert isinstance(found, schema)
+    return found
+
+
+def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
+    """The settings of the data that the checkpoint `source` was trained on, validated. Raises CheckpointError without any."""
+    from retina_dist.torch_files import remedy_of  # imports torch
+
+    try:
+        found = settings_of(content["config"]["data"], schema, remedy_of(content))
+        validate(found, "data.")
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 
@@ -29,6 +29,10 @@ class TensorBatch:
     def image(self, i: int) -> Self:
         """Its image `i` alone."""
         return self._map(lambda tensor: tensor[i : i + 1])
+
+    def losses_of_each(self, model: nn.Module) -> list[tuple[int, dict[str, float]]]:
+        """(row, the losses that the image has on its own) of each image that is no filler."""
+        return [(i, {k: float(v) for k, v in model(self.image(i)).items()}) for i in self.real_rows()]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The same batch with every tensor on `device`."""

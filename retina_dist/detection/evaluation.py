@@ -1,7 +1,4 @@
-"""COCO metrics of a checkpoint, over its validation set or another, or of a results json.
-
-The twelve numbers by pycocotools' definitions, and AP of each class.
-"""
+"""COCO metrics of a checkpoint, over its validation set or another, or of a results json."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 import torch
 
 from retina_dist.config.commands import EvaluateConfig
-from retina_dist.config.compose import settings_of
+from retina_dist.config.compose import data_settings_of
 from retina_dist.config.fields import validate
 from retina_dist.detection.artifacts import write_metrics
 from retina_dist.detection.coco_metrics import (
@@ -30,7 +27,7 @@ from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.detection.splits import data_of_checkpoint, read_split
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import ConfigError
 from retina_dist.files import place
 from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.reporting.console import configure_logging
@@ -39,7 +36,6 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
-from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +73,11 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     if folder:
         write_metrics(result, folder)
     return result
+
+
+def evaluate_as_text(config: EvaluateConfig) -> str:
+    """The metrics as a table."""
+    return format_table(evaluate(config))
 
 
 def format_table(result: CocoResult) -> str:
@@ -174,11 +175,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Dat
     else:
         content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
-        try:
-            data = settings_of(content["config"]["data"], DataConfig, remedy_of(content))
-            validate(data, "data.")
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} does not say what it was trained on; give another checkpoint.") from error
+        data = data_settings_of(content, DataConfig, path)
     if config.annotations:
         data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)

@@ -1,7 +1,4 @@
-"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a run.
-
-Translates settings into the flat arguments of the layers below; the trainer receives only what it knows.
-"""
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import nn
 
-from retina_dist.config.commands import DoctorConfig, EvaluateConfig, ExportConfig, PredictConfig, ShardsConfig
 from retina_dist.config.train import TrainConfig
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
@@ -28,20 +23,15 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import build_model, count_classes, cuda_graph_blockers
 from retina_dist.detection.model.plugin_model import DetectionModel
-from retina_dist.detection.model.weights import (
-    batch_norm_eps,
-    eps_of_checkpoint,
-    set_batch_norm_eps,
-)
+from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionSettings, category_names
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
-from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Examination, Task
+from retina_dist.task import Task, deferred
 
 logger = logging.getLogger(__name__)
 
@@ -250,12 +240,9 @@ class DetectionTask(Task):
     def inspect(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Each real image of a batch by id and file, with the losses that it has on its own."""
         names = {record.image_id: record.file_name for record in self.train.records}
-        batch, found = batch.to(self.strategy.device), []
-        for i in batch.real_rows():
-            image_id = int(batch.image_ids[i])
-            losses = {name: float(value) for name, value in model(batch.image(i)).items()}
-            found.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
-        return found
+        batch = batch.to(self.strategy.device)
+        ids = [(int(batch.image_ids[i]), losses) for i, losses in batch.losses_of_each(model)]
+        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in ids]
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         """What a checkpoint of `model` needs beside the weights to be used on its own."""
@@ -320,48 +307,12 @@ class DetectionTask(Task):
         with self.evaluator.autocast():  # the precision of the validation
             draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
 
-    @staticmethod
-    def evaluate(config: EvaluateConfig) -> str:
-        """COCO metrics of a checkpoint or of results."""
-        from retina_dist.detection.evaluation import evaluate, format_table
-
-        return format_table(evaluate(config))
-
-    @staticmethod
-    def predict(config: PredictConfig) -> None:
-        """Boxes on images, and a COCO results json."""
-        from retina_dist.detection.prediction import predict
-
-        predict(config)
-
-    @staticmethod
-    def export(config: ExportConfig) -> None:
-        """The detector as .onnx, .pt2 or .pt."""
-        from retina_dist.detection.export import export
-
-        export(config)
-
-    @staticmethod
-    def write_shards(config: ShardsConfig) -> None:
-        """Images in tar files by offset."""
-        from retina_dist.detection.write_shards import write_shards
-
-        write_shards(config)
-
-    @staticmethod
-    def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> Any:
-        """What the server answers with."""
-        from retina_dist.detection.serving import load_scorer
-
-        return load_scorer(config, device, **limits)
-
-    @staticmethod
-    def examine(config: DoctorConfig) -> Examination:
-        """Annotations, images and anchors."""
-        from retina_dist.detection.doctor.report import examine, format_report
-
-        report = examine(config)
-        return Examination(format_report(report, config.output), report.to_dict(), report.count("error"))
+    evaluate = deferred("retina_dist.detection.evaluation:evaluate_as_text")
+    predict = deferred("retina_dist.detection.prediction:predict")
+    export = deferred("retina_dist.detection.export:export")
+    write_shards = deferred("retina_dist.detection.write_shards:write_shards")
+    load_scorer = deferred("retina_dist.detection.serving:load_scorer")
+    examine = deferred("retina_dist.detection.doctor.report:examination")
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

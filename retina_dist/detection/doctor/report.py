@@ -18,6 +18,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError
+from retina_dist.task import Examination
 from retina_dist.words import pluralize
 
 IMAGES = ("decode", "header", "none")
@@ -68,6 +69,12 @@ class Report:
                 "remedies": [asdict(remedy) for remedy in self.remedies],
             },
         }
+
+
+def examination(config: DoctorConfig) -> Examination:
+    """The report of `examine` as text and as content for JSON."""
+    report = examine(config)
+    return Examination(format_report(report, config.output), report.to_dict(), report.count("error"))
 
 
 def examine(config: DoctorConfig) -> Report:

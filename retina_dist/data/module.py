@@ -1,0 +1,90 @@
+"""Training and validation batches of one rank, whatever a batch is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from retina_dist.data.loading import BatchSource, read_batches, start_fork_server
+from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
+from retina_dist.errors import ConfigError
+
+AnyBatch = TypeVar("AnyBatch")
+AnyDataset = TypeVar("AnyDataset", bound=BatchSource[Any])
+
+
+class DataModule(Generic[AnyDataset, AnyBatch]):
+    """The batches that `train` and `val`, a dataset with the sampler of its batches, give this rank.
+
+    Either may be None where only the other is used. `num_workers` processes read ahead; 0 reads in this process.
+    """
+
+    def __init__(
+        self,
+        train: tuple[AnyDataset, TrainSampler] | None,
+        val: tuple[AnyDataset, EvalSampler] | None,
+        *,
+        num_workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self._train, self._val = train, val
+        self._num_workers, self._pin_memory = num_workers, pin_memory
+        if num_workers:
+            for dataset in {type(pair[0]) for pair in (train, val) if pair}:
+                start_fork_server(dataset.__module__)
+
+    @property
+    def train_dataset(self) -> AnyDataset:
+        return self._training()[0]
+
+    @property
+    def train_sampler(self) -> TrainSampler:
+        return self._training()[1]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.train_sampler.steps_per_epoch
+
+    def num_fillings(self, skips: bool) -> int:
+        """1 or 2: training batches that are full, or have fillers, or both, as where bad images are skipped."""
+        sampler = self.train_sampler
+        specs = [spec for step in (0, sampler.steps_per_epoch - 1) for spec in sampler.step(step)]
+        return 2 if skips else len({len(spec.indices) < spec.size for spec in specs})
+
+    def position(self, step: int) -> tuple[int, int]:
+        """(epoch, images of that epoch already consumed) before optimizer step `step`."""
+        return self.train_sampler.position(step)
+
+    def reshard(self, rank: int, world_size: int) -> None:
+        """Go on as another rank of another number of ranks; iterators made before keep the old share."""
+        for pair in (self._train, self._val):
+            if pair:
+                pair[1].set_ranks(rank, world_size)
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
+        """The micro-batches of each optimizer step from `start` up to `stop`, by one set of workers.
+
+        Closing the iterator early stops the workers.
+        """
+        dataset, sampler = self._training()
+        batches = self._read(dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
+        try:
+            for _ in range(start, stop):
+                yield list(islice(batches, sampler.accumulate))
+        finally:
+            batches.close()
+
+    def val_batches(self) -> Iterator[AnyBatch]:
+        """This rank's share of the validation images, each image once over all ranks; possibly nothing."""
+        if self._val is None:
+            raise ConfigError("There is no validation split; set one, or switch evaluation off.")
+        return self._read(*self._val)
+
+    def _training(self) -> tuple[AnyDataset, TrainSampler]:
+        if self._train is None:
+            raise ConfigError("There is no training split; set one, or only evaluate.")
+        return self._train
+
+    def _read(self, dataset: AnyDataset, specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:
+        return read_batches(dataset, specs, num_workers=self._num_workers, pin_memory=self._pin_memory)
