@@ -9,13 +9,13 @@ import math
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from retina_dist.data.drawn_folder import draw_once
+from retina_dist.data.drawn_shapes import contrasting_colour, coverage
 from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
-SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
 MOST_TILT = math.radians(12)
 LEAST_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
 MANIFEST = "drawn.json"
@@ -46,39 +46,7 @@ def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
     radius = size * rng.uniform(0.3, 0.42)
     centre = rng.uniform(radius, size - radius, 2)
-    alpha = _mask(name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), size)[..., None]
-    under = canvas[alpha[..., 0] >= 0.5].mean(axis=0)
-    while np.linalg.norm((colour := rng.uniform(0, 255, 3)) - under) < LEAST_CONTRAST:
-        pass
-    canvas = canvas + alpha * (colour - canvas) + rng.normal(0, 4, canvas.shape)
+    alpha = coverage(name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), (size, size), hole=0.5)
+    colour = contrasting_colour(rng, canvas[alpha >= 0.5], LEAST_CONTRAST)
+    canvas = canvas + alpha[..., None] * (colour - canvas) + rng.normal(0, 4, canvas.shape)
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
-
-
-def _mask(name: str, centre: np.ndarray, radius: float, angle: float, size: int) -> np.ndarray:
-    """Coverage 0..1 of each pixel, [size, size]."""
-    image = Image.new("L", (size * SUPERSAMPLE, size * SUPERSAMPLE))
-    draw = ImageDraw.Draw(image)
-    (cx, cy), r = centre * SUPERSAMPLE, radius * SUPERSAMPLE
-    if name in ("circle", "ring"):
-        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
-        if name == "ring":
-            draw.ellipse((cx - r / 2, cy - r / 2, cx + r / 2, cy + r / 2), fill=0)
-    else:
-        cos, sin = math.cos(angle), math.sin(angle)
-        corners = [(cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)) for x, y in _outline(name)]
-        draw.polygon(corners, fill=255)
-    return np.asarray(image.resize((size, size), Image.Resampling.BOX), dtype=np.float64) / 255
-
-
-def _outline(name: str) -> list[tuple[float, float]]:
-    if name == "cross":
-        arm, half = 0.95, 0.3
-        quarter = [(half, half), (half, arm), (-half, arm)]
-        corners = []
-        for _ in range(4):
-            corners += quarter
-            quarter = [(-y, x) for x, y in quarter]
-        return corners
-    count, radii = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}[name]
-    turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
-    return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]

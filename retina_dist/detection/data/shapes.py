@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from retina_dist.data.drawn_folder import draw_once
+from retina_dist.data.drawn_shapes import contrasting_colour, coverage
 from retina_dist.errors import DataError
 from retina_dist.seeding import derived_seed
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
-SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
 MOST_TILT = math.radians(25)
+LEAST_CONTRAST = 90  # grey levels, Euclidean, between a shape and what it covers
+RING_HOLE = 0.55  # of the radius
 LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
 EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
 MANIFEST = "shapes.json"
@@ -35,13 +36,7 @@ def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_s
     A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
     DataError. The folder is whole or absent, never half-written.
     """
-    settings = {
-        "version": VERSION,
-        "num_train": num_train,
-        "num_val": num_val,
-        "image_size": image_size,
-        "seed": seed,
-    }
+    settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
     if image_size < 32 or min(num_train, num_val) < 1:
         raise DataError(f"data.shapes={settings} needs at least one image a split and image_size=32.")
 
@@ -116,19 +111,14 @@ def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray
 
 
 def _place(
-    rng: np.random.Generator,
-    canvas: np.ndarray,
-    owner: np.ndarray,
-    areas: list[int],
-    kind: str,
-    image_size: int,
+    rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[int], kind: str, image_size: int
 ) -> None:
     """Draw one shape where it hides no other too much; give up after some tries."""
     height, width = owner.shape
     for _ in range(12):
         radius = image_size * rng.uniform(0.09, 0.24)
         center = (rng.uniform(0.6 * radius, width - 0.6 * radius), rng.uniform(0.6 * radius, height - 0.6 * radius))
-        alpha = _mask(kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), width, height)
+        alpha = coverage(kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), (width, height), RING_HOLE)
         solid = alpha >= 0.5
         if not solid.any():
             continue
@@ -137,7 +127,7 @@ def _place(
             continue
         owner[solid] = len(areas)
         areas.append(int(solid.sum()))
-        _paint(canvas, alpha, _contrasting_color(rng, canvas[solid]))
+        _paint(canvas, alpha, contrasting_colour(rng, canvas[solid], LEAST_CONTRAST))
         return
 
 
@@ -148,12 +138,12 @@ def _crowd(rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, imag
     x, y = rng.integers(0, width - side), rng.integers(0, height - side)
     if (owner[y : y + side, x : x + side] >= 0).any():
         return []
-    color = _contrasting_color(rng, canvas[y : y + side, x : x + side].reshape(-1, 3))
+    color = contrasting_colour(rng, canvas[y : y + side, x : x + side].reshape(-1, 3), LEAST_CONTRAST)
     region = np.zeros(owner.shape, dtype=bool)
     for _ in range(14):
         radius = side * rng.uniform(0.05, 0.09)
         center = (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius))
-        alpha = _mask("circle", center, radius, 0.0, width, height)
+        alpha = coverage("circle", center, radius, 0.0, (width, height), RING_HOLE)
         _paint(canvas, alpha, color)
         region |= alpha >= 0.5
     return [_annotation(region, 1, 1)]
@@ -166,67 +156,4 @@ def _paint(canvas: np.ndarray, alpha: np.ndarray, color: np.ndarray) -> None:
 def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
-    return {
-        "category_id": category_id,
-        "bbox": [int(v) for v in box],
-        "area": int(mask.sum()),
-        "iscrowd": iscrowd,
-    }
-
-
-def _contrasting_color(rng: np.random.Generator, under: np.ndarray) -> np.ndarray:
-    """A colour at least 90 grey levels (Euclidean) from the mean of what it covers."""
-    mean = under.mean(axis=0)
-    while True:
-        color = rng.uniform(0, 255, 3)
-        if np.linalg.norm(color - mean) >= 90:
-            return color
-
-
-def _mask(kind: str, center: tuple[float, float], radius: float, angle: float, width: int, height: int) -> np.ndarray:
-    """Coverage 0..1 of each pixel, [h, w]."""
-    scale = SUPERSAMPLE
-    image = Image.new("L", (width * scale, height * scale))
-    draw = ImageDraw.Draw(image)
-    cx, cy, r = center[0] * scale, center[1] * scale, radius * scale
-    if kind in ("circle", "ring"):
-        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
-        if kind == "ring":
-            inner = 0.55 * r
-            draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
-    else:
-        cos, sin = math.cos(angle), math.sin(angle)
-        outline = [(cx + r * (u * cos - v * sin), cy + r * (u * sin + v * cos)) for u, v in OUTLINES[kind]()]
-        draw.polygon(outline, fill=255)
-    reduced = image.resize((width, height), Image.Resampling.BOX)
-    return np.asarray(reduced, dtype=np.float64) / 255
-
-
-def _regular(corners: int, *radii: float) -> Callable[[], list[tuple[float, float]]]:
-    """Corners at equal angles, at `radii` in turn; the first one up, or a flat side up where there are four."""
-
-    def outline() -> list[tuple[float, float]]:
-        turns = [2 * math.pi * (i + (corners == 4) / 2) / corners for i in range(corners)]
-        return [
-            (radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)
-        ]
-
-    return outline
-
-
-def _cross() -> list[tuple[float, float]]:
-    arm, half = 0.95, 0.3
-    quarter = [(half, half), (half, arm), (-half, arm)]  # the rest by turning it
-    corners = []
-    for _ in range(4):
-        corners += quarter
-        quarter = [(-v, u) for u, v in quarter]
-    return corners
-
-
-OUTLINES = {
-    "square": _regular(4, 1.0),
-    "triangle": _regular(3, 1.0),
-    "star": _regular(10, 1.0, 0.42),
-    "cross": _cross,
-}
+    return {"category_id": category_id, "bbox": [int(v) for v in box], "area": int(mask.sum()), "iscrowd": iscrowd}

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retina_dist.detection.data.shapes import CATEGORIES, _annotation, _mask, draw_scene, make_shapes
+from retina_dist.data.drawn_shapes import coverage
+from retina_dist.detection.data.shapes import CATEGORIES, RING_HOLE, _annotation, draw_scene, make_shapes
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.layout import find_split
 from retina_dist.errors import DataError
@@ -43,7 +44,7 @@ def test_it_is_a_sound_data_set_with_everything_real_ones_have(tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["circle", "square", "triangle", "star", "cross", "ring"])
 def test_boxes_are_tight_around_the_pixels_drawn(kind: str) -> None:
     """A shape on black: its annotation is the bounds of what is no longer black."""
-    alpha = _mask(kind, (30.0, 26.0), 12.0, 0.3, 64, 48)
+    alpha = coverage(kind, (30.0, 26.0), 12.0, 0.3, (64, 48), RING_HOLE)
     found = _annotation(alpha >= 0.5, 1, 0)
     x, y, width, height = found["bbox"]
     rows, columns = np.where(alpha >= 0.5)

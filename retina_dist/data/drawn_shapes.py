@@ -1,0 +1,55 @@
+"""The shapes of the drawn data sets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
+# Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there are four.
+REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}
+
+
+def coverage(
+    kind: str, centre: tuple[float, float], radius: float, angle: float, size: tuple[int, int], hole: float
+) -> np.ndarray:
+    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height); `hole` is the share of a ring's radius."""
+    width, height = size
+    image = Image.new("L", (width * SUPERSAMPLE, height * SUPERSAMPLE))
+    draw = ImageDraw.Draw(image)
+    cx, cy, r = centre[0] * SUPERSAMPLE, centre[1] * SUPERSAMPLE, radius * SUPERSAMPLE
+    if kind in ("circle", "ring"):
+        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
+        if kind == "ring":
+            inner = hole * r
+            draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
+    else:
+        cos, sin = math.cos(angle), math.sin(angle)
+        draw.polygon([(cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)) for x, y in outline(kind)], fill=255)
+    return np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float64) / 255
+
+
+def outline(kind: str) -> list[tuple[float, float]]:
+    """The corners of a shape of radius 1 around the origin."""
+    if kind == "cross":
+        arm, half = 0.95, 0.3
+        quarter = [(half, half), (half, arm), (-half, arm)]  # the rest by turning it
+        corners = []
+        for _ in range(4):
+            corners += quarter
+            quarter = [(-y, x) for x, y in quarter]
+        return corners
+    count, radii = REGULAR[kind]
+    turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
+    return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]
+
+
+def contrasting_colour(rng: np.random.Generator, under: np.ndarray, least: float) -> np.ndarray:
+    """A colour at least `least` grey levels (Euclidean) from the mean of the pixels [n, 3] that it covers."""
+    mean = under.mean(axis=0)
+    while True:
+        colour = rng.uniform(0, 255, 3)
+        if np.linalg.norm(colour - mean) >= least:
+            return colour
