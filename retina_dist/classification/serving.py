@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.serving.scoring import Scorer
+from retina_dist.serving.scoring import Prepared, Scorer
 from retina_dist.serving.settings import ServeConfig
 
 MOST_CLASSES = 5  # in an answer
@@ -32,16 +31,7 @@ class ImageResult(TypedDict):
     classes: list[ClassScore]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The network's input of an image."""
-
-    image: Tensor  # [1, 3, S, S] uint8
-    width: int  # of the image as it is displayed, in px
-    height: int
-
-
-class ClassificationScorer(Scorer[Prepared]):
+class ClassificationScorer(Scorer[Tensor]):
     """Answers with the most probable classes of each image; those below `score_threshold` are left out."""
 
     result = ImageResult
@@ -50,15 +40,15 @@ class ClassificationScorer(Scorer[Prepared]):
         super().__init__(**limits)
         self.classifier, self.score_threshold = classifier, score_threshold
 
-    def to_input(self, pixels: Tensor) -> Prepared:
+    def to_input(self, pixels: Tensor) -> Tensor:
         """The image as the network takes it."""
-        return Prepared(self.classifier.prepare(pixels), pixels.shape[2], pixels.shape[1])
+        return self.classifier.prepare(pixels)
 
-    def predict(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[Prepared[Tensor]]) -> list[dict[str, Any]]:
         """An `ImageResult` of each image. The network gets one image at a time, so that no answer depends on another image."""
         results = []
         for image in images:
-            best = self.classifier.probabilities(image.image)[0].topk(min(MOST_CLASSES, len(self.classifier.classes)))
+            best = self.classifier.probabilities(image.input)[0].topk(min(MOST_CLASSES, len(self.classifier.classes)))
             rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             classes = [
                 {"name": self.classifier.classes[i], "score": score}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from typing_extensions import TypedDict
 
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.detector import Detector
-from retina_dist.serving.scoring import Scorer
+from retina_dist.serving.scoring import Prepared, Scorer
 from retina_dist.serving.settings import ServeConfig
 
 
@@ -33,16 +32,7 @@ class ImageResult(TypedDict):
     detections: list[Detection]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An image on its canvas."""
-
-    batch: Batch
-    width: int  # of the image as it is displayed, in px
-    height: int
-
-
-class DetectionScorer(Scorer[Prepared]):
+class DetectionScorer(Scorer[Batch]):
     """Answers with the objects in each image; those below `score_threshold` and those without a category are left out."""
 
     result = ImageResult
@@ -51,15 +41,15 @@ class DetectionScorer(Scorer[Prepared]):
         super().__init__(**limits)
         self.detector, self.score_threshold = detector, score_threshold
 
-    def to_input(self, pixels: Tensor) -> Prepared:
+    def to_input(self, pixels: Tensor) -> Batch:
         """The image on its canvas."""
-        return Prepared(self.detector.prepare(pixels), pixels.shape[2], pixels.shape[1])
+        return self.detector.prepare(pixels)
 
-    def predict(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[Prepared[Batch]]) -> list[dict[str, Any]]:
         """An `ImageResult` of each image."""
         categories = self.detector.categories
         results = []
-        for image, found in zip(images, self.detector.detect([p.batch for p in images]), strict=True):
+        for image, found in zip(images, self.detector.detect([image.input for image in images]), strict=True):
             boxes = found["boxes"].to(torch.float64)
             boxes[:, 2:] -= boxes[:, :2]  # x, y, width, height
             rows = zip(boxes.tolist(), found["scores"].tolist(), found["labels"].tolist(), strict=True)

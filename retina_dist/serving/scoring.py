@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
@@ -24,6 +25,15 @@ SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body
 
 
 Input = TypeVar("Input")
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Input]):
+    """An image as the model takes it, and the size at which it is displayed, in pixels."""
+
+    input: Input
+    width: int
+    height: int
 
 
 class RequestError(UserError):
@@ -44,11 +54,7 @@ class Scorer(ABC, Generic[Input]):
     result: ClassVar[type]  # a TypedDict, the result for one image; the OpenAPI description is made from it
 
     def __init__(
-        self,
-        *,
-        max_pixels: int = MAX_PIXELS,
-        max_images: int = MAX_IMAGES,
-        max_request_pixels: int = 2 * MAX_PIXELS,
+        self, *, max_pixels: int = MAX_PIXELS, max_images: int = MAX_IMAGES, max_request_pixels: int = 2 * MAX_PIXELS
     ) -> None:
         self.max_pixels, self.max_images, self.max_request_pixels = max_pixels, max_images, max_request_pixels
 
@@ -57,7 +63,7 @@ class Scorer(ABC, Generic[Input]):
         """The model's input from an image, uint8 [3, h, w] RGB; called in any thread."""
 
     @abstractmethod
-    def predict(self, images: Sequence[Input]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[Prepared[Input]]) -> list[dict[str, Any]]:
         """A `result` for each image; called in one thread at a time."""
 
     def read(self, content_type: str, body: bytes) -> list[bytes]:
@@ -75,11 +81,11 @@ class Scorer(ABC, Generic[Input]):
             )
         return images
 
-    def prepare(self, data: bytes, i: int) -> Input:
+    def prepare(self, data: bytes, i: int) -> Prepared[Input]:
         """The model's input from image `i` of a request, in any thread. Raises RequestError (400) if it is no image."""
         with _image_errors(i):
             pixels = decode_image(data, max_pixels=self.max_pixels)
-        return self.to_input(pixels)
+        return Prepared(self.to_input(pixels), pixels.shape[2], pixels.shape[1])
 
     def score(self, content_type: str, body: bytes) -> dict[str, Any]:
         """The response to a request, one image at a time. Raises RequestError."""
