@@ -40,9 +40,9 @@ class DistributedStrategy(ABC):
     order. The properties are read live, because elastic jobs change them.
     """
 
-    settings: ClassVar[type[StrategySettings]] = (
-        StrategySettings  # of a strategy that a configuration names by its class
-    )
+    # of a strategy that a configuration names by its class
+    settings: ClassVar[type[StrategySettings]] = StrategySettings
+    launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # who communicates, in words
     phase: str = "the start"  # what the job does now, for the error when another process is lost
@@ -55,17 +55,17 @@ class DistributedStrategy(ABC):
     @property
     def rank(self) -> int:
         """This process's number, 0..world_size-1."""
-        return 0
+        return self.launch.rank
 
     @property
     def local_rank(self) -> int:
         """This process's number on its host; it picks the GPU."""
-        return 0
+        return self.launch.local_rank
 
     @property
     def world_size(self) -> int:
         """How many processes the job has."""
-        return 1
+        return self.launch.world_size
 
     @property
     def is_main(self) -> bool:
@@ -159,14 +159,7 @@ class DistributedStrategy(ABC):
 
         A UserError of it ends all ranks.
         """
-        result: T | None = None
-        failure: UserError | None = None
-        if self.is_main:
-            try:
-                result = function()
-            except UserError as error:
-                failure = error
-        self._raise_collectively(failure)
+        result = self.run_collectively(lambda: function() if self.is_main else None)
         return self.broadcast_object(result)  # type: ignore[return-value]
 
     def run_collectively(self, function: Callable[[], T]) -> T:

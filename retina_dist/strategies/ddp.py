@@ -55,13 +55,7 @@ class DDPStrategy(DistributedStrategy):
     `static_graph` with accumulation, which torch does not do right.
     """
 
-    def __init__(
-        self,
-        settings: StrategyConfig,
-        launch: Launch,
-        *,
-        deterministic: bool = False,
-    ) -> None:
+    def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
         self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
         self.bucket_mb, self.static_graph = settings.bucket_mb, settings.static_graph
@@ -74,18 +68,6 @@ class DDPStrategy(DistributedStrategy):
             tuple[Tensor, Tensor]
         ] = []  # fp16: each bucket's own gradients, and the sum of all ranks' shares
         self._fp16_overflows = 0
-
-    @property
-    def rank(self) -> int:
-        return self.launch.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.launch.local_rank
-
-    @property
-    def world_size(self) -> int:
-        return self.launch.world_size
 
     def __enter__(self) -> Self:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"

@@ -62,13 +62,7 @@ class HorovodStrategy(DistributedStrategy):
     Raises ConfigError on entering when Horovod is missing, was built without what this job needs, or two processes have one GPU.
     """
 
-    def __init__(
-        self,
-        settings: StrategyConfig,
-        launch: Launch,
-        *,
-        deterministic: bool = False,
-    ) -> None:
+    def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch, self.reduction = launch, settings.reduction
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self.commit_every = settings.commit_every
@@ -86,9 +80,8 @@ class HorovodStrategy(DistributedStrategy):
         if settings.cycle_time_ms is not None:
             self.variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         if self.device.type == "cpu":
-            self.variables["OMPI_MCA_mpi_yield_when_idle"] = (
-                "1"  # or Open MPI's waiting takes the core from the training
-            )
+            # or Open MPI's waiting takes the core from the training
+            self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
         self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and what is summed in place
