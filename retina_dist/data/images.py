@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -208,6 +209,16 @@ def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:
         f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
         "or set data.bad_images=skip."
     )
+
+
+def orientation_of(file: Path | BinaryIO) -> int:
+    """The EXIF orientation, 1 to 8, of an image file; 1 where it has none that can be read."""
+    try:
+        with warnings.catch_warnings(), Image.open(file) as image:
+            warnings.simplefilter("ignore")
+            return _orientation(image)
+    except Exception:  # decoders raise almost any exception
+        return 1
 
 
 def _orientation(image: Image.Image) -> int:

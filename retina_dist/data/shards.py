@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
+from retina_dist.data.sources import PIECE, ArchiveMember, Source, read_in_turn, sha256_of
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.words import showable
@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MEMBER_NAME = re.compile(r"(\d{12,20})\.[a-z0-9]{1,8}", re.ASCII)
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
-PIECE = 8 * 2**20  # bytes per read of a whole shard; behind a URL, four such reads at once
-TOGETHER = 4
+TOGETHER = 4  # pieces of a shard behind a URL that are read at once
 COMMAND = "python -m retina_dist.shards"
 
 
@@ -252,11 +251,7 @@ def _write_tar(path: Path, members: list[Member], progress: Callable[[int], obje
 
 
 def _facts(name: str, rows: list[list[Any]], file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        digest = hashlib.sha256()
-        while piece := opened.read(PIECE):
-            digest.update(piece)
-        return {"file": name, "bytes": opened.tell(), "sha256": digest.hexdigest(), "images": rows}
+    return {"file": name, "bytes": file.stat().st_size, "sha256": sha256_of(file), "images": rows}
 
 
 def _pieces(folder: Place, name: str, length: int) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ A source is a small value that can be sent to data workers; files and connection
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AT_ONCE = 64  # images per request when many are read
+PIECE = 8 * 2**20  # bytes per read of a large file
 
 
 class RemoteFile(NamedTuple):
@@ -117,6 +119,15 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
         yield from read_all(some)
 
 
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a local file, which may be larger than the memory."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(PIECE):
+            found.update(part)
+    return found.hexdigest()
+
+
 def version_of(source: Source) -> tuple[object, ...] | None:
     """A key that changes whenever the content does; None if there is none."""
     if isinstance(source, DatasetItem):
@@ -177,9 +188,8 @@ def _read_local(source: Source) -> bytes | OSError:
     try:
         if not isinstance(source, ArchiveMember):
             return read_bytes(Path(str(source)))
-        descriptor = os.open(
-            f"{source.folder}/{source.file}", os.O_RDONLY | os.O_NONBLOCK
-        )  # a pipe would wait for its writer
+        # a pipe would wait for its writer
+        descriptor = os.open(f"{source.folder}/{source.file}", os.O_RDONLY | os.O_NONBLOCK)
         try:
             return os.pread(descriptor, source.length, source.offset)
         finally:

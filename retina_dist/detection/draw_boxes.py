@@ -100,13 +100,12 @@ def side_by_side(
     names: Sequence[str],
     *,
     min_score: float = 0.3,
-    min_long_side: int = MIN_LONG_SIDE_PX,
 ) -> Image.Image:
     """Ground truth on the left, detections scored `min_score` and above on the right, each under a header."""
     kept = detections["scores"] >= min_score
     boxes, labels, scores = detections["boxes"][kept], detections["labels"][kept], detections["scores"][kept]
-    truth = draw_boxes(image, truth_boxes, truth_labels, names, min_long_side=min_long_side)
-    found = draw_boxes(image, boxes, labels, names, scores, min_long_side=min_long_side)
+    truth = draw_boxes(image, truth_boxes, truth_labels, names)
+    found = draw_boxes(image, boxes, labels, names, scores)
     return mosaic(
         [
             _with_header(truth, f"ground truth: {_boxes(len(truth_labels))}", truth_labels, names),
@@ -116,25 +115,17 @@ def side_by_side(
     )
 
 
-def batch_mosaic(
-    batch: Batch, names: Sequence[str], *, columns: int | None = None, min_long_side: int = MIN_LONG_SIDE_PX
-) -> Image.Image:
+def batch_mosaic(batch: Batch, names: Sequence[str]) -> Image.Image:
     """All images of a batch as the model gets them, without the padding, with the boxes it is to find."""
     drawings = []
     for i in range(len(batch)):
         height, width = batch.image_sizes[i].tolist()
         number = int(batch.num_boxes[i])
         labels = batch.labels[i, :number]
-        drawing = draw_boxes(
-            batch.images[i, :, :height, :width],
-            batch.boxes[i, :number],
-            labels,
-            names,
-            min_long_side=min_long_side,
-        )
+        drawing = draw_boxes(batch.images[i, :, :height, :width], batch.boxes[i, :number], labels, names)
         title = f"image {int(batch.image_ids[i])}, {width} x {height}: {_boxes(number)}"
         drawings.append(_with_header(drawing, title, labels, names))
-    return mosaic(drawings, columns)
+    return mosaic(drawings)
 
 
 def mosaic(drawings: Sequence[Image.Image], columns: int | None = None) -> Image.Image:

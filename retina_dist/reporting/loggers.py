@@ -33,7 +33,7 @@ class MetricLogger(Protocol):
 
 
 class NullLogger:
-    """Discards all metrics."""
+    """Discards all metrics; a subclass writes them."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         pass
@@ -63,7 +63,7 @@ class LoggerCollection:
                 stack.callback(logger.close)
 
 
-class CsvLogger:
+class CsvLogger(NullLogger):
     """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric was not logged.
 
     Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is
@@ -90,9 +90,6 @@ class CsvLogger:
         values = {name: repr(float(value)) for name, value in metrics.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
             _writer(file, self._columns).writerow({STEP: step, **values})
-
-    def close(self) -> None:
-        pass
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         """Replace the file atomically: a reader, or a run killed here, sees the old file or the new one."""
@@ -132,7 +129,7 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-class RankLog:
+class RankLog(NullLogger):
     """The log file of one rank: messages and metrics, one per line with its time; appends to an existing file."""
 
     def __init__(self, path: Path) -> None:
@@ -147,9 +144,6 @@ class RankLog:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.write(f"step {step} " + " ".join(f"{name}={value:.6g}" for name, value in metrics.items()))
-
-    def close(self) -> None:
-        pass
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:

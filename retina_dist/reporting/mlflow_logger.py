@@ -140,9 +140,6 @@ class MlflowRun(TrackedRun):
                 self._queue.give(self._send)
         self._log_messages()
 
-    def close(self) -> None:
-        """Does nothing: `end` sends the remaining metrics."""
-
     def wait(self, timeout_s: float) -> str | None:
         """The run's id; None if the server has not answered in time."""
         self._settled.wait(timeout_s)

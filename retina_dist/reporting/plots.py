@@ -24,18 +24,7 @@ if TYPE_CHECKING:
 Series = Mapping[str, tuple[list[int], list[float]]]
 
 # Okabe and Ito's colours, distinct with any colour vision; their yellow is too pale for lines.
-COLORS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7A5195",
-    "#8C564B",
-    "#5F6B6D",
-    "#88A80D",
-)
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C564B", "#5F6B6D", "#88A80D")
 INK, FAINT, BAR = "#222222", "#9A9A9A", "#5B9BC8"
 SWEEP_HUES = ("Blues", "Purples", "Greens")  # one for each measure of a sweep
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a text that a line may cross
@@ -172,10 +161,6 @@ def _draw_parts(axes: Axes, series: Series) -> None:
     axes.legend()
 
 
-def _draw_grad_norm(axes: Axes, series: Series) -> None:
-    _draw_smoothed(axes, series, {"train/grad_norm": "gradient norm"})
-
-
 def _draw_smoothed(axes: Axes, series: Series, labels: Mapping[str, str]) -> None:
     """The metrics as they were logged, thin, and their running median."""
     shown = [name for name in labels if name in series]
@@ -223,6 +208,7 @@ class _Panel(NamedTuple):
 
 LOSS_NAMES = ("train/loss", "val/loss")
 PART = "train/loss_"
+GRAD_NORM = {"train/grad_norm": "gradient norm"}
 
 
 def _panels(series: Series, headline: Sequence[str]) -> list[_Panel]:
@@ -231,7 +217,7 @@ def _panels(series: Series, headline: Sequence[str]) -> list[_Panel]:
         _Panel("Parts of the training loss", "loss", [name for name in series if name.startswith(PART)], _draw_parts),
         _Panel("Validation", "metric", headline, partial(_draw_metrics, names=headline)),
         _Panel("Learning rate", "learning rate", ("train/lr",), _draw_lr),
-        _Panel("Gradient norm", "L2 norm", ("train/grad_norm",), _draw_grad_norm),
+        _Panel("Gradient norm", "L2 norm", tuple(GRAD_NORM), partial(_draw_smoothed, labels=GRAD_NORM)),
         _Panel("Throughput", "images/s", ("time/images_per_s",), _draw_speed),
     ]
 
@@ -290,10 +276,8 @@ def _draw_sweep_heatmap(axes: Axes, jobs: _Jobs, values: np.ndarray, hue: str) -
     known = values[np.isfinite(values)]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     spread = (high - low) or 1.0
-    low, high = (
-        low - 0.2 * spread,
-        high + 0.2 * spread,
-    )  # the lightest is not white, and text on the darkest is readable
+    # the lightest is not white, and text on the darkest is readable
+    low, high = low - 0.2 * spread, high + 0.2 * spread
     axes.imshow(cells, cmap=hue, origin="lower", aspect="auto", vmin=low, vmax=high)
     for i, (x, y) in enumerate(places):
         if jobs.failed[i]:

@@ -1,14 +1,13 @@
-"""From a `BatchSpec` to a `Batch`: what a data worker does.
+"""From a `BatchSpec` to a `Batch`: what a data worker does, which imports little else.
 
-Data workers import this module and little else; annotations reach them packed in a few tensors,
-which are shared between processes instead of copied.
+Annotations reach it packed in a few tensors, which are shared between processes instead of copied.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from retina_dist.detection.data.collate import (
     raw_canvas,
 )
 from retina_dist.detection.data.deferred_resize import ResizedBy
-from retina_dist.detection.data.transforms import AugmentedSample
+from retina_dist.detection.data.transforms import AugmentedSample, EvalTransform
 from retina_dist.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -39,21 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BadImagePolicy = Literal["error", "skip"]
-
-
-class Transform(Protocol):
-    """Image [3, h, w] uint8, boxes [n, 4] xyxy, labels [n] -> the same, of an image that fits the canvas once it is resized."""
-
-    def unresized(
-        self,
-        image: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        *,
-        min_size: int,
-        canvas: tuple[int, int],
-        key: tuple[int | str, ...],
-    ) -> AugmentedSample: ...
 
 
 class DetectionDataset(Dataset[Batch]):
@@ -71,7 +55,7 @@ class DetectionDataset(Dataset[Batch]):
     def __init__(
         self,
         annotations: Annotations,
-        transform: Transform,
+        transform: EvalTransform,
         *,
         seed: int = 0,
         on_bad_image: BadImagePolicy = "error",

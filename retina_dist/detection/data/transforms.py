@@ -76,7 +76,7 @@ class EvalTransform:
         return _placed(image, boxes, labels, scale, canvas)
 
 
-class TrainTransform:
+class TrainTransform(EvalTransform):
     """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a pixel.
 
     The order is: random crop by overlap (SSD, Liu et al. 2016, section 2.2,
@@ -103,14 +103,11 @@ class TrainTransform:
                 raise ConfigError(f"{name}={value} is not a probability; use a number from 0 to 1.")
         if scale_jitter is not None and not 0.0 < scale_jitter[0] <= scale_jitter[1]:
             raise ConfigError(f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5).")
-        self.max_size = max_size
+        super().__init__(max_size=max_size)
         self.scale_jitter = scale_jitter
         self.hflip, self.vflip = hflip, vflip
         self._crop = v2.RandomApply([_IoUCrop()], p=iou_crop) if iou_crop else None
         self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
-
-    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return self.unresized(image, boxes, labels, **how).resized()
 
     def unresized(
         self,
@@ -120,7 +117,7 @@ class TrainTransform:
         *,
         min_size: int,
         canvas: tuple[int, int],
-        key: tuple[int | str, ...],
+        key: tuple[int | str, ...] = (),
     ) -> AugmentedSample:
         with torch_seed(*key):
             if self._crop:

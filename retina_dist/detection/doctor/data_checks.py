@@ -1,7 +1,4 @@
-"""What can be wrong with a data set, as pure functions: its files, boxes and categories.
-
-`retina_dist.doctor` puts them together.
-"""
+"""What can be wrong with a data set, as pure functions: its files, boxes and categories."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import io
 import math
 import multiprocessing
 import signal
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,11 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
-from retina_dist.data.images import ORIENTATION_TAG, SWAPPING, image_size, read_image
+from retina_dist.data.images import SWAPPING, image_size, orientation_of, read_image
 from retina_dist.data.processes import without_main
-from retina_dist.data.sources import read
+from retina_dist.data.sources import read, sha256_of
 from retina_dist.detection.readers.coco import Annotations, ImageRecord
 from retina_dist.errors import DataError, ImageError
 
@@ -96,7 +91,7 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
         if isinstance(record.path, Path):
             if not record.path.is_file():
                 return ImageCheck(record, "missing", str(record.path))
-            digest = _digest(record.path)
+            digest = sha256_of(record.path)
         else:
             content = read(record.path)
             digest = hashlib.sha256(content).hexdigest()
@@ -108,31 +103,13 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
             return ImageCheck(record, "missing", str(record.path))
         reason = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
         return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
-    orientation = _orientation(io.BytesIO(content) if content is not None else Path(str(record.path)))
+    orientation = orientation_of(io.BytesIO(content) if content is not None else Path(str(record.path)))
     stored = size[::-1] if orientation in SWAPPING else size
     annotated = (record.width, record.height)
     if all(annotated) and annotated not in (size, stored):
         detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
         return ImageCheck(record, "of another size", detail, size, orientation, digest)
     return ImageCheck(record, None, "", size, orientation, digest)
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):  # a file may be larger than the memory
-            found.update(part)
-    return found.hexdigest()
-
-
-def _orientation(path: Path | io.BytesIO) -> int:
-    try:
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore")
-            value = image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:  # damaged EXIF, in Pillow's many ways, turns nothing
-        return 1
-    return value if value in range(1, 9) else 1
 
 
 def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collection[str] = ()) -> list[Finding]:
