@@ -43,9 +43,8 @@ class ClassificationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        finite = {
-            name: value if math.isfinite(value) else None for name, value in self.metrics.items()
-        }  # JSON knows no NaN
+        # JSON knows no NaN
+        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         metrics = {name.removeprefix("val/"): value for name, value in finite.items()}
         return metrics | {"per_class_accuracy": self.per_class, "confusion": self.confusion.tolist()}
 

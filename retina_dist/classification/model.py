@@ -116,10 +116,8 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
     """What torchvision's builder needs beside the number of classes."""
     if architecture.startswith("vit_"):  # whose embedding of positions has one size
         return {"image_size": image_size}
-    if architecture in (
-        "googlenet",
-        "inception_v3",
-    ):  # one head; their weights scale ImageNet's normalization themselves
+    # one head; their weights scale ImageNet's normalization themselves
+    if architecture in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "transform_input": True}
     return {}
 

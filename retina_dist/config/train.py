@@ -39,9 +39,8 @@ class RunConfig:
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
         accumulate = self.trainer.accumulate
-        if (
-            getattr(self.strategy, "static_graph", False) and accumulate > 1
-        ):  # https://github.com/pytorch/pytorch/pull/187732
+        # https://github.com/pytorch/pytorch/pull/187732
+        if getattr(self.strategy, "static_graph", False) and accumulate > 1:
             raise ConfigError(
                 f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
                 "average all gradients; give strategy.static_graph=false."

@@ -53,12 +53,7 @@ class Buckets:
 
 
 def make_buckets(
-    sizes: npt.ArrayLike,
-    *,
-    min_sizes: Sequence[int],
-    max_size: int,
-    num_buckets: int = 6,
-    divisor: int = 32,
+    sizes: npt.ArrayLike, *, min_sizes: Sequence[int], max_size: int, num_buckets: int = 6, divisor: int = 32
 ) -> Buckets:
     """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
 

@@ -106,9 +106,8 @@ def count_scans(jpeg: bytes, most: int) -> int:
 
     Never fewer than libjpeg finds: like libjpeg, it skips a segment by its length, and data up to the next marker.
     """
-    found = sum(
-        1 for _ in islice(SCAN.finditer(jpeg), most + 1)
-    )  # an upper bound, in a thirtieth of the decoder's time
+    # an upper bound, in a thirtieth of the decoder's time
+    found = sum(1 for _ in islice(SCAN.finditer(jpeg), most + 1))
     if found <= most:
         return found
     at, found = 2, 0  # some may belong to a thumbnail, or to a film that follows the image

@@ -1,7 +1,4 @@
-"""Random batches that lie on the device, for benchmarks of computation and communication alone.
-
-A task gives the function that makes a batch; nothing is read, decoded, resized or copied between two steps.
-"""
+"""Random batches that lie on the device, for benchmarks of computation and communication alone."""
 
 from __future__ import annotations
 

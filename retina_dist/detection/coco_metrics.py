@@ -50,9 +50,8 @@ class CocoResult:
 
     stats: dict[str, float]
     per_class: dict[str, float | None]  # AP of each class; None without ground truth
-    precision: (
-        np.ndarray
-    )  # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
+    # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
+    precision: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and AP of each class, for JSON."""
@@ -60,11 +59,7 @@ class CocoResult:
 
 
 def evaluate_rows(
-    coco: dict[str, Any],
-    rows: np.ndarray,
-    *,
-    image_ids: Sequence[int] | None = None,
-    backend: Backend = "auto",
+    coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, backend: Backend = "auto"
 ) -> CocoResult:
     """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict).
 

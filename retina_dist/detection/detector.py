@@ -102,12 +102,7 @@ class Detector:
             reason = str(error).splitlines()[0]
             raise CheckpointError(f"{source} does not describe a detector ({reason}); {remedy_of(content)}.") from error
         return cls(
-            model,
-            categories,
-            min_size=min_size,
-            max_size=max_size,
-            device=torch.device(device),
-            precision=precision,
+            model, categories, min_size=min_size, max_size=max_size, device=torch.device(device), precision=precision
         )
 
     def predict(self, images: Sequence[str | Path | Tensor]) -> list[Detections]:
@@ -137,12 +132,7 @@ class Detector:
         resized = resized_size(height, width, self.min_size, self.max_size)
         canvas = (_round_up(resized[0]), _round_up(resized[1]))
         image, boxes, labels = EvalTransform(max_size=self.max_size)(
-            pixels,
-            torch.zeros(0, 4),
-            torch.zeros(0, dtype=torch.int64),
-            min_size=self.min_size,
-            canvas=canvas,
-            key=(),
+            pixels, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), min_size=self.min_size, canvas=canvas, key=()
         )
         return collate([Sample(image, boxes, labels, 0, (height, width))], canvas)
 

@@ -1,7 +1,4 @@
-"""Plots of COCO metrics: precision over recall, and AP of each class.
-
-See `retina_dist.reporting.plots` for how figures are made.
-"""
+"""Plots of COCO metrics: precision over recall, and AP of each class."""
 
 from __future__ import annotations
 
@@ -81,12 +78,7 @@ def _draw_pr(axes: Axes, curves: np.ndarray, names: Sequence[str]) -> None:
         axes.fill_between(RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes")
     if len(names) > 1:
         mean = curves.mean(axis=1)
-        axes.plot(
-            *_reached(mean),
-            color=INK,
-            linewidth=2.4,
-            label=f"{mean.mean():.3f}  mean of {len(names)} classes",
-        )
+        axes.plot(*_reached(mean), color=INK, linewidth=2.4, label=f"{mean.mean():.3f}  mean of {len(names)} classes")
     # below, since curves may pass anywhere in the square
     axes.legend(title="AP", loc="upper left", bbox_to_anchor=(0, -0.13), alignment="left", borderaxespad=0)
 

@@ -121,9 +121,8 @@ class DataConfig(DataSettings):
 class DetectorSettings(ModelSettings):
     """What every detection model can set; one from outside the package has a subclass, with its own settings beside these."""
 
-    num_classes: int | None = setting(
-        None, "null: as many as the data has", at_least=1, at_most=20_000
-    )  # data.categories.MAX_LABELS
+    # data.categories.MAX_LABELS
+    num_classes: int | None = setting(None, "null: as many as the data has", at_least=1, at_most=20_000)
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Writes the images and annotations of a data set into shards.
-
-An interrupted command continues when it is given again.
-"""
+"""Writes the images and annotations of a data set into shards."""
 
 from __future__ import annotations
 

@@ -68,12 +68,7 @@ class BestMetric:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values. The patience is a setting and may change on resume."""
-        return {
-            "name": self.name,
-            "mode": self.mode,
-            "value": self.value,
-            "evals_since_best": self.evals_since_best,
-        }
+        return {"name": self.name, "mode": self.mode, "value": self.value, "evals_since_best": self.evals_since_best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned, or start anew when that is of another metric or mode."""

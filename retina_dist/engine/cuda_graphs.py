@@ -99,9 +99,8 @@ class CUDAGraphRunner:
         """A copy of `like` in the memory that graphs read this input from."""
         key, count = (name, like.dtype), like.numel()
         held = self._inputs.get(key)
-        if (
-            held is None or len(held) < count
-        ):  # doubled at least, so that the older ones add up to no more than this one
+        # doubled at least, so that the older ones add up to no more than this one
+        if held is None or len(held) < count:
             self._inputs[key] = held = like.new_empty(count if held is None else max(count, 2 * len(held)))
         layout = torch.empty_like(like, device="meta").stride()
         return held[:count].as_strided(like.shape, layout).copy_(like)

@@ -43,12 +43,7 @@ class PreemptionWatch:
     machine; one that cannot be reached is warned of once.
     """
 
-    def __init__(
-        self,
-        events_url: str | None = None,
-        *,
-        every_s: float = 5.0,
-    ) -> None:
+    def __init__(self, events_url: str | None = None, *, every_s: float = 5.0) -> None:
         self.events_url, self.every_s = events_url, every_s
         self.reason: str | None = None
         self._noticed: float | None = None  # when the first signal came

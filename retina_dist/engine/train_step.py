@@ -76,9 +76,8 @@ class TrainStep:
         self.strategy.reduce_gradients()  # 1. the mean over ranks
         timer.mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
-        norm = clip_gradients(
-            state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
-        )  # 3. as applied
+        # 3. as applied
+        norm = clip_gradients(state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm)
         finite = self.guard.accept(norm)
         if not self._layouts_checked:
             check_layouts(state.optimizer)

@@ -98,13 +98,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        x: Tensor,
-        real: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        sum_over_ranks: Sum,
+        ctx: Any, x: Tensor, real: Tensor | None, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # [B, C, H, W]
         images, channels, height, width = x.shape

@@ -26,9 +26,8 @@ def tell(text: str, file: TextIO | None = None) -> None:
     try:
         print(redacted(text), file=file, flush=True)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), file.fileno()
-        )  # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class LogFile(Protocol):

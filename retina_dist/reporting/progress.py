@@ -1,7 +1,4 @@
-"""One live line on a terminal; plain lines in a log file.
-
-Imports tqdm only for the terminal.
-"""
+"""One live line on a terminal; plain lines in a log file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plots of scaling: epoch time over the number of workers, measured or calculated.
-
-As in `plots`, matplotlib is imported when something is drawn.
-"""
+"""Plots of scaling: epoch time over the number of workers, measured or calculated."""
 
 from __future__ import annotations
 
@@ -79,9 +76,8 @@ def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, n
             axes.errorbar(numbers, minutes, reach, linewidth=1.5, capsize=capsize, elinewidth=1.2, label=name, **look)
         _log_workers(axes, workers)
         _log_values(axes, "y")
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0
-        )  # below, since lines may pass anywhere
+        # below, since lines may pass anywhere
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
         footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
 
 

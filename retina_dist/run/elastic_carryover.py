@@ -36,11 +36,7 @@ class ElasticCarryover:
         return self.folder is not None
 
     def open_run(
-        self,
-        config: RunConfig,
-        strategy: DistributedStrategy,
-        committed: dict[str, Any] | None,
-        locked: frozenset[str],
+        self, config: RunConfig, strategy: DistributedStrategy, committed: dict[str, Any] | None, locked: frozenset[str]
     ) -> Run:
         """The run folder, which the main rank chooses and locks; its checkpoint's content is on that rank only.
 

@@ -63,11 +63,7 @@ def _why_not(uri: str) -> str | None:
 
 
 def tracked_run(
-    uri: str | None,
-    config: RunConfig,
-    run: Run,
-    tags: Mapping[str, Any],
-    go_on: bool = False,
+    uri: str | None, config: RunConfig, run: Run, tags: Mapping[str, Any], go_on: bool = False
 ) -> TrackedRun:
     """The training's MLflow run, at most one; none without a `uri`.
 

@@ -71,9 +71,8 @@ def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
         try:
             uvicorn.Server(settings).run(sockets=[listener])
         finally:
-            if (
-                app.state.busy
-            ):  # a decode or a forward pass is still running: the interpreter would wait for it, or crash
+            # a decode or a forward pass is still running: the interpreter would wait for it, or crash
+            if app.state.busy:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(130 if isinstance(sys.exc_info()[1], KeyboardInterrupt) else 0)

@@ -1,7 +1,4 @@
-"""From a `BatchSpec` to an `ImageBatch`: what a data worker does.
-
-Data workers import this module and little else.
-"""
+"""From a `BatchSpec` to an `ImageBatch`: what a data worker does."""
 
 from __future__ import annotations
 
@@ -122,12 +119,7 @@ class ClassificationDataset:
         return self._epoch[1]
 
     def _image(
-        self,
-        drawn: Drawn,
-        place: int,
-        epoch: int,
-        size: int,
-        fetched: dict[int, bytes | ImageError],
+        self, drawn: Drawn, place: int, epoch: int, size: int, fetched: dict[int, bytes | ImageError]
     ) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
         pixels = self._read(drawn.image, fetched)

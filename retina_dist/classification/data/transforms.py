@@ -1,8 +1,4 @@
-"""From a stored image to a square of pixels, and two images into one.
-
-On uint8 tensors by torchvision's v2 kernels. Whatever is random is drawn from torch's CPU generator seeded by a key, so
-the result depends on the key and on nothing else.
-"""
+"""From a stored image to a square of pixels, and two images into one; what is random depends on a key and on nothing else."""
 
 from __future__ import annotations
 

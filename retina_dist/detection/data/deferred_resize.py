@@ -52,9 +52,8 @@ def resize_batch(images: Tensor, sizes: Tensor, targets: Tensor, flips: Tensor, 
     top, bottom, down, inside_y = _taps(sizes[:, 0], targets[:, 0], flips[:, 0], canvas[0])  # [B, H] each
     left, right, across, inside_x = _taps(sizes[:, 1], targets[:, 1], flips[:, 1], canvas[1])  # [B, W]
 
-    lines = (
-        torch.arange(count * height, device=images.device).reshape(count, height, 1) * width
-    )  # where each one begins
+    # where each one begins
+    lines = torch.arange(count * height, device=images.device).reshape(count, height, 1) * width
     pixels = images.permute(0, 2, 3, 1).float().reshape(-1, 3)
     rows = pixels.index_select(0, (lines + left[:, None]).flatten()).reshape(count, height, -1, 3)
     rows.lerp_(pixels.index_select(0, (lines + right[:, None]).flatten()).view_as(rows), across[:, None, :, None])

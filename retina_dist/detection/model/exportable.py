@@ -1,7 +1,4 @@
-"""The whole detector as one graph, for torch.export and ONNX: pixels in, boxes out.
-
-The graph holds everything from uint8 pixels to the boxes that NMS leaves; what stays outside is decoding and resizing.
-"""
+"""The whole detector as one graph, for torch.export and ONNX: pixels in, boxes out."""
 
 from __future__ import annotations
 
@@ -19,9 +16,8 @@ from retina_dist.detection.model.targets import decode
 
 INPUT, OUTPUTS = "images", ("boxes", "scores", "labels")
 DIVISOR = 32  # the ResNet's stride: canvases are multiples of it
-LEAST = (
-    4 * DIVISOR + 1
-)  # px; below, the coarsest level is one cell high or wide, which torch.export takes for a special case
+# px; below, the coarsest level is one cell high or wide, which torch.export takes for a special case
+LEAST = 4 * DIVISOR + 1
 
 
 class ExportableRetinaNet(nn.Module):

@@ -15,9 +15,8 @@ from torch import Tensor
 BACKGROUND = -1  # torchvision Matcher.BELOW_LOW_THRESHOLD
 IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
 LOG_SIZE_CLIP = math.log(1000.0 / 16)  # keeps exp() of a predicted log size finite, as torchvision's BoxCoder
-MOST_BYTES = (
-    1 << 30
-)  # of memory that `match` takes for overlaps at a time, unless a single box of each image takes more
+# of memory that `match` takes for overlaps at a time, unless a single box of each image takes more
+MOST_BYTES = 1 << 30
 VALUES_PER_PAIR = 9  # of boxes' type, that `pairwise_iou` holds at its peak for each pair of box and anchor
 
 

@@ -1,8 +1,4 @@
-"""Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name.
-
-What fits by name and shape is loaded; the rest is listed, so a detector for other classes starts from everything but
-the class layer. Nothing but tensors and plain values is unpickled.
-"""
+"""Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name."""
 
 from __future__ import annotations
 
@@ -25,9 +21,8 @@ CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
 BODY = "backbone.body."  # where the detector has its ResNet
 CHECK = "model.backbone and model.variant"  # when nothing fits
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
-_FIRST_CONV = re.compile(
-    r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight"
-)  # of a ResNet or of one of its blocks, after any prefix
+# of a ResNet or of one of its blocks, after any prefix
+_FIRST_CONV = re.compile(r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight")
 
 
 class Weights(NamedTuple):
