@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -13,7 +14,7 @@ REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.
 
 
 def coverage(
-    kind: str, centre: tuple[float, float], radius: float, angle: float, size: tuple[int, int], hole: float
+    kind: str, centre: Sequence[float] | np.ndarray, radius: float, angle: float, size: tuple[int, int], hole: float
 ) -> np.ndarray:
     """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height); `hole` is the share of a ring's radius."""
     width, height = size
