@@ -1,37 +1,50 @@
-"""Is the data set sound and, for detection, do the anchors fit it?
+"""Is the data set sound and, for detection, do the anchors fit it? With cluster=true: is every rank's machine sound?
 
     python -m retina_dist.doctor data=coco data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
-Takes every argument of `retina_dist.train`, so that what is examined is what will be trained on. Exit code 1 when
-there are errors, 2 when the settings or the annotation files cannot be used.
+Takes every argument of `retina_dist.train`, so that what is examined is what will be trained on. With cluster=true,
+under the launcher of the training, it checks machines, network and that the annotation files are equal, and looks at no image.
+Exit code 1 when there are errors, 2 when the settings or the annotation files cannot be used.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_atomically
+from retina_dist.preflight.cluster import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import tell
 from retina_dist.run.build import task_class
+from retina_dist.task import Examination
 
 
 @entry_point("doctor")
 def main(config: DoctorConfig) -> None:
     """Print, write, and exit by what was found."""
-    path = Path(config.output) if config.output else None
-    report = task_class(config).examine(config)
-    tell(report.text)
-    if path:
-        text = json.dumps(redacted_tree(report.content), indent=1) + "\n"
-        write_atomically(path, lambda temporary: temporary.write_text(text))
-    if report.errors:
+    if config.cluster:
+        errors = check_cluster(config, partial(show, config))
+    else:
+        report = task_class(config).examine(config)
+        show(config, report)
+        errors = report.errors
+    if errors:
         sys.exit(1)
+
+
+def show(config: DoctorConfig, report: Examination) -> None:
+    """Print a report and write it to `config.output`."""
+    tell(report.text)
+    if config.output:
+        text = json.dumps(redacted_tree(report.content), indent=1) + "\n"
+        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from retina_dist.redaction import redacted_tree
 
 if TYPE_CHECKING:
     from retina_dist.engine.train_step import TrainBatch
+    from retina_dist.files import Place
     from retina_dist.strategies.base import DistributedStrategy
 
 Validator = Callable[[nn.Module], dict[str, float]]
@@ -70,6 +71,19 @@ class Task(ABC):
     @staticmethod
     def prepare(config: Any) -> None:
         """Write data that the settings ask to be made; on the main rank, before any rank reads."""
+
+    @classmethod
+    def data_files(cls, config: Any) -> Sequence[Place]:
+        """Files, or folders for their names, that must be the same on every host; for `doctor cluster=true`.
+
+        Raises UserError where this host lacks them.
+        """
+        return ()
+
+    @classmethod
+    def sizes(cls, config: Any) -> tuple[int | None, int | None]:
+        """Bytes of the largest image of a training batch and of the model's weights, None where not known; for the same."""
+        return None, None
 
     @staticmethod
     def planned_images(config: Any) -> int | None:

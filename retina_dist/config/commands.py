@@ -20,9 +20,19 @@ from retina_dist.strategies.settings import NcclConfig
 
 @dataclass
 class DoctorConfig(TrainConfig):
-    """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`."""
+    """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
     images: str = setting("decode", "decode | header (opened and compared, not decoded) | none (only the annotations)")
+    cluster: bool = setting(
+        False, "check machines, network and equal data of every rank instead; under the launcher of the training"
+    )
+    sku: str | None = setting(
+        None,
+        "cluster: kind of machine, as of `benchmark forecast`, that all-reduce is held against; null: by what is found",
+    )
+    expect_gb_s: float | None = setting(
+        None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
+    )
     output: str | None = setting(None, "a JSON file")
 
 

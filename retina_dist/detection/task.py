@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from retina_dist.config.train import TrainConfig
@@ -26,10 +27,18 @@ from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.torch_dataset import DatasetConfig
 from retina_dist.detection.settings import DetectionSettings, category_names
-from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
+from retina_dist.detection.splits import (
+    describe_split,
+    draw_data,
+    first_images_with_objects,
+    read_split,
+    split_files,
+)
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
+from retina_dist.files import Place
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, deferred
 
@@ -85,6 +94,26 @@ class DetectionTask(Task):
         """Draw the data set of shapes."""
         if not config.data.synthetic:
             draw_data(config.data)
+
+    @classmethod
+    def data_files(cls, config: TrainConfig) -> list[Place]:
+        """The annotation files; none of random data, of a Dataset or a reader from outside, or not drawn yet."""
+        data = config.data
+        drawn_later = data.shapes is not None and not (data.root and Path(data.root).is_dir())
+        if drawn_later or data.synthetic or isinstance(data, DatasetConfig) or hasattr(data, "implementation"):
+            return []
+        return [files[0] for split in ("train", "val") if (files := split_files(data, split))]
+
+    @classmethod
+    def sizes(cls, config: TrainConfig) -> tuple[int, int | None]:
+        """Of the usual canvas, and of the detector with as many classes as COCO where the settings leave them open."""
+        data, model = config.data, config.model
+        height, width = data.synthetic.canvas if data.synthetic else (max(data.min_sizes), data.max_size)
+        if hasattr(model, "implementation"):
+            return 3 * height * width, None
+        with torch.device("meta"):
+            net = build_model(replace(model, weights=None, backbone_weights=None), model.num_classes or 91)
+        return 3 * height * width, sum(tensor.nbytes for tensor in net.state_dict().values())
 
     @staticmethod
     def planned_images(config: TrainConfig) -> int | None:

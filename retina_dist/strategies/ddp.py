@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +38,8 @@ BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
     inspect.signature(DistributedDataParallel).parameters
 )
 NO_BUFFERS: dict[str, Any] = {max(BUFFER_OPTIONS): False}
+
+GRACE_S = 5.0
 
 _shared_store: dist.Store | None = None
 _jobs = 0
@@ -101,12 +104,20 @@ class DDPStrategy(DistributedStrategy):
             return dist.HashStore()
         if _shared_store is None:
             address, port = self._rendezvous_endpoint()
-            # torchrun's agents hold the store themselves, and the environment says how
-            how = "env://" if self.launch.launcher == "torchrun" else f"tcp://{address}:{port}"
+            waiting = timedelta(seconds=self.timeout_s)
             try:
-                store, _, _ = next(
-                    dist.rendezvous(how, self.rank, self.world_size, timeout=timedelta(seconds=self.timeout_s))
-                )
+                if self.launch.launcher == "torchrun":  # its agents hold the store, and the environment says how
+                    store, _, _ = next(dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting))
+                else:  # `_with_fresh_prefix` waits for the others, since it can tell which do not come
+                    store = dist.TCPStore(
+                        address,
+                        port,
+                        self.world_size,
+                        self.rank == 0,
+                        waiting,
+                        wait_for_workers=False,
+                        multi_tenant=True,
+                    )
                 _shared_store = self._with_fresh_prefix(store)
             except (dist.DistError, RuntimeError, ValueError) as error:
                 raise self._not_joined(error) from error
@@ -119,11 +130,12 @@ class DDPStrategy(DistributedStrategy):
         environment identifies the restart on all hosts, so rank 0 chooses a prefix and gives it to each rank that answers.
         """
         own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
+        until += GRACE_S * bool(self.rank)  # rank 0, which knows who is late, speaks first
 
-        def wait_for(condition: Callable[[], bool]) -> None:
+        def wait_for(condition: Callable[[], bool], late: Callable[[], str] = lambda: "all ranks") -> None:
             while not condition():
                 if time.monotonic() > until:
-                    raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for all ranks")
+                    raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for {late()}")
                 time.sleep(0.02)
 
         def answered() -> bool:
@@ -131,14 +143,21 @@ class DDPStrategy(DistributedStrategy):
                 store.set(f"answer{self.rank}", store.get("question").decode() + own)
             return store.check([f"name{self.rank}/{own}"])
 
+        def has_answered(other: int) -> bool:
+            key = f"answer{other}"
+            return store.check([key]) and store.get(key).decode().startswith(own)
+
+        def silent() -> str:
+            found = [str(other) for other in range(1, self.world_size) if not has_answered(other)]
+            return f"rank{'s' * (len(found) > 1)} {', '.join(found)}"
+
         if self.rank:
             wait_for(answered)
             return dist.PrefixStore(store.get(f"name{self.rank}/{own}").decode(), store)
         store.set("question", own)
         for other in range(1, self.world_size):
-            key = f"answer{other}"
-            wait_for(lambda key=key: store.check([key]) and store.get(key).decode().startswith(own))  # type: ignore[misc]
-            store.set(f"name{other}/{store.get(key).decode().removeprefix(own)}", own)
+            wait_for(partial(has_answered, other), silent)
+            store.set(f"name{other}/{store.get(f'answer{other}').decode().removeprefix(own)}", own)
         return dist.PrefixStore(own, store)
 
     def _not_joined(self, error: Exception) -> ConfigError:

@@ -1,0 +1,124 @@
+"""The check of a cluster as a table that is read once, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from retina_dist.preflight.checks import Finding, amount, first_of_hosts, slowest
+from retina_dist.preflight.clock import offset
+from retina_dist.preflight.facts import Facts
+from retina_dist.preflight.network import Link
+from retina_dist.words import pluralize
+
+TITLES = {"error": "ERRORS", "warning": "WARNINGS"}
+MOST_HOSTS = 64  # rows on the screen
+
+
+@dataclass(frozen=True)
+class ClusterReport:
+    """What the main rank knows when all is gathered."""
+
+    job: str  # strategy and launcher, in words
+    ranks: Sequence[Facts]
+    links: Sequence[Link]
+    expected_from: str  # what the links are held against
+    findings: Sequence[Finding]
+    seconds: float
+
+    @property
+    def errors(self) -> int:
+        """How many findings are errors."""
+        return sum(finding.level == "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with every fact of every rank."""
+        count = len(self.ranks)
+        return {
+            "job": self.job,
+            "errors": self.errors,
+            "warnings": len(self.findings) - self.errors,
+            "findings": [asdict(finding) for finding in self.findings],
+            "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in self.links],
+            "all_reduce_expected_from": self.expected_from,
+            "clock": {f.host: offset(self.ranks[0].clock, f.clock)._asdict() for f in self._others()},
+            "seconds": round(self.seconds, 1),
+            "ranks": [{key: value for key, value in asdict(facts).items() if key != "clock"} for facts in self.ranks],
+        }
+
+    def _others(self) -> list[Facts]:
+        return first_of_hosts(self.ranks)[1:]
+
+    def text(self) -> str:
+        """For a terminal; what is wrong comes last, where the reader is."""
+        hosts = first_of_hosts(self.ranks)
+        lines = [f"{self.job}, {pluralize(len(hosts), 'host')}", "", *self._hosts(hosts[:MOST_HOSTS])]
+        if (more := len(hosts) - MOST_HOSTS) > 0:
+            lines.append(f"  ... and {pluralize(more, 'more host')}; output=FILE.json has all")
+        lines += [
+            "",
+            "Versions on the main rank: " + ", ".join(f"{k} {v or '?'}" for k, v in self.ranks[0].versions.items()),
+        ]
+        lines += [f"Data: {file}: {found}" for file, found in self.ranks[0].data.items()] or [
+            "Data: no file to compare"
+        ]
+        lines += self._network()
+        worst, ratio = slowest(self.ranks)
+        if worst:
+            who = f"slowest is rank {worst.rank} on {worst.host}"
+            lines.append(f"Step of computation: {who}, {worst.step_ms:.1f} ms, {ratio:.2f} times the median")
+        for level, title in TITLES.items():
+            found = [finding for finding in self.findings if finding.level == level]
+            lines += ["", title] if found else []
+            for finding in found:
+                lines += [f"  {finding.check:<11}{finding.what}", f"{'':<11}-> {finding.remedy}"]
+        return "\n".join([*lines, "", self._verdict()])
+
+    def _hosts(self, hosts: Sequence[Facts]) -> Iterator[str]:
+        width = max(4, *(len(facts.host) for facts in hosts))
+        titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}{'clock':>20}"
+        yield f"  {'host':<{width}}  {'ranks':<15}{'device':<34}{titles}"
+        for facts in hosts:
+            mine = [other for other in self.ranks if other.host == facts.host]
+            numbers = _numbers([other.rank for other in mine])
+            device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
+            steps = [other.step_ms for other in mine if other.step_ms]
+            clock = "reference"
+            if facts.host != self.ranks[0].host:
+                found = offset(self.ranks[0].clock, facts.clock)
+                clock = f"{found.ahead_s * 1e3:+.1f} +- {found.bound_s * 1e3:.1f} ms"
+            yield (
+                f"  {facts.host:<{width}}  {numbers:<15}{device:<34}{_amount(facts.shm_bytes):>10}{_amount(facts.disk_free):>11}"
+                f"{facts.open_files or '?':>9}{f'{max(steps):.1f} ms' if steps else '?':>10}{clock:>20}"
+            )
+
+    def _network(self) -> Iterator[str]:
+        count = len(self.ranks)
+        if not self.links:
+            yield "All-reduce: one rank has nobody to exchange with"
+            return
+        yield f"All-reduce over {count} ranks; what it should take: {self.expected_from}"
+        for link in self.links:
+            should = (
+                f"{link.expected_ms:.2f} ms, {link.gb_s(count, link.expected_ms):.2f} GB/s" if link.expected_ms else "?"
+            )
+            yield f"  {link.size_mb:>3} MB  {link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth   should: {should}"
+
+    def _verdict(self) -> str:
+        warnings = len(self.findings) - self.errors
+        words = f"{pluralize(self.errors, 'error', none='no')}, {pluralize(warnings, 'warning', none='no')}"
+        what = "fix the errors before you train" if self.errors else "fit to train on"
+        return f"{words.capitalize()} in {self.seconds:.0f} s: {what}."
+
+
+def _amount(size: int | None) -> str:
+    return "?" if size is None else amount(size)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """ "3", "0 to 7", or "0, 2, ... 14" where a launcher deals ranks out to hosts in turn."""
+    if len(ranks) < 3:
+        return ", ".join(map(str, ranks))
+    run = ranks[-1] - ranks[0] == len(ranks) - 1
+    return f"{ranks[0]} to {ranks[-1]}" if run else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"

@@ -1,0 +1,116 @@
+"""What a rank reads of its machine, from made-up /sys and real sockets; what it cannot read stops nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from retina_dist.errors import UserError
+from retina_dist.preflight import data_files, facts
+from retina_dist.preflight.data_files import digest
+from retina_dist.preflight.facts import Facts, existing, is_loopback, is_own, read_machine
+from retina_dist.preflight.gather import gather_facts
+from retina_dist.preflight.needs import needs_of
+from retina_dist.preflight.network import measure_links
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+
+def test_a_machine_is_read(tmp_path: Path) -> None:
+    found = read_machine(SingleDeviceStrategy("cpu"), tmp_path / "runs" / "new")
+    assert found.versions["torch"] == torch.__version__
+    assert found.gpu is None
+    assert found.open_files
+    assert found.disk_free
+    assert not {"versions", "disk of the run folder", "limit of open files"} & found.unread.keys()
+
+
+def test_what_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(facts, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(facts, "INTERFACES", tmp_path / "none")
+    found = read_machine(SingleDeviceStrategy("cpu"), tmp_path)
+    assert found.shm_bytes is None
+    assert found.unread["Ethernet cards"].startswith("FileNotFoundError")
+    assert str(tmp_path / "none") in found.unread
+
+
+def test_network_cards_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for card in ("mlx5_0", "mlx5_1", "mlx5_2"):
+        write(f"ib/{card}/ports/1/rate", "200 Gb/sec (4X HDR)\n")
+        write(f"ib/{card}/ports/1/state", "4: ACTIVE\n" if card != "mlx5_2" else "1: DOWN\n")
+        write(f"ib/{card}/ports/1/link_layer", "InfiniBand\n")
+    write("ib/mlx5_3/ports/1/rate", "100 Gb/sec\n")
+    write("ib/mlx5_3/ports/1/state", "4: ACTIVE\n")
+    write("ib/mlx5_3/ports/1/link_layer", "Ethernet\n")
+    for card, speed, state in (("eth0", "40000", "up"), ("eth1", "100000", "down"), ("eth2", "-1", "up")):
+        write(f"net/{card}/speed", f"{speed}\n")
+        write(f"net/{card}/operstate", f"{state}\n")
+        (tmp_path / f"net/{card}/device").mkdir()
+    write("net/docker0/speed", "400000\n")
+    write("net/docker0/operstate", "up\n")
+    monkeypatch.setattr(facts, "INFINIBAND", tmp_path / "ib")
+    monkeypatch.setattr(facts, "INTERFACES", tmp_path / "net")
+    found = read_machine(SingleDeviceStrategy("cpu"), tmp_path)
+    assert (found.infiniband_gbit, found.ethernet_gbit) == (400.0, 40.0)
+
+
+def test_addresses_are_told_apart() -> None:
+    assert is_loopback("127.0.1.1")
+    assert is_loopback("::1")
+    assert not is_loopback("fe80::1%eth0")
+    assert is_own("127.0.0.1")
+    assert not is_own("192.0.2.77")  # set aside for examples: nobody's
+
+
+def test_facts_travel_as_they_are() -> None:
+    own = Facts(0, "hôte", versions={"torch": "2"}, clock=[(1.5, 2.5)], unread={"driver": "none"})
+    (found,) = gather_facts(SingleDeviceStrategy("cpu"), own)
+    assert found.clock == [[1.5, 2.5]]
+    found.clock = own.clock
+    assert found == own
+
+
+def test_one_rank_has_no_link() -> None:
+    assert measure_links(SingleDeviceStrategy("cpu")) == []
+
+
+def test_digests_tell_files_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"abc")
+    other.write_bytes(b"abd")
+    assert digest(one) == "SHA-256 ba7816bf8f01cfea… of 3 bytes"
+    assert digest(one) != digest(other)
+    assert digest(tmp_path) == digest(tmp_path)
+    assert digest(tmp_path).endswith("of 2 names")
+    with pytest.raises(OSError, match="none"):
+        digest(tmp_path / "none")
+    monkeypatch.setattr(data_files, "MOST_BYTES", 2)
+    monkeypatch.setattr(data_files, "PIECE", 2)
+    assert digest(one) == digest(other)  # so far equal, and of one size
+    monkeypatch.setattr(data_files, "MOST_SECONDS", -1.0)
+    with pytest.raises(UserError, match="could be read"):
+        digest(one)
+
+
+def test_the_folder_that_is_there_stands_in_for_one_that_is_not(tmp_path: Path) -> None:
+    assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+def test_needs_follow_the_settings() -> None:
+    config = SimpleNamespace(
+        data=SimpleNamespace(batch_size=64, num_workers=4),
+        trainer=SimpleNamespace(accumulate=2, ema_decay=0.999, keep_last=2, save_top_k=1),
+        optimizer=SimpleNamespace(name="adamw"),
+    )
+    needs = needs_of(config, 8, 1000, 10**6)
+    assert needs.shm_of_rank == 4 * 2 * 4 * 1000  # workers x batches ahead x images of a micro-batch x bytes
+    assert needs.disk == 4 * 4 * 10**6  # checkpoints, one of them being written, of weights, two means and an average
+    assert needs_of(config, 8, None, None).shm_of_rank is None
+    config.data.synthetic = object()
+    assert needs_of(config, 8, 1000, None).shm_of_rank == 0
