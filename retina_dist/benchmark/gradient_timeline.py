@@ -1,9 +1,10 @@
-"""When in a backward pass each gradient of a RetinaNet is complete."""
+"""When in a backward pass each gradient of a convolutional network is complete."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,21 @@ class Timeline(NamedTuple):
 
 
 def timeline(model: RetinaNet, height: int, width: int) -> Timeline:
+    """The timeline of a detector on the meta device: nothing is computed."""
+
+    def forward() -> None:
+        features = model.backbone(torch.empty(1, 3, height, width, device="meta"))
+        model.head(list(features.values()))
+
+    return timeline_of(model, forward)
+
+
+def timeline_of(model: nn.Module, forward: Callable[[], Any]) -> Timeline:
     """Count when each gradient is complete: time is taken to go with the multiplications of the convolutions.
 
     A weight's gradient is complete when the backward pass has left the layer's first use, so those of the heads, which all five
     levels share, come late. A convolution costs its forward pass again for the gradient of its weights, and again for that of its
-    input, unless nothing before it trains. `model` is on the meta device: nothing is computed.
+    input, unless nothing before it trains. `forward` runs `model` once.
     """
     calls: list[tuple[nn.Module, int]] = []
     for module in model.modules():
@@ -36,9 +47,7 @@ def timeline(model: RetinaNet, height: int, width: int) -> Timeline:
             module.register_forward_hook(
                 lambda module, inputs, output: calls.append((module, _products(module, output)))
             )
-    features = model.backbone(torch.empty(1, 3, height, width, device="meta"))
-    model.head(list(features.values()))
-
+    forward()
     trained = [any(p.requires_grad for p in module.parameters(recurse=False)) for module, _ in calls]
     first = trained.index(True)
     done, ready = 0, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from retina_dist.benchmark.communication import LEAVING_MS, VARIATION
 from retina_dist.config.fields import setting
 from retina_dist.config.train import TrainConfig
 
@@ -89,6 +90,24 @@ class MachineConfig:
 
 
 @dataclass
+class StorageConfig:
+    """Reading and keeping the data; what is null is left out of the forecast."""
+
+    image_kb: float | None = setting(None, "1e3 bytes of an image as stored; COCO's: 163", above=0)
+    gb_s: float | None = setting(None, "GB/s that a machine reads; null: reading keeps up", above=0)
+    cache_gb: float = setting(
+        0.0, "page cache or data.cache of a machine: what was read once is kept there", at_least=0
+    )
+    months: float = setting(1.0, "that the data is kept", at_least=0)
+    price_gb_month: float | None = setting(
+        None,
+        "of a GB in Blob storage, in any currency: https://azure.microsoft.com/pricing/details/storage/blobs",
+        at_least=0,
+    )
+    price_10k_reads: float | None = setting(None, "of 10,000 read operations, from the same page", at_least=0)
+
+
+@dataclass
 class ForecastBenchmarkConfig(TrainConfig):
     """`python -m retina_dist.benchmark forecast`: a calculation; nothing is run but the counting of the model's gradients.
 
@@ -101,7 +120,15 @@ class ForecastBenchmarkConfig(TrainConfig):
     step_ms: list[float] | None = setting(None, "a step of one such GPU, measured; one for each of sku")
     batch_size: int | None = setting(None, "images of it", at_least=1)
     measured: list[str] | None = setting(
-        None, "instead of both: files of `benchmark step` or `scaling` (output=FILE) on such a GPU"
+        None,
+        "instead of both: files of `benchmark step` or `scaling` (output=FILE) on such a GPU; with two batch_sizes they hold the "
+        "fixed cost of a step too",
+    )
+    global_batch: int | None = setting(
+        None, "images of a step on all GPUs together; null: each GPU takes as many as measured", at_least=1
+    )
+    fixed_ms: list[float] | None = setting(
+        None, "of a step, whatever its images; null: as measured, else as of MLPerf's RetinaNet. Only with global_batch"
     )
     canvas: list[int] = setting([800, 1088], "height and width; only parts' shares depend on it")
     gradient_mb: float | None = setting(
@@ -113,8 +140,9 @@ class ForecastBenchmarkConfig(TrainConfig):
     overlap: bool = setting(True, "average gradients during the backward pass")
     allreduce: str = setting("auto", "auto: the faster one", choices=("auto", "ring", "hierarchical"))
     straggler_cv: float = setting(
-        0.0, "deviation over mean of GPUs' step times; 0: all are always equally fast", at_least=0
+        VARIATION, "deviation over mean of GPUs' step times; 0: all are always equally fast", at_least=0
     )
+    leaving_ms: float = setting(LEAVING_MS, "of a step, once gradients leave the machine", at_least=0)
     epochs: int | None = setting(None, "null: trainer.max_duration", at_least=1)
     num_images: int | None = setting(
         None, "null: as many as the data has; COCO's train2017 where data=coco has no data.root", at_least=1
@@ -123,6 +151,16 @@ class ForecastBenchmarkConfig(TrainConfig):
         None, "of a machine for an hour, one for each of sku, in any currency; null: no cost"
     )
     low_priority_price: list[float] | None = setting(None, "the same for machines that may be taken away")
+    mtbi_hours: float | None = setting(
+        None, "mean time between interruptions of one machine; null: none are foretold", above=0
+    )
+    restart_minutes: float = setting(10.0, "from an interruption to the next step", at_least=0)
+    checkpoint_s: float = setting(5.0, "that a checkpoint stops the training", above=0)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    published: bool = setting(False, "only hold the model against published results of MLPerf Training")
+    newer: str | None = setting(
+        None, "a folder with retinanet.csv and resnet50.csv of further rounds, as in retina_dist/benchmark/mlperf"
+    )
     seed: bool = setting(False, "only compare with what was measured in 2018")
     table: str | None = setting(None, "a CSV file")
     plot: str | None = setting(None, "a PNG file")

@@ -115,6 +115,46 @@ def plot_forecasts(lines: Mapping[str, Sequence[Forecast]], out: Path, *, cost: 
         footnote(figure, notes)
 
 
+def plot_published(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Forecast over published step of clusters, before and after the fit, and the error over the number of GPUs.
+
+    A row has `network`, `round`, `gpus`, `step_ms`, `before_ms` and `forecast_ms`. Full marks are rounds that were held out.
+    """
+    with new_figure(out, (12.5, 5.6)) as figure:
+        steps, error = figure.subplots(1, 2)
+        steps.set(title="A step of a cluster", xlabel="published ms", ylabel="forecast ms")
+        error.set(title="Error of the forecast", xlabel="GPUs", ylabel="forecast / published - 1")
+        ends = [min(row["step_ms"] for row in rows) / 1.3, max(row["step_ms"] for row in rows) * 1.3]
+        steps.plot(ends, ends, color=FAINT, linestyle="--", linewidth=1.3, zorder=1, label="equal")
+        error.axhline(0, color=FAINT, linestyle="--", linewidth=1.3, zorder=1)
+        networks = list(dict.fromkeys(row["network"] for row in rows))
+        for i, network in enumerate(networks):
+            for held_out in (False, True):
+                own = [row for row in rows if row["network"] == network and (row["round"] >= 4.0) == held_out]
+                if not own:
+                    continue
+                published, gpus = [row["step_ms"] for row in own], [row["gpus"] for row in own]
+                for key, color, name in (("before_ms", FAINT, "before"), ("forecast_ms", COLORS[i], "after")):
+                    look: Any = {
+                        "marker": MARKERS[i],
+                        "linestyle": "",
+                        "markersize": 6,
+                        "color": color,
+                        "zorder": 2 + held_out,
+                    }
+                    look["markerfacecolor"] = color if held_out else "none"
+                    found = [row[key] for row in own]
+                    label = f"{network}, {name}, {'held out' if held_out else 'fitted'}"
+                    steps.plot(published, found, label=label, **look)
+                    error.plot(gpus, [a / b - 1 for a, b in zip(found, published, strict=True)], **look)
+        for which in ("x", "y"):
+            _log_values(steps, which)  # type: ignore[arg-type]
+        error.set_xscale("log", base=2)
+        error.xaxis.set_major_formatter(_plain)
+        error.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        steps.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0, ncols=2)
+
+
 def _draw_cost(axes: Axes, line: Sequence[Forecast], look: Mapping[str, Any], above: bool) -> None:
     """Cost over hours, the ends labelled with their GPUs above or below."""
     points = [(p.hours, p.cost, p.gpus) for p in line if p.cost is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ from PIL import Image
 from torchvision.models import ResNet50_Weights, ResNeXt50_32X4D_Weights, WeightsEnum
 
 from retina_dist.benchmark import scaling
-from retina_dist.benchmark.communication import MACHINES
+from retina_dist.benchmark.communication import LEAVING_MS, MACHINES
 from retina_dist.benchmark.forecast import StepOfOne, benchmark, forecast
 from retina_dist.benchmark.gradient_timeline import _products, timeline
+from retina_dist.benchmark.published import FITTED
 from retina_dist.benchmark.recipe import recipe_of
 from retina_dist.benchmark.reference_2018 import Reference2018, seed_speedup
 from retina_dist.benchmark.scaling import epoch_minutes, write_epochs
@@ -25,6 +27,7 @@ from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.errors import ConfigError
 
 GIVEN = ["step_ms=[100]", "batch_size=10", "gpus=[1,8,16]"]
+CUSTOM = ["sku=[custom]", "custom.gpus=4", "custom.inside=10", "custom.inside_us=5", "custom.outside=1"]
 
 
 def on_meta(**settings: object) -> object:
@@ -98,11 +101,21 @@ def test_the_table_says_how_long_how_efficient_and_how_many_gpu_hours(
     files = [f"table={names['csv']}", f"plot={names['png']}", f"output={names['json']}"]
     config = load_config(
         "benchmark_forecast",
-        [*GIVEN, "sku=[Standard_ND96isr_H100_v5]", "price=[80]", "epochs=10", "num_images=36000", *files],
+        [
+            *GIVEN,
+            "sku=[Standard_ND96isr_H100_v5]",
+            "price=[80]",
+            "epochs=10",
+            "num_images=36000",
+            *files,
+            "straggler_cv=0",
+            "leaving_ms=0",
+        ],
     )
     benchmark(config)
     printed = capsys.readouterr().out
     assert "7.20x measured (Microsoft) | " in printed
+    assert "published: this model's error on MLPerf 4.0 and 4.1, held out" in printed
     assert all(f"written to {name}" in printed for name in names.values())
     with open(names["csv"], newline="") as file:
         one, eight, sixteen = csv.DictReader(file)
@@ -245,6 +258,53 @@ def test_a_step_can_come_from_the_file_of_benchmark_scaling(tmp_path: Path, monk
     assert (row["step_ms"], row["batch_size"], row["images_per_s"]) == (300.0, 6, 20.0)  # 3 x 2 images at 20 a second
 
 
+def test_two_batch_sizes_give_the_fixed_cost_and_a_shared_batch_its_step(tmp_path: Path) -> None:
+    """20 ms and 5 ms an image, by hand: 4 images on each of 8 GPUs take 40 ms where 16 took 100."""
+    rows = [
+        {"path": path, "canvas": [800, 1088], "batch_size": n, "images_per_s": 1e3 * n / (fixed + 5 * n)}
+        for path, fixed in (("bf16", 20), ("fp32", 99))
+        for n in (8, 16)
+    ]
+    path = tmp_path / "step.json"
+    step = {"step_ms": 100.0, "batch_size": 16, "step_of": {"path": "bf16", "canvas": [800, 1088]}, "rows": rows}
+    path.write_text(json.dumps(step))
+    exact = ["straggler_cv=0", "gradient_mb=1e-6", "custom.inside_us=0", "custom.outside_us=0"]
+    given = [f"measured=[{path}]", "gpus=[1,8]", "global_batch=32", *CUSTOM, *exact]
+    one, eight = benchmark(load_config("benchmark_forecast", given))["rows"]
+    assert one["step_ms"] == pytest.approx(180)
+    assert eight["step_ms"] == pytest.approx(40 + LEAVING_MS, abs=1e-3)
+    assert (eight["batch_size"], eight["images_per_s"]) == (32, pytest.approx(32e3 / (40 + LEAVING_MS), rel=1e-4))
+    assert one["efficiency"] == pytest.approx((100 / 16) / (180 / 32), abs=1e-5)
+
+
+def test_a_fixed_cost_that_nothing_measured_is_assumed_and_said(capsys: pytest.CaptureFixture) -> None:
+    (row,) = benchmark(load_config("benchmark_forecast", [*GIVEN, "gpus=[1]", "global_batch=20"]))["rows"]
+    assert row["step_ms"] == pytest.approx(100 * (FITTED.retinanet + 20) / (FITTED.retinanet + 10), abs=1e-3)
+    assert "ms of it fixed, assumed as in MLPerf's RetinaNet" in capsys.readouterr().out
+    (row,) = benchmark(load_config("benchmark_forecast", [*GIVEN, "gpus=[1]", "global_batch=20", "fixed_ms=[40]"]))[
+        "rows"
+    ]
+    assert row["step_ms"] == pytest.approx(160)
+
+
+def test_interruptions_and_storage_are_part_of_the_forecast(capsys: pytest.CaptureFixture) -> None:
+    """An hour of 10 epochs on one machine of 8, by hand: its checkpoint an epoch, 6 min, its data 10 GB at 0.01 GB/s."""
+    given = ["step_ms=[100]", "batch_size=10", "gpus=[8]", "epochs=10", "num_images=288000", "straggler_cv=0"]
+    spot = ["mtbi_hours=2", "checkpoint_s=36", "restart_minutes=6", "price=[10]", "low_priority_price=[2]"]
+    found = benchmark(load_config("benchmark_forecast", [*given, *spot, "gradient_mb=1e-6"]))["rows"][0]
+    assert found["checkpoint_min"] == pytest.approx(6, rel=5e-3)
+    assert found["young_checkpoint_min"] == pytest.approx(60 * math.sqrt(2 * 0.01 * 2), abs=1e-3)
+    by_hand = 2 * math.exp(0.1 / 2) * (math.exp((0.1 + 0.01) / 2) - 1) * 1 / 0.1
+    assert found["expected_h"] == pytest.approx(by_hand, rel=5e-3)
+    assert found["best_expected_h"] < found["expected_h"]
+    assert f"{found['low_priority_cost'] * found['expected_h'] / found['hours']:.2f}" in capsys.readouterr().out
+    stored = ["storage.image_kb=250", "storage.gb_s=0.05", "storage.cache_gb=100", "storage.price_gb_month=0.02"]
+    found = benchmark(load_config("benchmark_forecast", [*given, *stored, "gradient_mb=1e-6"]))["rows"][0]
+    assert found["cold_epoch_min"] == pytest.approx(72 / 0.05 / 60, rel=1e-3)  # 72 GB
+    assert found["hours"] == pytest.approx(0.9 + 0.4, rel=5e-3)  # the other nine from the cache
+    assert "Blob storage: 72 GB for 1 months 1.44" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", [None, "[]", "{}", '{"step_ms": 0, "batch_size": 1}'])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "step.json"
@@ -252,9 +312,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str | None
         path.write_text(content)
     with pytest.raises(ConfigError, match="measured="):
         benchmark(load_config("benchmark_forecast", [f"measured=[{path}]"]))
-
-
-CUSTOM = ["sku=[custom]", "custom.gpus=4", "custom.inside=10", "custom.inside_us=5", "custom.outside=1"]
 
 
 def test_a_machine_can_be_described() -> None:
@@ -289,6 +346,9 @@ def test_a_machine_can_be_described() -> None:
         ),
         ([*GIVEN, "trainer.max_duration=0steps"], "trainer.max_duration=0steps is no step at all"),
         ([*GIVEN, "bucket_mb=0"], "bucket_mb=0.0 is too small"),
+        ([*GIVEN, "global_batch=12"], "global_batch=12 cannot be shared by 8 GPUs; use a multiple of 8"),
+        ([*GIVEN, "fixed_ms=[100]"], "fixed_ms=100 is not between 0 and the step's 100 ms"),
+        (["published=true", "newer=nowhere"], "nowhere/retinanet.csv does not hold results"),
         ([*GIVEN, "gradient_mb=0"], "gradient_mb=0.0 is too small"),
         ([*GIVEN, "canvas=[800]"], "canvas=.800. is not a height and a width"),
         ([*GIVEN, "backward_share=2"], "backward_share=2.0 is not within 0 and 1"),
