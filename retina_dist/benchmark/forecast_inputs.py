@@ -133,13 +133,11 @@ def _measured(path: str) -> StepOfOne:
 
 def _fixed_of(found: dict[str, Any]) -> float:
     """Where the line through the steps of the same path and canvas meets no images; 0 for one batch size."""
-    of = found.get("step_of")
-    if of is None:
+    of = found.get("step_of", {})
+    if "path" not in of:  # of `benchmark scaling`
         return 0.0
     rows = found.get("mix") or [row for row in found.get("rows", []) if row.get("canvas") == of.get("canvas")]
-    points = {
-        row["batch_size"]: row["batch_size"] / row["images_per_s"] for row in rows if row["path"] == of.get("path")
-    }
+    points = {row["batch_size"]: row["batch_size"] / row["images_per_s"] for row in rows if row["path"] == of["path"]}
     if len(points) < 2:
         return 0.0
     return max(0.0, 1e3 * linear_regression(list(points), list(points.values())).intercept)
