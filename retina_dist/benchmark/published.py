@@ -92,9 +92,9 @@ class Forecast(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Of `count` forecasts, without signs."""
+    """Of `number` forecasts, without signs."""
 
-    count: int
+    number: int
     median: float
     percentile_90: float
     worst: float
@@ -247,7 +247,7 @@ def held_out_in_words() -> str:
     """What is printed beside every forecast."""
     found = {name: errors([f.error for f in held_out(network)]) for network, name in NETWORKS.items()}
     sizes = "; ".join(
-        f"{name}: median {e.median:.1%}, 90th percentile {e.percentile_90:.1%}, worst {e.worst:.1%} on {e.count} clusters"
+        f"{name}: median {e.median:.1%}, 90th percentile {e.percentile_90:.1%}, worst {e.worst:.1%} on {e.number} clusters"
         for name, e in found.items()
     )
     return f"published: this model's error on MLPerf 4.0 and 4.1, held out (published=true lists them). {sizes}"

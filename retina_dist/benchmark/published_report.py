@@ -11,6 +11,7 @@ from retina_dist.benchmark.published import (
     FITTED,
     HELD_OUT,
     NETWORKS,
+    Errors,
     Forecast,
     Point,
     clusters,
@@ -75,7 +76,7 @@ def _row(kind: str, after: Forecast, before: Forecast) -> dict[str, Any]:
     }
 
 
-def _print_errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def _print_errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Errors, ...]]:
     print(
         f"{'':<54}{'points':>7}{'before: median':>17}{'90 %':>8}{'worst':>8}{'after: median':>17}{'90 %':>8}{'worst':>8}"
     )
