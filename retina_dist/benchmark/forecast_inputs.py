@@ -137,7 +137,9 @@ def _fixed_of(found: dict[str, Any]) -> float:
     if "path" not in of:  # of `benchmark scaling`
         return 0.0
     rows = found.get("mix") or [row for row in found.get("rows", []) if row.get("canvas") == of.get("canvas")]
-    points = {row["batch_size"]: row["batch_size"] / row["images_per_s"] for row in rows if row["path"] == of["path"]}
+    points = {
+        row["batch_size"]: row["batch_size"] / row["images_per_s"] for row in rows if row.get("path") == of["path"]
+    }
     if len(points) < 2:
         return 0.0
     return max(0.0, 1e3 * linear_regression(list(points), list(points.values())).intercept)
