@@ -100,7 +100,7 @@ class Errors(NamedTuple):
     worst: float
 
 
-def load(network: str, newer: str | None = None) -> list[Point]:
+def points_of(network: str, newer: str | None = None) -> list[Point]:
     """The points of a network in the package, and in the file of the same name and columns in the folder `newer`.
 
     Left out: what a later round repeats, accelerators whose machines are not modelled, and epochs under SHORTEST_EPOCH_S.
@@ -239,7 +239,7 @@ def errors(found: Sequence[float]) -> Errors:
 
 def held_out(network: str, constants: Constants = FITTED) -> list[Forecast]:
     """The forecasts of all clusters of the held-out rounds in the package."""
-    return [forecast(p, base, constants) for p, base in clusters(load(network)) if p.round >= HELD_OUT]
+    return [forecast(p, base, constants) for p, base in clusters(points_of(network)) if p.round >= HELD_OUT]
 
 
 @cache
@@ -262,7 +262,7 @@ def fit(start: Constants = FITTED) -> Constants:
     pairs = [
         pair
         for network in NETWORKS
-        for pair in [*clusters(load(network)), *within_machines(load(network))]
+        for pair in [*clusters(points_of(network)), *within_machines(points_of(network))]
         if pair[0].round < HELD_OUT
     ]
 

@@ -17,7 +17,7 @@ from retina_dist.benchmark.published import (
     clusters,
     errors,
     forecast,
-    load,
+    points_of,
     same_images,
     within_machines,
 )
@@ -39,7 +39,7 @@ def report_published(config: ForecastBenchmarkConfig) -> dict[str, Any]:
     """Print errors, the pairs at equal images a GPU and the worst forecasts; write what was asked for."""
     rows = []
     for network in NETWORKS:
-        points = load(network, config.newer)
+        points = points_of(network, config.newer)
         for kind, pairs in KINDS.items():
             rows += [_row(kind, forecast(*pair, FITTED), forecast(*pair, BEFORE)) for pair in pairs(points)]
     print(f"{FITTED._asdict()}\n")

@@ -24,7 +24,7 @@ from retina_dist.benchmark.published import (
     forecast,
     held_out,
     kind_of,
-    load,
+    points_of,
     same_images,
     step_ms,
     within_machines,
@@ -38,12 +38,12 @@ def find(points: list[Point], round_: float, submitter: str, nodes: int, kind: s
 
 
 def test_the_results_are_those_that_were_published() -> None:
-    points = load("retinanet")
+    points = points_of("retinanet")
     azure = find(points, 2.0, "Azure", 8)
     assert (azure.gpus, azure.images, azure.step_ms, azure.machine.gpus) == (64, 4, 43.49, 8)
     assert azure.machine.outside == pytest.approx(8 * 200 / 8 * 0.94)
     for network, images in (("retinanet", 1_170_301), ("resnet50", 1_281_167)):
-        for point in load(network):
+        for point in points_of(network):
             assert point.gpus == point.nodes * point.machine.gpus
         rows = np.genfromtxt(DATA / f"{network}.csv", delimiter=",", names=True, usecols=(7, 8, 9))
         by_hand = 1e3 * rows["median_epoch_s"] * rows["global_batch"] / images
@@ -72,7 +72,7 @@ def test_accelerators_have_one_name_each(name: str, kind: str | None) -> None:
 
 
 def test_a_base_is_one_machine_of_the_submitter_and_never_of_a_later_round() -> None:
-    points = load("retinanet")
+    points = points_of("retinanet")
     for point, base in clusters(points):
         assert (base.kind, base.nodes) == (point.kind, 1)
         assert base.round <= point.round
@@ -86,7 +86,7 @@ def test_a_base_is_one_machine_of_the_submitter_and_never_of_a_later_round() -> 
 
 def test_a_forecast_by_hand() -> None:
     """Azure's 8 machines from its one: 267 ms of 32 images are 8 ms an image; 4 of them and one more of fixed cost."""
-    points = load("retinanet")
+    points = points_of("retinanet")
     point, base = find(points, 2.0, "Azure", 8), find(points, 2.0, "Azure", 1)
     constants = Constants(retinanet=1.0, resnet50=0.0, leaving_ms=3.0, variation=0.02)
     image_ms = base.step_ms / (1 + 0.02 * expected_maximum(8)) / 33  # within the machine, nearly all is hidden
@@ -110,9 +110,9 @@ def test_held_out_rounds_are_forecast_far_better_than_before() -> None:
 
 def test_the_fit_finds_the_constants_again_and_sees_no_held_out_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_held_out(network: str) -> list[Point]:
-        return [point for point in load(network) if point.round < HELD_OUT]
+        return [point for point in points_of(network) if point.round < HELD_OUT]
 
-    monkeypatch.setattr("retina_dist.benchmark.published.load", without_held_out)
+    monkeypatch.setattr("retina_dist.benchmark.published.points_of", without_held_out)
     found = fit(Constants(retinanet=2.0, resnet50=10.0, leaving_ms=1.0, variation=0.02))
     assert found == pytest.approx(FITTED, rel=0.05)
 
@@ -123,7 +123,7 @@ def test_newer_results_are_judged_beside(tmp_path: Path, capsys: pytest.CaptureF
     one = "5.1,Me,one,NVIDIA B200,1,8,8,256,300,68"
     for network in NETWORKS:
         (tmp_path / f"{network}.csv").write_text(f"{columns}\n{one}\n5.1,Me,two,NVIDIA B200,2,8,16,512,150,99\n")
-    (point, base) = next((p, b) for p, b in clusters(load("retinanet", str(tmp_path))) if p.round == 5.1)
+    (point, base) = next((p, b) for p, b in clusters(points_of("retinanet", str(tmp_path))) if p.round == 5.1)
     slow = 1.1 * forecast(point, base).step_ms
     (tmp_path / "retinanet.csv").write_text(f"{columns}\n{one}\n5.1,Me,two,NVIDIA B200,2,8,16,512,150,{slow}\n")
     files = {name: tmp_path / f"published.{name}" for name in ("csv", "png", "json")}
