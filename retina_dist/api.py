@@ -58,6 +58,7 @@ class _Run(TrainerConfig):
     output_dir: str | None = TrainConfig.output_dir
     resume: str | None = TrainConfig.resume
     dry_run: bool = TrainConfig.dry_run
+    gpu: str | None = TrainConfig.gpu
 
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`

@@ -12,10 +12,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from retina_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def find_gpu(name: str) -> Gpu:
 
 def gpu_of(device: torch.device) -> Gpu:
     """The GPU at a CUDA device, with the memory and capability that it reports; one that is not in `GPUS` has its own name."""
+    import torch  # the settings, which are checked with the table, load without it
+
     properties = torch.cuda.get_device_properties(device)
     known = next((gpu for gpu in GPUS if re.fullmatch(gpu.pattern, properties.name)), None)
     gpu = known or Gpu(properties.name, re.escape(properties.name), 0.0, (0, 0))

@@ -17,6 +17,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.redaction import redacted_tree
 
 if TYPE_CHECKING:
+    import torch
+
     from retina_dist.engine.train_step import TrainBatch
     from retina_dist.files import Place
     from retina_dist.strategies.base import DistributedStrategy
@@ -129,6 +131,13 @@ class Task(ABC):
     @abstractmethod
     def build_evaluator(self, data: Any) -> Validator | None:
         """Metrics of a model over the whole validation set, of which the main rank's count; None without validation data."""
+
+    def largest_batch(self, size: int, device: torch.device) -> TrainBatch | None:
+        """A micro-batch of `size` examples of the largest shape that a training on `device` can have, as `build_data` makes it.
+
+        Called on fake tensors, to estimate a step's memory: shapes and types count, values do not. None: not known.
+        """
+        return None
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the passes of the model cannot be captured; empty if they can."""

@@ -85,7 +85,7 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         for path in write_epochs(Path(config.output), rows, num_images, what):
             print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
-    images = config.data.batch_size * config.trainer.accumulate
+    images = config.data.batch_size * config.trainer.micro_batches
     start = {  # what `benchmark forecast measured=FILE` starts from: the plain process
         "step_ms": round(1000 * images / rows[0]["images_per_s"], 3),
         "batch_size": images,

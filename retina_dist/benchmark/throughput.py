@@ -40,7 +40,7 @@ def measure(
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
         say = report if strategy.is_main else lambda text: None
-        total = config.data.batch_size * strategy.world_size * config.trainer.accumulate
+        total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
         config = replace(
             config,
             data=replace(config.data, batch_size=total),

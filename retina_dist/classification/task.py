@@ -157,7 +157,7 @@ class ClassificationTask(Task):
                 partial(synthetic_batch, self.train, size=data.image_size, seed=seed, device=self.strategy.device),
                 num_images=self.num_images,
                 batch_size=data.batch_size,
-                accumulate=self.config.trainer.accumulate,
+                accumulate=self.config.trainer.micro_batches,
                 rank=self.strategy.rank,
                 world_size=self.strategy.world_size,
             )
@@ -165,7 +165,7 @@ class ClassificationTask(Task):
             data if self.augments else unaugmented(data),
             train=self.train,
             val=self.val,
-            accumulate=self.config.trainer.accumulate,
+            accumulate=self.config.trainer.micro_batches,
             seed=seed,
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
@@ -207,6 +207,13 @@ class ClassificationTask(Task):
             autocast=autocast(self.strategy.device, self.config.trainer.precision),
         )
         return self.evaluator
+
+    def largest_batch(self, size: int, device: torch.device) -> ImageBatch:
+        """Of the largest crops of the training."""
+        side = max(self.config.data.image_size, self.config.data.first_image_size or 0)
+        images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+        numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
+        return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the model's passes cannot be captured in CUDA graphs."""

@@ -22,7 +22,7 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1."""
+    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1; `words` stand beside numbers."""
 
     text: str = ""
     choices: tuple[Any, ...] = ()
@@ -33,6 +33,7 @@ class Limits:
     fraction: bool = False
     within: tuple[float, float] | None = None
     null_is_off: bool = False
+    words: tuple[str, ...] = ()
 
     def problem(self, key: str, value: Any) -> str:
         """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
@@ -40,7 +41,9 @@ class Limits:
             near = difflib.get_close_matches(str(value), [str(c) for c in self.choices], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"
-        if value is None:
+        if self.words and isinstance(value, str) and value not in self.words:
+            return f"{key}={value} is neither a number nor {' or '.join(self.words)}."
+        if value is None or value in self.words:
             return ""
         if self.within and not self.within[0] <= value <= self.within[1]:
             return f"{key}={value} is out of range; give {self.within[0]:g} to {self.within[1]:g}."

@@ -197,7 +197,8 @@ def _plain(hint: Any) -> Any:
     return next(a for a in get_args(hint) if a is not type(None)) if type(None) in get_args(hint) else hint
 
 
-WORDS = {int: "whole number", float: "number", str: "text", bool: "switch; write true or false"}
+WORDS: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "switch; write true or false"}
+WORDS |= {int | str: "whole number or auto"}
 
 
 def _in_words(hint: Any, plural: bool = False) -> str:

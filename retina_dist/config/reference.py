@@ -75,7 +75,7 @@ def _default(field: Any) -> str:
 
 
 def _allowed(limits: Limits) -> str:
-    words = [str(choice or "null") if choice != 0 else "0" for choice in limits.choices]
+    words = [str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)]
     if limits.within or limits.fraction:
         least, most = limits.within or (0, 1)
         words.append(f"{least:g} to {most:g}")

@@ -9,6 +9,7 @@ from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskCo
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
+from retina_dist.gpus import find_gpu
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.strategies.settings import NcclConfig, StrategyConfig
@@ -33,18 +34,23 @@ class RunConfig:
         None, "null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file"
     )
     launcher: str | None = setting(None, 'with --multirun: the launcher that starts each job, e.g. "horovodrun -np 2"')
-    dry_run: bool = setting(False, "print the plan and stop")
+    dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
+    gpu: str | None = setting(
+        None, "a GPU's name, such as A100-40GB: the memory to fit into; null: that of the GPU in use, if any"
+    )
     debug: bool = setting(False, "show tracebacks")
 
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
-        accumulate = self.trainer.accumulate
+        accumulate = self.trainer.micro_batches
         # https://github.com/pytorch/pytorch/pull/187732
         if getattr(self.strategy, "static_graph", False) and accumulate > 1:
             raise ConfigError(
                 f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
                 "average all gradients; give strategy.static_graph=false."
             )
+        if self.gpu:
+            find_gpu(self.gpu)
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
 

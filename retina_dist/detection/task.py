@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from retina_dist.config.train import TrainConfig
+from retina_dist.data.canvases import make_buckets
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
+from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
@@ -203,7 +205,7 @@ class DetectionTask(Task):
                 partial(synthetic_batch, self.train, seed=self.config.seed, device=self.strategy.device),
                 num_images=self.num_images,
                 batch_size=data.batch_size,
-                accumulate=trainer.accumulate,
+                accumulate=trainer.micro_batches,
                 rank=self.strategy.rank,
                 world_size=self.strategy.world_size,
             )
@@ -225,7 +227,7 @@ class DetectionTask(Task):
             data,
             train=self.train,
             val=self.val,
-            accumulate=trainer.accumulate,
+            accumulate=trainer.micro_batches,
             seed=self.config.seed,
             rank=self.strategy.rank,
             world_size=self.strategy.world_size,
@@ -291,6 +293,16 @@ class DetectionTask(Task):
                 "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
             }
         )
+
+    def largest_batch(self, size: int, device: torch.device) -> Batch:
+        """Of the largest canvas, with the rows of boxes of the fullest image; a raw image is no larger than its canvas."""
+        data, sizes = self.config.data, [(record.height, record.width) for record in self.train.records]
+        most_boxes = max(len(labels) for labels in self.train.labels)
+        if data.synthetic:
+            return blank_batch(size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes, "workers")
+        buckets = make_buckets(sizes, min_sizes=data.min_sizes, max_size=data.max_size, num_buckets=data.num_buckets)
+        canvas = max(buckets.all_canvases(), key=lambda sides: sides[0] * sides[1])
+        return blank_batch(size, canvas, most_boxes, resized_by(data.resize, device))
 
     def cuda_graph_blockers(self) -> list[str]:
         """Why the model's passes cannot be captured in CUDA graphs."""

@@ -145,7 +145,7 @@ def resolve_plan(
         num_images=num_images,
         batch_size=batch_size,
         world_size=world_size,
-        accumulate=trainer.accumulate,
+        accumulate=trainer.micro_batches,
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,

@@ -19,7 +19,13 @@ class TrainerConfig:
         None, "also after so many minutes without a checkpoint", above=0, at_most=10**6
     )
     log_every: int = setting(10, "steps", at_least=1)
-    accumulate: int = setting(1, "micro-batches of one optimizer step on each process", at_least=1, at_most=10**6)
+    accumulate: int | str = setting(
+        1,
+        "micro-batches of one optimizer step on each process; auto: as few as fit into the GPU's memory",
+        at_least=1,
+        at_most=10**6,
+        words=("auto",),
+    )
     precision: str = setting(
         "fp32",
         "tf32: matrix products and convolutions of a GPU round to TF32",
@@ -65,3 +71,8 @@ class TrainerConfig:
     overfit_batches: int = setting(
         0, "train and validate on so many batches of train images, unaugmented", at_least=0, at_most=10**6
     )
+
+    @property
+    def micro_batches(self) -> int:
+        """`accumulate` as a number: 1 while it is auto, which a run replaces before it builds its data."""
+        return 1 if isinstance(self.accumulate, str) else self.accumulate

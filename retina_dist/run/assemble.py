@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from retina_dist.reporting.console import Console, configure_logging
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.progress import Progress
+from retina_dist.run.accumulation import MemoryPlan, plan_memory
 from retina_dist.run.build import (
     best_metric,
     build_plan,
@@ -92,9 +93,10 @@ def assemble(
     participants = strategy.world_size // strategy.ranks_averaged
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, participants, fresh=not is_restart))
     task = strategy.run_collectively(lambda: build_task(config, strategy))
-    plan = strategy.run_collectively(lambda: build_plan(config, task.num_images, strategy.world_size, participants))
+    config, plan, memory = _settled(config, task, strategy, participants)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
-    _log_plan(config, task, plan, best if task.validates else None)
+    _log_plan(config, task, plan, best if task.validates else None, memory)
+    strategy.run_collectively(memory.check)
     if config.dry_run:
         return None
 
@@ -148,7 +150,25 @@ def _prepare_data(config: RunConfig, world_size: int, participants: int, fresh: 
     task.prepare(config)
 
 
-def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None) -> None:
+def _settled(
+    config: RunConfig, task: Task, strategy: DistributedStrategy, participants: int
+) -> tuple[RunConfig, Plan, MemoryPlan]:
+    """The settings with `trainer.accumulate` as a number, for the task too, and the plan that they give."""
+
+    def with_accumulate(number: int) -> RunConfig:
+        return replace(config, trainer=replace(config.trainer, accumulate=number))
+
+    def plan_of(number: int) -> Plan:
+        return build_plan(with_accumulate(number), task.num_images, strategy.world_size, participants)
+
+    strategy.run_collectively(lambda: plan_of(config.trainer.micro_batches))
+    memory = plan_memory(config, task, strategy, plan_of)
+    task.config = with_accumulate(memory.accumulate)
+    strategy.run_collectively(task.config.check)
+    return task.config, plan_of(memory.accumulate), memory
+
+
+def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan) -> None:
     logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if best:
         until = (
@@ -157,6 +177,8 @@ def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
             else ""
         )
         logger.info(f"  {'best':<9}{best}{until}")
+    for line in memory.lines:
+        logger.info(f"  {'memory':<9}{line}")
 
 
 def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:

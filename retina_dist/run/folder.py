@@ -42,6 +42,7 @@ DIFF_IGNORED = (
     "resume",
     "launcher",
     "dry_run",
+    "gpu",
     "debug",
     "trainer.stop_after",
     "trainer.checkpoint_dir",

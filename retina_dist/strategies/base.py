@@ -106,6 +106,10 @@ class DistributedStrategy(ABC):
     def reduce_gradients(self) -> None:  # noqa: B027 - one process has nothing to reduce
         """Return when every `p.grad` is the mean over ranks."""
 
+    def sending_bytes(self, gradients: int) -> int:
+        """Memory that sending gradients of so many bytes takes beside them, at most."""
+        return 0
+
     def counters(self) -> dict[str, float]:
         """What happened on the wire since the start, by name, for the log; equal on all ranks."""
         return {}

@@ -229,6 +229,9 @@ class DDPStrategy(DistributedStrategy):
             net.register_comm_hook(None, self._send_compressed)
         return net
 
+    def sending_bytes(self, gradients: int) -> int:
+        return 0 if self.compression == "none" or self.world_size == 1 else gradients // 2  # buckets are the gradients
+
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 

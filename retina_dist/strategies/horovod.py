@@ -230,6 +230,12 @@ class HorovodStrategy(DistributedStrategy):
             ]
         return model
 
+    def sending_bytes(self, gradients: int) -> int:
+        if self.world_size == 1:
+            return 0
+        wire = 0 if self.compression == "none" else gradients // 2
+        return min(gradients, int(self.variables["HOROVOD_FUSION_THRESHOLD"])) + wire
+
     def _forget(self) -> None:
         """Leave the model that was prepared last, with what is under way."""
         for hook in self._hooks:

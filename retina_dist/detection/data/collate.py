@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
+from retina_dist.detection.data.deferred_resize import DeferredResizeBatch, ResizedBy
 
 FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
 NO_IMAGE = -1  # the image id of a filler
@@ -77,6 +77,18 @@ def collate_raw(
         weight=weight,
         **_rest(samples),
     )
+
+
+def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int, resize: ResizedBy) -> Batch:
+    """Black images without boxes, in the shapes of the largest batch on `canvas` whose fullest image has `most_boxes`."""
+    rows, sizes = padded_rows(most_boxes), torch.tensor([canvas]).repeat(count, 1)
+    rest: dict[str, Any] = {"image_sizes": sizes, "original_sizes": sizes.clone()}
+    rest |= {name: torch.zeros(count, dtype=torch.int64) for name in ("image_ids", "num_boxes")}
+    rest |= {"boxes": torch.zeros(count, rows, 4), "labels": torch.zeros(count, rows, dtype=torch.int64)}
+    if resize == "workers":
+        return Batch(images=blank_images(count, canvas), **rest)
+    raw: dict[str, Any] = {"raw_sizes": sizes.clone(), "flips": torch.zeros(count, 2, dtype=torch.bool)}
+    return DeferredResizeBatch(images=blank_images(count, raw_canvas(*canvas)), canvas=canvas, **raw, **rest)
 
 
 def padded_rows(count: int) -> int:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retina_dist.detection.model.targets import IGNORED
+from retina_dist.model.assumed_device import cuda_is_assumed
 
 LINEAR_FROM = 80.0  # softplus(x) is x to the last bit long before; exp() does not overflow before
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -56,7 +57,10 @@ class _Focal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float) -> Tensor:
         fused = _kernel(logits.device) if logits.is_cuda and HAS_TRITON and logits.dtype != torch.float64 else None
-        if fused:
+        if cuda_is_assumed():  # what the kernel allocates
+            logits = logits.contiguous()
+            loss, gradient = rows.sum(), torch.empty_like(logits, dtype=gradient_dtype(logits.dtype))
+        elif fused:
             loss, gradient = fused(logits.contiguous(), classes, rows, alpha, gamma)
         else:
             loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)

@@ -1,0 +1,133 @@
+"""Whether a step fits into the GPU's memory, and the fewest micro-batches with which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from retina_dist.config.train import RunConfig
+from retina_dist.engine.plan import Plan
+from retina_dist.errors import ConfigError
+from retina_dist.gpus import Gpu, find_gpu, gpu_of
+from retina_dist.run.memory_estimate import NotEstimated, StepMemory, in_words
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Task
+
+# What the CUDA context and the loaded kernels take beside torch's tensors: an assumption. Processes of torch 2 that hold no tensor
+# take 0.5 to 0.7 GiB by nvidia-smi.
+CONTEXT_GIB = 0.6
+SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The micro-batches of a step, what it takes in lines of the log, and why it cannot run, "" if it can."""
+
+    accumulate: int
+    lines: list[str] = field(default_factory=list)
+    problem: str = ""
+
+    def check(self) -> None:
+        """Raise ConfigError where the step cannot run."""
+        if self.problem:
+            raise ConfigError(self.problem)
+
+
+def plan_memory(
+    config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: Callable[[int], Plan]
+) -> MemoryPlan:
+    """Settle `trainer.accumulate` and compare the step with the GPU, alike on all ranks; `plan_of(accumulate)` is the plan.
+
+    The GPU is the one that `gpu` names, else the smallest that a rank has. Without any nothing is compared, and auto is 1.
+    Nothing is estimated without a GPU but in a dry run.
+    """
+    gpu, chosen = _gpu(config, strategy), config.trainer.micro_batches
+    if gpu is None and not config.dry_run:
+        return MemoryPlan(chosen)
+    device = torch.device("cuda") if gpu else strategy.device
+
+    auto = config.trainer.accumulate == "auto"
+
+    def settle() -> dict[str, Any]:
+        try:
+            fit = _Fit(config, strategy.world_size, StepMemory(config, task, device), plan_of)
+            return asdict(fit.settle(gpu) if gpu else MemoryPlan(chosen, [str(fit.estimate(chosen))]))
+        except NotEstimated as error:
+            problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number." if gpu and auto else ""
+            return asdict(MemoryPlan(chosen, [f"not estimated: {error}"], problem))
+
+    return MemoryPlan(**strategy.on_main(settle))
+
+
+def _gpu(config: RunConfig, strategy: DistributedStrategy) -> Gpu | None:
+    if config.gpu:
+        return find_gpu(config.gpu)
+    if strategy.device.type != "cuda":
+        return None
+    own = gpu_of(strategy.device)
+    smallest = strategy.all_reduce(torch.tensor([own.memory_gib], dtype=torch.float64, device=strategy.device), "min")
+    return replace(own, memory_gib=float(smallest))
+
+
+class _Fit:
+    """Estimates by `accumulate`, and what follows for it."""
+
+    def __init__(self, config: RunConfig, world_size: int, memory: StepMemory, plan_of: Callable[[int], Plan]) -> None:
+        self.config, self.total, self.world_size, self.memory = config, config.data.batch_size, world_size, memory
+        self.is_auto = config.trainer.accumulate == "auto"
+        self.estimate = cache(lambda accumulate: memory(plan_of(accumulate), self.size_of(accumulate)))
+
+    def size_of(self, accumulate: int) -> int:
+        """Images of the largest micro-batch of a process."""
+        return -(-self.total // (self.world_size * accumulate))
+
+    def fewest(self, most_images: int) -> int:
+        """The fewest micro-batches of at most so many images."""
+        return -(-self.total // (self.world_size * most_images))
+
+    def settle(self, gpu: Gpu) -> MemoryPlan:
+        """The plan for a GPU of which `SHARE` may be filled."""
+        chosen = self.config.trainer.micro_batches
+        room = int((gpu.memory_gib - CONTEXT_GIB) * 2**30)
+        found, remedy = self.estimate(chosen), ""
+        if found.peak > SHARE * room:
+            images = largest_fitting(lambda n: self.estimate(self.fewest(n)).peak, found.images, int(SHARE * room))
+            enough = self.fewest(images or 1)
+            if self.is_auto:
+                chosen, found = enough, self.estimate(enough)
+            elif images:
+                remedy = f"use trainer.accumulate={enough}, with {in_words(self.estimate(enough).peak)}"
+        share = f"{100 * found.peak / room:.0f} % of the {in_words(room)} that {gpu.name} has beside the CUDA context"
+        lines = [str(found), share]
+        if self.is_auto and chosen > 1 and self.memory.has_batch_norm:
+            lines.append(f"batch norms see each micro-batch of {found.images} by itself")
+        if SHARE * room < found.peak <= room:
+            lines.append(f"close to what there is; {remedy or 'it may run out'}")
+        if found.peak <= room:
+            return MemoryPlan(chosen, lines)
+        problem = (
+            f"data.batch_size={self.total} at trainer.accumulate={chosen} needs {in_words(found.peak)} on each GPU, of which "
+            f"{gpu.name} has {in_words(room)} beside the CUDA context; "
+            f"{remedy or 'a single image is too much: use trainer.precision=bf16, smaller images or a larger GPU'}."
+        )
+        return MemoryPlan(chosen, lines, problem)
+
+
+def largest_fitting(peak: Callable[[int], int], too_large: int, room: int) -> int:
+    """The largest size below `too_large` whose peak is at most `room`, 0 if none is; `peak` must rise with the size.
+
+    A straight line through the two nearest sizes chooses the next one: peaks are nearly straight, so a few calls are enough.
+    """
+    low, high = 1, too_large
+    if too_large == 1 or peak(1) > room:
+        return 0
+    while high - low > 1:
+        below, above = peak(low), peak(high)
+        guess = low + int((room - below) * (high - low) / max(1, above - below))
+        size = min(max(guess, low + 1), high - 1)
+        low, high = (size, high) if peak(size) <= room else (low, size)
+    return low
