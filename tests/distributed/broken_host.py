@@ -1,0 +1,41 @@
+"""`python -m tests.distributed.broken_host ARGUMENTS`: the doctor on a host where all is wrong that a test cannot arrange outside.
+
+Another version of torchvision, a clock 90 s ahead, and a step that sleeps.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torchvision
+from torch import nn
+
+from retina_dist import doctor
+from retina_dist.preflight import clock, step
+
+AHEAD_S = 90.0
+SLEEP_S = 2.0
+
+
+class Slow(nn.Module):
+    """A model whose step takes `SLEEP_S` longer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any) -> Any:
+        """What the model answers, later."""
+        time.sleep(SLEEP_S)
+        return self.model(x)
+
+
+if __name__ == "__main__":
+    build = step.resnet18
+    setattr(step, "resnet18", lambda **options: Slow(build(**options)))  # noqa: B010 - mypy knows modules' attributes
+    setattr(step, "FEWEST", 1)  # noqa: B010
+    setattr(clock, "time", SimpleNamespace(time=lambda: time.time() + AHEAD_S))  # noqa: B010
+    setattr(torchvision, "__version__", "0.0.1")  # noqa: B010
+    doctor.main()
