@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+import torch
 
 from retina_dist.benchmark.communication import MACHINES
 from retina_dist.config.commands import DoctorConfig
@@ -24,6 +27,8 @@ from retina_dist.run.build import build_strategy, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.task import Examination
+
+T = TypeVar("T")
 
 PATIENCE_S = 60.0  # for a rank that does not come; a training's own time-out is longer
 
@@ -44,18 +49,20 @@ def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> 
 def _check(
     config: DoctorConfig, strategy: DistributedStrategy, started: float, show: Callable[[Examination], None]
 ) -> int:
+    def together(phase: str, work: Callable[[], T]) -> T:
+        """What `work` returns once every rank has done it; an error about a rank that has not names the phase."""
+        strategy.phase = phase
+        found = work()
+        float(strategy.all_reduce(torch.zeros(1, device=strategy.device)))  # a GPU's barrier would not hold the host
+        return found
+
     folder = _written_folder(config)
-    facts = read_machine(strategy, folder)
-    strategy.phase = "the digest of the data"
-    if strategy.local_rank == 0:
-        facts.data = _digests(config)
-    strategy.phase = "the synthetic step"
-    strategy.barrier()  # all together, as in a training: they share power, memory and cores
-    facts.step_ms = facts.attempt("step", lambda: time_step(strategy.device))
-    strategy.phase = "the comparison of clocks"
-    facts.clock = read_clock(strategy)
-    strategy.phase = "the measurement of the network"
-    links = measure_links(strategy)
+    facts = together("the reading of the machine", lambda: read_machine(strategy, folder))
+    facts.data = together("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
+    # all at once, as in a training: they share power, memory and cores
+    facts.step_ms = together("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
+    facts.clock = together("the comparison of clocks", lambda: read_clock(strategy))
+    links = together("the measurement of the network", lambda: measure_links(strategy))
     strategy.phase = "the gathering of facts"
     ranks = gather_facts(strategy, facts)
 

@@ -68,7 +68,9 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
         ),
     }
     ended = hosts.run(commands, variables(), timeout=150)
-    assert ended[0].exit_code == 1, ended[0].output
+    codes = {host.exit_code for host in ended}
+    assert 1 in codes, ended[0].output  # the launcher that ends first; the other one may be killed then
+    assert codes <= {1, None}, ended[0].output
     found = json.loads((folder / "report.json").read_text())["findings"]
     expected = {
         "versions": ("error", "torchvision: 0.0.1 on {bad} (rank 1), but "),
