@@ -6,9 +6,10 @@
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
     python -m retina_dist.benchmark forecast  how long on N GPUs of which kind: a calculation
+    python -m retina_dist.benchmark suite     all that needs a GPU, in ten minutes, as one JSON and one image to post
 
-Each takes KEY=VALUE settings (--cfg job lists them), output=FILE for the figures as JSON, and --baseline FILE --fail-under R to
-exit with 1 when a ratio is less than R times that in an earlier FILE.
+Each takes KEY=VALUE settings (--cfg job lists them). All but suite take output=FILE for the figures as JSON, and --baseline FILE
+--fail-under R to exit with 1 when a ratio is less than R times that in an earlier FILE.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = {kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "forecast")}
+KINDS = {
+    kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "forecast", "suite")
+}
 KINDS["eval"] = "retina_dist.detection.benchmark_eval"
 FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
 

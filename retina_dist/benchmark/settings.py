@@ -64,6 +64,15 @@ class StepConfig(TrainConfig):
 
 
 @dataclass
+class SuiteConfig:
+    """`python -m retina_dist.benchmark suite`."""
+
+    output_dir: str | None = setting(None, "a folder; null: suite_DEVICE_DATE in the current one")
+    small: bool = setting(False, "tiny settings, on a CPU too")
+    debug: bool = False
+
+
+@dataclass
 class DataBenchmarkConfig(TrainConfig):
     """`python -m retina_dist.benchmark data`: takes the settings of a training."""
 

@@ -9,6 +9,7 @@ from retina_dist.benchmark.settings import (
     ForecastBenchmarkConfig,
     ScalingConfig,
     StepConfig,
+    SuiteConfig,
     SyntheticBenchmarkConfig,
 )
 from retina_dist.config.fields import MISSING, setting
@@ -151,6 +152,7 @@ COMMANDS: dict[str, type] = {
     "benchmark_scaling": ScalingConfig,
     "benchmark_forecast": ForecastBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,
+    "benchmark_suite": SuiteConfig,
     "benchmark_eval": EvalBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,

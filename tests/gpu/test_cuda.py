@@ -1,4 +1,4 @@
-"""What only a GPU can show. scripts/gpu_suite.sh runs these; without a GPU they are skipped."""
+"""What only a GPU can show. `benchmark suite` runs these; without a GPU they are skipped."""
 
 from __future__ import annotations
 

@@ -100,6 +100,7 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_scaling",
         "benchmark_forecast",
         "benchmark_eval",
+        "benchmark_suite",
         "parity",
         "predict",
         "serve",

@@ -93,7 +93,7 @@ print("equal")
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton comes with the CUDA build of torch only")
 def test_the_kernel_equals_the_operators_in_tritons_interpreter() -> None:
-    """On a CPU Triton interprets its kernels; on a GPU scripts/gpu_suite.sh runs them for real."""
+    """On a CPU Triton interprets its kernels; on a GPU tests/gpu runs them for real."""
     done = subprocess.run(
         [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )

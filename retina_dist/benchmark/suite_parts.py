@@ -1,0 +1,197 @@
+"""The parts of the suite: what each runs, for how long at most, and which figures it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retina_dist.parity import CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+Figures = dict[str, Any]
+
+# COCO's train2017 in the six canvases of its sizes at 800 px, and their shares in percent
+COCO = [
+    "canvases=[[800,1088],[800,1216],[800,1344],[1088,800],[1216,800],[1344,800]]",
+    "shares=[37.1,32.0,7.3,12.5,9.8,1.3]",
+]
+R50 = ["model=retinanet_r50", "model.norm=frozen_bn", "model.trainable_layers=3"]
+# https://github.com/mlcommons/training/tree/master/single_stage_detector: ResNeXt-50 32x4d, 264 classes, 800 x 800, Adam
+MLPERF = [
+    "model=retinanet_x50",
+    "model.norm=frozen_bn",
+    "model.trainable_layers=3",
+    "num_classes=264",
+    "optimizer=adam",
+]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part. `commands` are arguments of Python; the next one is run when one ran out of the GPU's memory.
+
+    `figures` reads what the command has left: its JSON file, and the text that it printed.
+    """
+
+    name: str
+    seconds: int
+    commands: Sequence[Sequence[str]]
+    figures: Callable[[Mapping[str, Any], str], Figures]
+    left_out: str | None = None
+
+
+def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
+    """In the order of their importance: the suite has ten minutes. `machine` is what `suite.read_machine` found."""
+    gpu = bool(machine["gpus"])
+    device = "strategy.device=cuda" if gpu else "strategy.device=cpu"
+    counts = [n for n in (1, 2, 4, 8) if n <= len(machine["gpus"])] if gpu else [1, 2]
+    launchers = "launchers=[torchrun]" if small else "launchers=[torchrun,horovodrun]"
+    graph = "bf16-graph" if gpu else "bf16"
+    quick = ["steps=1", "warmup=1", "rounds=1", "count_canvas=null"]
+    tiny = ["model=retinanet_tiny", *quick]
+    tests = ROOT / "tests" / "gpu"
+
+    def bench(kind: str, name: str, *settings: str) -> list[str]:
+        return ["-m", f"retina_dist.benchmark.{kind}", device, *settings, f"output={folder / name}.json"]
+
+    def against_torchvision(batch: int) -> Part:
+        paths = "[torchvision,torchvision-tf32,torchvision-fp16,bf16,bf16-graph]"
+        settings = [*R50, *COCO, "steps=2", "warmup=2", "rounds=2", "count_canvas=null", f"paths={paths}"]
+        command = bench("step", f"step_{batch}", *settings, f"batch_sizes=[{batch}]")
+        return Part(f"step_{batch}", 60, [command], steps)
+
+    missing = None if gpu else "torch finds no GPU"
+    if not tests.is_dir():
+        missing = "tests/gpu is part of the checkout only"
+    found = [
+        Part("correctness", 90, [["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(tests)]], counted_tests, missing),
+        Part(
+            "parity",
+            120 if small else 80,
+            [["-m", "retina_dist.parity", device, f"processes={_list(counts[:1] if small else counts)}", launchers,
+              *(["dtypes=[fp64]", "steps=1"] if small else ["dtypes=[fp64,fp32]", "steps=3"]), f"output={folder / 'parity'}.json"]],
+            differences,
+        ),
+    ]  # fmt: skip
+    if small:
+        canvas = ["canvases=[[64,64],[64,96]]", "shares=[2,1]", "batch_sizes=[1,2]"]
+        mlperf = [
+            bench("step", "mlperf", *tiny, "canvases=[[64,64]]", f"batch_sizes=[{b}]", f"paths=[{graph}]")
+            for b in (4, 2)
+        ]
+        scaled = [
+            "steps=1",
+            "warmup=1",
+            "rounds=1",
+            "data.batch_size=1",
+            "processes=[2]" if not gpu else f"processes={_list(counts)}",
+        ]
+        found += [
+            Part("mlperf", 90, mlperf, mlperf_share(machine)),
+            Part("step", 90, [bench("step", "step", *tiny, *canvas)], steps),
+            Part("scaling", 120, [bench("scaling", "scaling", *scaled, launchers)], scaling),
+        ]  # fmt: skip
+        return found
+    settings = [
+        *MLPERF,
+        "canvases=[[800,800]]",
+        "steps=10",
+        "warmup=3",
+        "rounds=3",
+        "count_canvas=null",
+        f"paths=[{graph}]",
+    ]
+    mlperf = [bench("step", "mlperf", *settings, f"batch_sizes=[{batch}]") for batch in (32, 16, 8, 4, 2)]
+    compiled = [
+        *R50, "canvases=[[800,1088]]", "batch_sizes=[16]", "steps=5", "rounds=3", "count_canvas=null",
+        "paths=[torchvision-fp16,bf16,bf16-compile,bf16-compile-graph]",
+    ]  # fmt: skip
+    scaled = [
+        "model=retinanet_r50",
+        "trainer.precision=bf16",
+        "trainer.channels_last=true",
+        "data.batch_size=8",
+        "rounds=2",
+    ]
+    return [
+        *found,
+        Part("mlperf", 90, mlperf, mlperf_share(machine)),
+        against_torchvision(16),
+        Part("scaling", 90, [bench("scaling", "scaling", *scaled, f"processes={_list(counts)}", launchers)], scaling),
+        *map(against_torchvision, (8, 2)),
+        Part("compiled", 110, [bench("step", "compiled", *compiled)], steps),
+    ]
+
+
+def _list(values: Sequence[int]) -> str:
+    return f"[{','.join(map(str, values))}]"
+
+
+def counted_tests(_: Mapping[str, Any], text: str) -> Figures:
+    """Of pytest's last line.
+
+    >>> counted_tests({}, "...\\n1 failed, 30 passed, 2 skipped in 8.1s")
+    {'failed': 1, 'passed': 30, 'skipped': 2}
+    """
+    return {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", text)}
+
+
+def differences(found: Mapping[str, Any], _: str) -> Figures:
+    """The largest difference from one process, by launcher, number of processes and precision, of the cases that must agree."""
+    agree = {case.name for case in CASES if case.agrees}
+    worst: dict[str, float] = {}
+    for job, cases in found.items():
+        for name, kinds in cases.items():
+            dtype, _slash, case = name.partition("/")
+            if case in agree:
+                worst[f"{job} {dtype}"] = max(worst.get(f"{job} {dtype}", 0.0), *kinds.values())
+    return {"largest_difference": worst}
+
+
+def steps(found: Mapping[str, Any], _: str) -> Figures:
+    """Images a second of each path, and how many times the first one that is; over the mix of canvases where there is one."""
+    rows = found["mix"] or [{**row, "ratio": row["ratio"][1]} for row in found["rows"]]
+    return {"rows": [{key: row[key] for key in ("path", "batch_size", "images_per_s", "ratio")} for row in rows]}
+
+
+def mlperf_share(machine: Mapping[str, Any]) -> Callable[[Mapping[str, Any], str], Figures]:
+    """Images a second beside the best that MLPerf published a GPU of this kind."""
+
+    def figures(found: Mapping[str, Any], _: str) -> Figures:
+        [row] = found["rows"]
+        published = machine["mlperf_img_s"]
+        return {
+            "images_per_s": row["images_per_s"],
+            "published_images_per_s": published,
+            "share": round(row["images_per_s"] / published, 3) if published else None,
+            "batch_size": row["batch_size"],
+            "path": row["path"],
+            "peak_memory_gib": row["peak_memory_gib"],
+        }
+
+    return figures
+
+
+def scaling(found: Mapping[str, Any], _: str) -> Figures:
+    """Images a second and speed-up by launcher and number of processes."""
+    keys = ("launcher", "processes", "images_per_s", "speedup", "backend")
+    return {"rows": [{key: row[key] for key in keys} for row in found["rows"]]}
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """What a part has written; nothing where it wrote nothing or is not done."""
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def line_of(command: Sequence[str]) -> list[str]:
+    """The command line."""
+    return [sys.executable, *command]
