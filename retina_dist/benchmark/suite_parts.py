@@ -65,6 +65,25 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
         command = bench("step", f"step_{batch}", *settings, f"batch_sizes=[{batch}]")
         return Part(f"step_{batch}", 60, [command], steps)
 
+    job = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(counts[-1]),
+        "-m",
+        "retina_dist.doctor",
+    ]
+    cluster = [
+        *job,
+        "cluster=true",
+        "data=shapes",
+        "model=retinanet_tiny",
+        device,
+        f"output={folder / 'all_reduce'}.json",
+    ]
+    alone = "one GPU has no other to send to" if counts[-1] == 1 else None
+    all_reduce = Part("all_reduce", 60, [cluster], links, alone)
     missing = None if gpu else "torch finds no GPU"
     if not tests.is_dir():
         missing = "tests/gpu is part of the checkout only"
@@ -95,6 +114,7 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
             Part("mlperf", 90, mlperf, mlperf_share(machine)),
             Part("step", 90, [bench("step", "step", *tiny, *canvas)], steps),
             Part("scaling", 120, [bench("scaling", "scaling", *scaled, launchers)], scaling),
+            all_reduce,
         ]  # fmt: skip
         return found
     settings = [
@@ -123,6 +143,7 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
         Part("mlperf", 90, mlperf, mlperf_share(machine)),
         against_torchvision(16),
         Part("scaling", 90, [bench("scaling", "scaling", *scaled, f"processes={_list(counts)}", launchers)], scaling),
+        all_reduce,
         *map(against_torchvision, (8, 2)),
         Part("compiled", 110, [bench("step", "compiled", *compiled)], steps),
     ]
@@ -181,6 +202,11 @@ def scaling(found: Mapping[str, Any], _: str) -> Figures:
     """Images a second and speed-up by launcher and number of processes."""
     keys = ("launcher", "processes", "images_per_s", "speedup", "backend")
     return {"rows": [{key: row[key] for key in keys} for row in found["rows"]]}
+
+
+def links(found: Mapping[str, Any], _: str) -> Figures:
+    """Milliseconds and bus bandwidth of an all-reduce over all GPUs, by size, as `doctor cluster=true` measured them."""
+    return {"all_reduce": found["all_reduce"]}
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -28,13 +28,13 @@ def plot_suite(result: Mapping[str, Any], out: Path) -> None:
             ("A step against torchvision's loop", "images a second", _draw_steps, ("step", "step_2", "step_8", "step_16")),
             ("MLPerf's RetinaNet", "images a second a GPU", _draw_mlperf, ("mlperf",)),
             ("Peak memory, foretold and measured", "GiB", _draw_memory, ("memory",)),
-            ("Several processes", "images a second", _draw_scaling, ("scaling",)),
+            ("Several processes", "images a second", _draw_scaling, ("scaling", "all_reduce")),
         ]  # fmt: skip
         for axes, (title, unit, draw, names) in zip(figure.subplots(2, 2).flat, panels, strict=True):
             axes.set(title=title, ylabel=unit)
             axes.grid(visible=False, axis="x")
             there = {name: parts[name]["figures"] for name in names if parts.get(name, {}).get("figures")}
-            if there:
+            if there.keys() - {"all_reduce"}:
                 draw(axes, there)
             else:
                 _empty(
@@ -114,6 +114,9 @@ def _draw_memory(axes: Axes, parts: Parts) -> None:
 
 
 def _draw_scaling(axes: Axes, parts: Parts) -> None:
+    links = parts.get("all_reduce", {}).get("all_reduce", [])
+    said = ", ".join(f"{link['gb_s']:.3g} GB/s at {link['size_mb']} MB" for link in links)
+    axes.set_title(f"Several processes; all-reduce {said}" if links else "Several processes")
     rows = parts["scaling"]["rows"]
     series: dict[str, dict[str, tuple[float, str]]] = {}
     for row in rows:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,18 @@ def test_a_part_is_left_out_with_the_reason(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def _split(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The module that is run, behind torchrun too, and its settings."""
+    place = len(command) - 1 - list(reversed(command)).index("-m")
+    return command[place + 1], list(command[place + 2 :])
+
+
 @pytest.mark.parametrize(("machine", "small"), [(CPU, True), (EIGHT, True), (EIGHT, False)])
 def test_every_command_is_one_that_this_version_understands(machine: dict, small: bool, tmp_path: Path) -> None:
     found = suite_parts.parts(machine, tmp_path, small)
-    assert {"correctness", "parity", "mlperf", "scaling"} <= {part.name for part in found}
+    assert {"correctness", "parity", "mlperf", "scaling", "all_reduce"} <= {part.name for part in found}
     for part_ in found:
-        for _, module, *settings in part_.commands:
+        for module, settings in (_split(command) for command in part_.commands):
             if module != "pytest":
                 name = module.removeprefix("retina_dist.").replace(".", "_")
                 config = load_config(name, settings)
@@ -162,7 +168,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], machine: dict[
     monkeypatch.setattr(image, "new_figure", kept)
     about = {"machine": machine, "parts": parts, "versions": {"torch": "2.15"}, "commit": "abc", "small": False}
     image.plot_suite(about, Path("unused.png"))
-    panels = [[axes.get_title(), *(text.get_text() for text in axes.texts)] for axes in figure.axes]
+    panels = [
+        [axes.get_title(loc="left") or axes.get_title(), *(text.get_text() for text in axes.texts)]
+        for axes in figure.axes
+    ]
     return [[str(figure.get_suptitle())], *panels]
 
 
@@ -188,6 +197,13 @@ def test_the_image_shows_figures_and_why_a_panel_is_empty(monkeypatch: pytest.Mo
     assert published[1:] == ["123", "200"]
     assert memory[1:] == ["not part of it"]
     assert scaling[1:] == ["scaling: failed, NCCL says no"]
+    one = {"launcher": "python", "processes": 1, "images_per_s": 50.0, "speedup": 1.0, "backend": "one process"}
+    links = [{"size_mb": 1, "gb_s": 3.21}, {"size_mb": 64, "gb_s": 210.4}]
+    parts["scaling"] = {"status": "ok", "figures": {"rows": [one]}}
+    parts["all_reduce"] = {"status": "ok", "figures": {"all_reduce": links}}
+    assert (
+        drawn(monkeypatch, parts, EIGHT)[4][0] == "Several processes; all-reduce 3.21 GB/s at 1 MB, 210 GB/s at 64 MB"
+    )
 
 
 def test_a_real_part(tmp_path: Path) -> None:
