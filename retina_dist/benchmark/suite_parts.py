@@ -84,6 +84,13 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
     ]
     alone = "one GPU has no other to send to" if counts[-1] == 1 else None
     all_reduce = Part("all_reduce", 60, [cluster], links, alone)
+
+    def memory(precision: str, batch: int, *model: str) -> Part:
+        name, length = f"memory_{precision}", ["num_warmup_batches=2", "num_batches_per_iter=1", "num_iters=1"]
+        settings = [*model, *length, f"trainer.precision={precision}", f"data.batch_size={batch}", "memory=true"]
+        return Part(name, 40, [bench("synthetic", name, *settings)], memory_of(precision), no_gpu)
+
+    no_gpu = None if gpu else "torch finds no GPU, and counts no other memory"
     missing = None if gpu else "torch finds no GPU"
     if not tests.is_dir():
         missing = "tests/gpu is part of the checkout only"
@@ -115,6 +122,7 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
             Part("step", 90, [bench("step", "step", *tiny, *canvas)], steps),
             Part("scaling", 120, [bench("scaling", "scaling", *scaled, launchers)], scaling),
             all_reduce,
+            memory("bf16", 2, "model=retinanet_tiny", "data.synthetic.canvas=[64,64]"),
         ]  # fmt: skip
         return found
     settings = [
@@ -141,6 +149,10 @@ def parts(machine: Mapping[str, Any], folder: Path, small: bool) -> list[Part]:
     return [
         *found,
         Part("mlperf", 90, mlperf, mlperf_share(machine)),
+        *(
+            memory(*case, *R50, "data.synthetic.canvas=[800,1088]", "trainer.channels_last=true")
+            for case in (("bf16", 16), ("fp32", 4))
+        ),
         against_torchvision(16),
         Part("scaling", 90, [bench("scaling", "scaling", *scaled, f"processes={_list(counts)}", launchers)], scaling),
         all_reduce,
@@ -202,6 +214,15 @@ def scaling(found: Mapping[str, Any], _: str) -> Figures:
     """Images a second and speed-up by launcher and number of processes."""
     keys = ("launcher", "processes", "images_per_s", "speedup", "backend")
     return {"rows": [{key: row[key] for key in keys} for row in found["rows"]]}
+
+
+def memory_of(precision: str) -> Callable[[Mapping[str, Any], str], Figures]:
+    """The peak of a step as it was foretold and as CUDA's allocator counted it."""
+
+    def figures(found: Mapping[str, Any], _: str) -> Figures:
+        return {"rows": [{"name": f"{precision}\nbatch {found['batch_size']}", **found["memory"]}]}
+
+    return figures
 
 
 def links(found: Mapping[str, Any], _: str) -> Figures:

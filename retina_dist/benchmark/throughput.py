@@ -13,6 +13,7 @@ from retina_dist.config.train import RunConfig
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
+from retina_dist.run.memory_estimate import StepMemory
 from retina_dist.seeding import seed_everything
 
 
@@ -26,20 +27,29 @@ class Throughput(NamedTuple):
     world_size: int
     backend: str  # who communicates, in words
     job: str  # beside that the device and the number of processes
+    foretold_bytes: int | None = None  # of this rank's peak, before the first step; None where not asked for
+    peak_bytes: int | None = None  # of CUDA's allocator; None on a CPU
 
 
 def measure(
-    config: RunConfig, *, warmup: int, steps: int, rounds: int = 1, report: Callable[[str], None] = lambda text: None
+    config: RunConfig,
+    *,
+    warmup: int,
+    steps: int,
+    rounds: int = 1,
+    foretell: bool = False,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Throughput:
     """Train `warmup` steps, then `rounds` times `steps` steps, on the micro-batches of the first step. Every rank calls it.
 
     `data.batch_size` is that of one process and micro-batch. A round begins and ends when all ranks and their devices are done
     with what came before. The learning rate is so small that nothing diverges; it does not affect the time. `report` takes the
-    progress, on the main rank.
+    progress, on the main rank; `foretell` also estimates the peak memory of the step.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
         say = report if strategy.is_main else lambda text: None
+        each = config.data.batch_size
         total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
         config = replace(
             config,
@@ -61,6 +71,7 @@ def measure(
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
         train_step = build_train_step(config, state, plan, strategy, task)
+        foretold = StepMemory(config, task, strategy.device)(plan, each).peak if foretell else None
 
         def repeat(count: int) -> None:
             for _ in range(count):
@@ -87,4 +98,6 @@ def measure(
             strategy.world_size,
             strategy.backend,
             describe_job(strategy),
+            foretold,
+            torch.cuda.max_memory_allocated(strategy.device) if strategy.device.type == "cuda" else None,
         )

@@ -95,7 +95,7 @@ def _split(command: Sequence[str]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(("machine", "small"), [(CPU, True), (EIGHT, True), (EIGHT, False)])
 def test_every_command_is_one_that_this_version_understands(machine: dict, small: bool, tmp_path: Path) -> None:
     found = suite_parts.parts(machine, tmp_path, small)
-    assert {"correctness", "parity", "mlperf", "scaling", "all_reduce"} <= {part.name for part in found}
+    assert {"correctness", "parity", "mlperf", "scaling", "all_reduce", "memory_bf16"} <= {part.name for part in found}
     for part_ in found:
         for module, settings in (_split(command) for command in part_.commands):
             if module != "pytest":
@@ -124,6 +124,9 @@ def test_figures_are_taken_from_what_the_benchmarks_write() -> None:
     assert suite_parts.differences({"torchrun 2": cases}, "") == {"largest_difference": {"torchrun 2 fp64": 3e-16}}
     row = {"images_per_s": 50.0, "batch_size": 32, "path": "bf16-graph", "peak_memory_gib": 9.0}
     assert suite_parts.mlperf_share(EIGHT)({"rows": [row]}, "")["share"] == 0.25
+    memory = {"foretold_gib": 1.25, "measured_gib": 1.5}
+    rows = suite_parts.memory_of("bf16")({"batch_size": 8, "memory": memory}, "")["rows"]
+    assert rows == [{"name": "bf16\nbatch 8", **memory}]
     assert suite_parts.mlperf_share(CPU)({"rows": [row]}, "")["share"] is None
 
 
@@ -190,12 +193,16 @@ def test_the_image_shows_figures_and_why_a_panel_is_empty(monkeypatch: pytest.Mo
         "step_2": {"status": "ok", "figures": {"rows": rows}},
         "step_8": {"status": "timed out", "reason": "not done within 60 s"},
         "scaling": {"status": "failed", "reason": "NCCL says no"},
+        "memory_bf16": {"status": "left out", "reason": "no GPU"},
     }
     title, steps, published, memory, scaling = drawn(monkeypatch, parts, EIGHT)
     assert title == ["8 x NVIDIA X, commit abc"]
     assert steps[1:] == ["1.00x", "2.50x"]
     assert published[1:] == ["123", "200"]
-    assert memory[1:] == ["not part of it"]
+    assert memory[1:] == ["memory_bf16: left out, no GPU"]
+    row = {"name": "bf16\nbatch 2", "foretold_gib": 1.25, "measured_gib": 1.5}
+    parts["memory_bf16"] = {"status": "ok", "figures": {"rows": [row]}}
+    assert drawn(monkeypatch, parts, EIGHT)[3][1:] == ["1.25", "1.5"]
     assert scaling[1:] == ["scaling: failed, NCCL says no"]
     one = {"launcher": "python", "processes": 1, "images_per_s": 50.0, "speedup": 1.0, "backend": "one process"}
     links = [{"size_mb": 1, "gb_s": 3.21}, {"size_mb": 64, "gb_s": 210.4}]

@@ -24,7 +24,7 @@ def test_one_process_prints_and_writes_its_speed(
     task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = [*task, *TINY, "output=found.json", "schedule.warmup=1epoch"]
+    settings = [*task, *TINY, "output=found.json", "schedule.warmup=1epoch", "memory=true"]
     synthetic.benchmark(load_config("benchmark_synthetic", settings))
     said = capsys.readouterr().out
     assert len(re.findall(r"^round \d: [\d.]+ img/s a process$", said, re.M)) == 3
@@ -32,6 +32,8 @@ def test_one_process_prints_and_writes_its_speed(
     found = json.loads(Path("found.json").read_text())
     assert (found["benchmark"], found["processes"], found["batch_size"]) == ("synthetic", 1, 2)
     assert len(found["rounds"]) == 3
+    assert found["memory"]["foretold_gib"] > 0
+    assert found["memory"]["measured_gib"] is None, "CUDA's allocator counts"
     assert found["images_per_s"] == found["images_per_s_per_process"]
     assert found["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(found["rounds"]), abs=0.002)
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"], "nothing else is written or read"
