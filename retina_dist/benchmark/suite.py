@@ -96,13 +96,17 @@ def run(config: SuiteConfig) -> dict[str, Any]:
     end = time.monotonic() + 60 * MINUTES
     for part in suite_parts.parts(found, folder, config.small):
         result["parts"][part.name] = run_part(part, folder, end - time.monotonic())
-        text = json.dumps(redacted_tree(result), indent=1) + "\n"
-        write_atomically(folder / "suite.json", lambda temporary, text=text: temporary.write_text(text))
+        _write(result, folder / "suite.json")
     plot_suite(result, folder / "suite.png")
     failed = [name for name, part in result["parts"].items() if part["status"] in ("failed", "timed out")]
     tell(f"\n{folder / 'suite.json'}\n{folder / 'suite.png'}")
     tell(f"{len(failed)} of {len(result['parts'])} parts failed" + (f": {', '.join(failed)}" if failed else ""))
     return result
+
+
+def _write(result: Mapping[str, Any], path: Path) -> None:
+    text = json.dumps(redacted_tree(result), indent=1) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def run_part(part: Part, folder: Path, left_s: float = 60.0 * MINUTES) -> dict[str, Any]:
