@@ -23,7 +23,7 @@ class Needs:
 def needs_of(config: Any, world_size: int, image_bytes: int | None, model_bytes: int | None) -> Needs:
     """The needs of a training's settings, where an image of a batch has so many bytes, and the model's weights."""
     trainer, workers = config.trainer, getattr(config.data, "num_workers", 0)
-    accumulate = trainer.micro_batches
+    accumulate = trainer.accumulate if isinstance(trainer.accumulate, int) else 1
     batch = -(-config.data.batch_size // (world_size * accumulate))
     if getattr(config.data, "synthetic", None):
         workers = 0

@@ -66,7 +66,7 @@ class MemoryEstimate:
         return {name: size for name, size in named.items() if size}
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {in_words(size)}" for name, size in self.parts().items())
+        parts = ", ".join(f"{name} {in_words(size)}" for name, size in self.parts().items() if size >= 2**19)
         return f"peak {in_words(self.peak)} at micro-batches of {self.images}: {parts}"
 
 
