@@ -16,7 +16,8 @@ _assumed: ContextVar[bool] = ContextVar("assumed", default=False)
 
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
-FLOAT32 = {torch.group_norm, torch.layer_norm, torch.softmax, torch.log_softmax, torch.nn.functional.softmax}
+_NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
+FLOAT32 = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
 
 
 def cuda_is_assumed() -> bool:
