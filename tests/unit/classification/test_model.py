@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
@@ -14,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from retina_dist.classification.batch import ImageBatch
 from retina_dist.classification.model import Classifier, _head, build_classifier, classifiers, load_weights
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 
 
 def batch(count: int = 4, fillers: int = 0, side: int = 32) -> ImageBatch:
@@ -122,3 +124,17 @@ def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Pat
         assert what in str(report)
     with pytest.raises(CheckpointError, match="holds no tensor that fits"):
         load_weights(build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b"))
+
+
+@pytest.mark.parametrize("norm", ["bn", "frozen_bn", "sync_bn"])
+def test_the_training_step_is_one_graph(norm: str) -> None:
+    torch.manual_seed(0)
+    model = build_classifier("resnet18", 3, norm=norm, label_smoothing=0.1).double()  # type: ignore[arg-type]
+    connect(model, torch.clone)  # the sum over one rank
+    given = batch(fillers=1)
+    plain, graphs = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
+    model.compile(fullgraph=True, backend=graphs)
+    for _ in range(2):
+        found, expected = model(given)["classification"], plain(given)["classification"]
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert graphs.frame_count == 1

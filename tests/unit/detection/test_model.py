@@ -25,6 +25,7 @@ from retina_dist.detection.model import targets
 from retina_dist.detection.model.retinanet import BACKBONES, RetinaNet, as_torchvision, build_retinanet
 from retina_dist.detection.model.targets import decode, encode, match
 from retina_dist.errors import ConfigError
+from retina_dist.model.sync_batch_norm import connect
 
 CANVAS = (128, 160)
 
@@ -374,12 +375,12 @@ def test_a_copy_of_a_folded_model_has_statistics_of_its_own() -> None:
     assert not torch.equal(twin.backbone.body.conv1(x), model.backbone.body.conv1(x))
 
 
-@pytest.mark.parametrize("norm", ["frozen_bn", "bn"])
-@pytest.mark.parametrize("variant", ["v1", "v2"])
+@pytest.mark.parametrize(("variant", "norm"), [("v1", "frozen_bn"), ("v1", "bn"), ("v2", "bn"), ("v2", "sync_bn")])
 def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     torch.manual_seed(0)
     settings = {"num_classes": 5, "variant": variant, "backbone": "resnet18", "fpn_channels": 64}
     model = build_retinanet(**settings, norm=norm).double()
+    connect(model, torch.clone)  # the sum over one rank
     batch = make_batch([4, 0, 2], num_classes=5)
     plain, graphs = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
     model.compile(fullgraph=True, backend=graphs)

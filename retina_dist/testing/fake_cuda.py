@@ -1,0 +1,288 @@
+"""A CUDA device that computes nothing: a whole training step runs on it without a GPU, and what would make the host wait raises.
+
+    with fake_cuda() as gpu:
+        strategy = SingleDeviceStrategy("cuda")
+        state = build_state(config, model, strategy)  # model.to("cuda"), optimizers, EMA, autocast and GradScaler work
+        step = TrainStep(state, plan, strategy, precision="bf16")
+        step([batch.pin_memory()])  # constants are made here, once
+        with gpu.watch():
+            step([batch.pin_memory()])  # raises HostStall
+
+Tensors are PyTorch's fake tensors (shape, type, strides and device, no values). What this proves, and where the proof ends, is in
+docs/planning.md, "What is proven without a GPU". Tensors made inside are of no use outside.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from retina_dist.testing.fake_tensors import DEVICE, FakeCudaMode, apply, deepcopy, device_for_c, with_device
+
+aten = torch.ops.aten
+INDEXING = {
+    aten.index,
+    aten.index_put,
+    aten.index_put_,
+    aten._index_put_impl_,
+    aten._unsafe_index,
+    aten._unsafe_index_put,
+}
+COPIES = {aten._to_copy, aten.copy_, aten._foreach_copy_, torch.ops.prims.device_put}
+PER_TENSOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+QUIET = (str(Path(torch.__file__).parent), __file__, traceback.__file__)  # files that no stall is blamed on
+
+
+class HostStall(AssertionError):
+    """The host waits for the device, or copies to it what is not a pinned batch."""
+
+
+class AllowedWait(NamedTuple):
+    """A wait that is meant: where it is, why, and the value that the host then reads."""
+
+    module: str
+    function: str
+    reason: str
+    answer: float = 1.0
+
+
+ALLOWED_WAITS = (
+    AllowedWait(
+        "retina_dist.engine.nonfinite",
+        "accept",
+        "once a step, all work of the passes queued: every rank must know whether to apply the step before the weights change",
+    ),
+    AllowedWait("retina_dist.engine.meters", "compute", "every trainer.log_every steps, one transfer of all means"),
+    AllowedWait("retina_dist.engine.phase_timer", "settle", "at the end of a run, and once in thousands of steps"),
+)
+
+
+class FakeCuda(TorchDispatchMode):
+    """The device of `fake_cuda`. `waits` counts allowed waits by "module.function", `launches` Triton kernels by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self._allowed: Sequence[AllowedWait] | None = None  # None: not watching
+        self._pinned: dict[int, Tensor] = {}  # by storage
+
+    @contextmanager
+    def watch(self, allowed: Sequence[AllowedWait] = ALLOWED_WAITS) -> Iterator[None]:
+        """Within it, every wait that is not `allowed`, and every copy from the host but a pinned batch's, raises HostStall."""
+        before, self._allowed = self._allowed, allowed
+        try:
+            yield
+        finally:
+            self._allowed = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._allowed is None and func is not aten._local_scalar_dense.default:
+            return func(*args, **kwargs)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if func.overloadpacket in COPIES:
+            self._check_copy(func, args, kwargs)
+        elif any(x.device.type == "cuda" for x in tensors):
+            answer = self._check_wait(func, args, kwargs)
+            if answer is not None:
+                return answer
+            self._check_mixture(func, [x for x in tensors if x.device.type != "cuda"])
+        try:
+            return func(*args, **kwargs)
+        except DynamicOutputShapeException as error:
+            raise self._stall(f"{func} has a shape that depends on values", "use a mask, torch.where") from error
+
+    def wait(self, what: str, remedy: str) -> float:
+        """Count a wait that is allowed here and return what the host reads; raises HostStall for any other."""
+        frame = sys._getframe(1)
+        while self._allowed and frame.f_back:
+            place = (frame.f_globals.get("__name__"), frame.f_code.co_name)
+            for allowed in self._allowed:
+                if place == allowed[:2]:
+                    self.waits[".".join(allowed[:2])] += 1
+                    return allowed.answer
+            frame = frame.f_back
+        if self._allowed is None:
+            return 1.0
+        raise self._stall(what, remedy)
+
+    def _check_wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an allowed read of one value gives; None where nothing waits."""
+        if func is aten._local_scalar_dense.default:
+            value = self.wait("the host reads a value of the device (item, bool, float, int)", "keep it a tensor")
+            kind = {torch.bool: bool}.get(args[0].dtype, float if args[0].is_floating_point() else int)
+            return kind(value)
+        if func.overloadpacket in INDEXING:
+            if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
+                raise self._stall(
+                    f"{func} selects by a mask, so the host waits for its count", "use torch.where, masked_fill"
+                )
+        elif (PER_TENSOR & set(func.tags) or func.overloadpacket is aten._linalg_check_errors) and not kwargs.get(
+            "output_size"
+        ):
+            self.wait(f"{func} gives what depends on values, so the host waits for them", "use a mask, torch.where")
+        return None
+
+    def _check_copy(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func.overloadpacket in (aten.copy_, aten._foreach_copy_):  # (destination, source, non_blocking)
+            to, source = (x if isinstance(x, list | tuple) else [x] for x in args[:2])
+            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            pairs = [(b, a.device) for a, b in zip(to, source, strict=True)]
+        else:
+            there = args[1] if func.overloadpacket is torch.ops.prims.device_put else kwargs.get("device")
+            pairs = [(args[0], args[0].device if there is None else torch.device(there))]
+            non_blocking = kwargs.get("non_blocking", False)
+        for tensor, device in pairs:
+            way = tensor.device.type, "cuda" if device.type == "meta" else device.type
+            if way == ("cuda", "cpu") and not non_blocking:
+                self.wait(f"{func} copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
+            elif way == ("cpu", "cuda") and not (non_blocking and tensor.untyped_storage()._cdata in self._pinned):
+                raise self._stall(
+                    f"{func} copies a tensor {tuple(tensor.shape)} from the host, and waits for the copy",
+                    "make it on the device (torch.full, arange), make it once, or pin it with the batch and give non_blocking=True",
+                )
+
+    def _check_mixture(self, func: Any, hosts: Sequence[Tensor]) -> None:
+        """A CPU scalar in element-wise arithmetic is a kernel's argument; `where` and all other operators copy it."""
+        for tensor in hosts:
+            if tensor.dim() or torch.Tag.pointwise not in func.tags or func.overloadpacket is aten.where:
+                raise self._stall(
+                    f"{func} gets a CPU tensor {tuple(tensor.shape)}, which is copied", "make it on the device"
+                )
+
+    def _stall(self, what: str, remedy: str) -> HostStall:
+        stack = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(QUIET)]
+        place = f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else "an unknown place"
+        return HostStall(f"{what}, at {place}; {remedy}.")
+
+    # what stands in the place of torch.cuda, of pinned memory and of Triton
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """`tensor`, whose memory now counts as page-locked."""
+        if self._allowed is not None:
+            raise self._stall("memory is pinned within a step, for which the host waits", "pin it in the data loader")
+        self._pinned[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    def synchronize(self, *_: Any) -> None:
+        """`synchronize` of the device, a stream or an event."""
+        self.wait("synchronize waits for the device", "order work by streams and events")
+
+    def show(self, tensor: Tensor) -> str:
+        """A tensor's text, for which a real one would be copied."""
+        if tensor.device.type == "cuda":
+            self.wait("a tensor is printed", "print it every so many steps, where the host waits anyway")
+        return f"FakeTensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    def to_list(self, tensor: Tensor) -> Any:
+        """A tensor's values, in one transfer."""
+        if tensor.device.type != "cuda":
+            return FakeTensor.item(tensor) if tensor.dim() == 0 else [self.to_list(row) for row in tensor]
+        value = self.wait(f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
+        return np.full(tuple(tensor.shape), value).tolist()
+
+    @contextmanager
+    def capture(self, *_: Any, **__: Any) -> Iterator[None]:
+        """A CUDA graph's capture, in which nothing may wait."""
+        with self.watch(allowed=()):
+            yield
+
+    def launch(self, kernel: Any, *arguments: Any) -> None:
+        """A Triton kernel's launch."""
+        if any(isinstance(x, Tensor) and x.device.type != "cuda" for x in arguments):
+            raise self._stall(f"the Triton kernel {kernel.__name__} gets a CPU tensor", "move it to the device")
+        self.launches[kernel.__name__] += 1
+
+
+class _Stream:
+    """Of work, or an event in one: it orders nothing, and `synchronize` is a wait."""
+
+    gpu: FakeCuda
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def record(self, *_: Any) -> None: ...
+    def wait_stream(self, _: Any) -> None: ...
+    def wait_event(self, _: Any) -> None: ...
+    def replay(self) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or type(self)()
+
+    def elapsed_time(self, _: Any) -> float:
+        return 0.0
+
+    def synchronize(self) -> None:
+        self.gpu.synchronize()
+
+
+@contextmanager
+def fake_cuda() -> Iterator[FakeCuda]:
+    """A context in which `device="cuda"` is a fake device; real tensors that come in are taken for fake ones on the CPU."""
+    gpu = FakeCuda()
+    stream = type("FakeStream", (_Stream,), {"gpu": gpu})
+    # torch.cuda.is_available() stays as it is: fake tensors ask it whether there is a device to initialise.
+    cuda: dict[str, Any] = {
+        "Stream": stream,
+        "Event": stream,
+        "CUDAGraph": stream,
+        "stream": lambda _: nullcontext(),
+        "current_stream": stream,
+        "graph": gpu.capture,
+        "graph_pool_handle": tuple,
+        "synchronize": gpu.synchronize,
+        "set_device": lambda _: None,
+        "current_device": lambda: 0,
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_device_capability": lambda *_: (9, 0),
+        "get_device_name": lambda *_: "a fake CUDA device",
+    }
+    of_tensors: dict[str, Any] = {
+        "__torch_dispatch__": classmethod(with_device(FakeTensor.__torch_dispatch__.__func__)),  # type: ignore[attr-defined]
+        "__deepcopy__": deepcopy,
+        "tolist": lambda x: gpu.to_list(x),
+        "__format__": lambda x, spec: format(gpu.show(x) if x.dim() else x.item(), spec),
+        "__repr__": lambda x, **_: gpu.show(x),
+        "is_cuda": property(lambda x: x.device.type == "cuda"),
+        "data_ptr": lambda x: x.untyped_storage()._cdata,
+        "pin_memory": lambda x, *_: gpu.pin(x),
+        "is_pinned": lambda x, *_: x.untyped_storage()._cdata in gpu._pinned,
+    }
+    with ExitStack() as stack:
+        fake = FakeCudaMode()
+        for name, value in cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for name, value in of_tensors.items():
+            stack.enter_context(mock.patch.object(FakeTensor, name, value, create=True))
+        no_gpu = torch.cuda.amp.common  # asked by autocast and GradScaler, which would switch themselves off
+        stack.enter_context(mock.patch.object(no_gpu, "amp_definitely_not_available", return_value=False))
+        stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, {DEVICE: device_for_c}))
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", apply))
+        applied = inspect.getattr_static(torch.autograd.Function, "apply")
+        function = classmethod(fake.within(lambda cls, *args, **kwargs: applied.__get__(None, cls)(*args, **kwargs)))
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", function))
+        backward = fake.within(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
+        stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
+        if find_spec("triton"):
+            from triton.runtime.jit import JITFunction
+
+            stack.enter_context(mock.patch.object(JITFunction, "run", lambda *a, **_: gpu.launch(*a)))
+        stack.enter_context(fake)
+        stack.enter_context(gpu)
+        yield gpu

@@ -1,0 +1,312 @@
+"""Whole training steps on a CUDA device that is not there: none waits, none copies, and what does is caught."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.model import build_classifier
+from retina_dist.config.compose import load_config
+from retina_dist.data.batch import TensorBatch
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
+from retina_dist.detection.model import focal_loss, retinanet
+from retina_dist.engine import train_step
+from retina_dist.engine.meters import StepMeter
+from retina_dist.engine.prefetch import prefetched
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.run.build import build_plan, build_state
+from retina_dist.strategies.base import ReduceOp
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.fake_cuda import FakeCuda, HostStall, fake_cuda
+from retina_dist.testing.fake_tensors import CUDA
+
+CLASSES = 5
+FINITE = "retina_dist.engine.nonfinite.accept"
+MODELS: dict[str, dict[str, Any]] = {
+    "v1": {"variant": "v1", "backbone": "resnet18", "fpn_channels": 64},
+    "v2": {"variant": "v2", "backbone": "resnet18"},
+    "tiny": {"variant": "v2", "backbone": "resnet18", "fpn_channels": 64, "box_loss": "smooth_l1"},
+    "classifier": {},
+}
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+NORMS = ("bn", "frozen_bn", "sync_bn")
+CLIPS = ("global_norm", "tensor_norm", "value")
+# every pair of model, precision and norm once
+CASES = [
+    (model, precision, NORMS[(i + j) % 3], CLIPS[(i - j) % 3], ("sgd", "adamw")[j % 2])
+    for i, model in enumerate(MODELS)
+    for j, precision in enumerate(PRECISIONS)
+]
+
+
+class OneOfTwo(SingleDeviceStrategy):
+    """A rank of two, so that statistics are averaged; what the other one sends is not known on a fake device."""
+
+    @property
+    def world_size(self) -> int:
+        return 2
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        assert x.is_cuda
+        return x * 2
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeCuda]:
+    focal_loss._kernel.cache_clear()  # what is known of this machine's device
+    with warnings.catch_warnings(), fake_cuda() as device:
+        warnings.simplefilter("error", RuntimeWarning)  # the focal loss would say that its kernel does not run
+        yield device
+    focal_loss._kernel.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def config() -> Any:
+    return load_config("train", ["trainer.ema_decay=0.999"])
+
+
+def detection_batch(canvas: tuple[int, int], fillers: int = 0, deferred: bool = False) -> Batch:
+    count = 3
+    values: dict[str, Any] = {
+        "images": torch.zeros(count, 3, *canvas, dtype=torch.uint8),
+        "image_sizes": torch.full((count, 2), 64),
+        "original_sizes": torch.full((count, 2), 64),
+        "image_ids": torch.arange(count),
+        "boxes": torch.zeros(count, 4, 4),
+        "labels": torch.zeros(count, 4, dtype=torch.int64),
+        "num_boxes": torch.ones(count, dtype=torch.int64),
+        "weight": 0.5,
+        "real": torch.arange(count) < count - fillers if fillers else None,
+    }
+    if deferred:
+        raw = {"raw_sizes": torch.full((count, 2), 50), "flips": torch.zeros(count, 2, dtype=torch.bool)}
+        return DeferredResizeBatch(**values | {"canvas": (canvas[0] * 2, canvas[1])}, **raw).pin_memory()
+    return Batch(**values).pin_memory()
+
+
+def image_batch(side: int, fillers: int = 0) -> ImageBatch:
+    labels = torch.zeros(4, dtype=torch.int64)
+    real = torch.arange(4) < 4 - fillers if fillers else None
+    images = torch.zeros(4, 3, side, side, dtype=torch.uint8)
+    return ImageBatch(images, labels, labels.clone(), torch.ones(4), torch.arange(4), 0.5, real).pin_memory()
+
+
+def batches(model: str) -> tuple[Any, list[Any]]:
+    """A first batch, and those of a step on other shapes."""
+    if model == "classifier":
+        return image_batch(64), [image_batch(96), image_batch(64, fillers=1)]
+    other = [detection_batch((96, 64), deferred=True), detection_batch((64, 64), fillers=1)]
+    return detection_batch((64, 64)), other
+
+
+def build_step(
+    config: Any, model: nn.Module, precision: str = "fp32", world_size: int = 2, **options: Any
+) -> TrainStep:
+    config = replace(config, trainer=replace(config.trainer, precision=precision))
+    config = replace(config, optimizer=replace(config.optimizer, name=options.pop("optimizer", "sgd")))
+    strategy = OneOfTwo("cuda") if world_size == 2 else SingleDeviceStrategy("cuda")
+    state = build_state(config, model.train(), strategy)
+    plan = build_plan(config, 1000, world_size)
+    return TrainStep(state, plan, strategy, precision=precision, gradient_clip=0.1, **options)  # type: ignore[arg-type]
+
+
+def build(name: str, norm: str) -> nn.Module:
+    if name == "classifier":
+        return build_classifier("resnet18", CLASSES, norm=norm, label_smoothing=0.1, class_weights=[1.0] * CLASSES)  # type: ignore[arg-type]
+    return retinanet.build_retinanet(num_classes=CLASSES, norm=norm, **MODELS[name])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "precision", "norm", "clip", "optimizer"), CASES)
+def test_a_step_waits_once_and_copies_its_batch_only(
+    gpu: FakeCuda, config: Any, name: str, precision: str, norm: str, clip: str, optimizer: str
+) -> None:
+    step = build_step(config, build(name, norm), precision, gradient_clip_algorithm=clip, optimizer=optimizer)
+    first, others = batches(name)
+    meter = StepMeter(step.strategy)
+    seen: dict[str, Any] = {}
+    body = step.state.model.model if name == "classifier" else step.state.model.backbone.body  # type: ignore[union-attr]
+    body.layer4.register_forward_hook(lambda module, inputs, output: seen.update(dtype=output.dtype))  # type: ignore[union-attr, operator]
+    step([first])  # makes what is made once
+    with gpu.watch():
+        for micro_batches in prefetched(iter([others]), CUDA):
+            values = step(micro_batches)
+            meter.update(values, 6)
+    assert gpu.waits == {FINITE: 1}
+    assert seen["dtype"] is {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
+    assert gpu.launches["_kernel"] == (0 if name == "classifier" else 4)  # the focal loss: on trial, then once a batch
+    assert all(value.is_cuda for value in values.values())
+    assert step.state.ema is not None
+    assert step.state.ema.updates == 2
+    assert all(p in step.state.optimizer.state for p in step.state.model.parameters() if p.requires_grad)
+    with gpu.watch():
+        assert meter.compute()["train/loss"] == 1.0  # the wait that a log line costs
+    assert gpu.waits == {FINITE: 1, "retina_dist.engine.meters.compute": 1}
+
+
+def test_what_a_cuda_graph_captures_neither_waits_nor_copies(gpu: FakeCuda, config: Any) -> None:
+    step = build_step(config, build("tiny", "bn"), "bf16", world_size=1, cuda_graphs=True)
+    step([detection_batch((64, 64))])
+    assert step.graphs is not None
+    assert not step.graphs.failed
+    step.state.model.loss_impl = "torchvision"  # the path that RetinaNet's settings keep out of graphs
+    with pytest.raises(HostStall, match="tolist|reads|copies"):
+        step([detection_batch((64, 96))])
+
+
+@dataclass(frozen=True)
+class Points(TensorBatch):
+    images: Tensor
+    weight: float = 1.0
+    real: Tensor | None = None
+
+
+class Net(nn.Module):
+    """A model with a `fault` in its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.fault: Callable[[Tensor], Any] = lambda x: None
+
+    def forward(self, batch: Points) -> dict[str, Tensor]:
+        x = self.layer(batch.images)
+        self.fault(x)
+        return {"loss": x.square().mean()}
+
+
+HOST = torch.ones(())
+FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "item": (lambda x: x.sum().item(), "reads a value"),
+    "float": (lambda x: float(x.sum()), "reads a value"),
+    "bool": (lambda x: bool(x.sum() > 0), "reads a value"),
+    "if": (lambda x: 1 if x.sum() > 0 else 0, "reads a value"),
+    "f-string": (lambda x: f"{x.sum():.2f}", "reads a value"),
+    "index": (lambda x: [0, 1][(x.sum() > 0).long()], "reads a value"),
+    "print": (lambda x: str(x), "is printed"),
+    "tolist": (lambda x: x.tolist(), "reads a value|copies"),
+    "equal": (lambda x: torch.equal(x, x + 1), "depends on values"),
+    "allclose": (lambda x: torch.allclose(x, x + 1), "reads a value"),
+    "assert_close": (lambda x: torch.testing.assert_close(x, x + 1), "reads a value|depends on values|is printed"),
+    "nonzero": (lambda x: (x > 0).nonzero(), "depends on values"),
+    "where": (lambda x: torch.where(x > 0), "depends on values"),
+    "unique": (lambda x: x.unique(), "depends on values"),
+    "masked_select": (lambda x: x.masked_select(x > 0), "depends on values"),
+    "repeat_interleave": (lambda x: x[0].repeat_interleave(x[0].long()), "depends on values"),
+    "x[mask]": (lambda x: x[x > 0], "selects by a mask"),
+    "x[mask] = y": (lambda x: x.detach().clone().__setitem__(x > 0, x[0, 0]), "selects by a mask"),
+    "inverse": (lambda x: torch.linalg.inv(x.float()), "depends on values"),
+    "cpu": (lambda x: x.detach().cpu(), "to the host"),
+    "to cpu": (lambda x: x.detach().to("cpu"), "to the host"),
+    "copy to cpu": (lambda x: torch.empty(x.shape).copy_(x), "to the host"),
+    "synchronize": (lambda x: torch.cuda.synchronize(), "synchronize"),
+    "stream": (lambda x: torch.cuda.current_stream().synchronize(), "synchronize"),
+    "event": (lambda x: torch.cuda.Event().synchronize(), "synchronize"),
+    "tensor": (lambda x: torch.tensor([1.0, 2.0], device=x.device), "from the host"),
+    "scalar": (lambda x: torch.tensor(1.0, device=x.device), "from the host"),
+    "new_tensor": (lambda x: x.new_tensor([1.0]), "from the host"),
+    "as_tensor": (lambda x: torch.as_tensor([1.0], device="cuda"), "from the host"),
+    "to cuda": (lambda x: torch.arange(4).to("cuda"), "from the host"),
+    "cuda()": (lambda x: torch.arange(4).cuda(), "from the host"),
+    "not pinned": (lambda x: torch.arange(4).to("cuda", non_blocking=True), "from the host"),
+    "copy_": (lambda x: torch.empty_like(x).copy_(torch.ones(x.shape)), "from the host"),
+    "pin": (lambda x: torch.arange(4).pin_memory(), "pinned within a step"),
+    "list index": (lambda x: x[[0, 1]], "from the host|CPU tensor"),
+    "host index": (lambda x: x[torch.arange(2)], "CPU tensor|from the host"),
+    "host scalar in where": (lambda x: torch.where(x > 0, x, torch.tensor(1.0)), "CPU tensor"),
+    "host scalar in cat": (lambda x: torch.stack((x.sum(), torch.tensor(1.0))), "CPU tensor|from the host|device"),
+}
+HARMLESS: dict[str, Callable[[Tensor], Any]] = {
+    "python scalar": lambda x: x * 2.0 + 1,
+    "full": lambda x: x + torch.full((4,), 2.0, device=x.device),
+    "arange": lambda x: x + torch.arange(4, device=x.device),
+    "host scalar in arithmetic": lambda x: x * torch.tensor(2.0),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 1.0),
+    "index": lambda x: x[:, torch.zeros(2, dtype=torch.int64, device=x.device)],
+    "repeat_interleave": lambda x: x[0].repeat_interleave(x[0].long(), output_size=8),
+    "to cpu, not waiting": lambda x: x.detach().to("cpu", non_blocking=True),
+    "to the device it is on": lambda x: x.to("cuda").to(torch.float64),
+    "event": lambda x: torch.cuda.Event().record(),
+}
+
+
+@pytest.fixture(scope="module")
+def net_step(config: Any) -> Iterator[tuple[FakeCuda, TrainStep, Net]]:
+    with fake_cuda() as gpu:
+        net = Net()
+        step = build_step(config, net, "bf16")
+        step([Points(torch.ones(4, 4)).pin_memory()])
+        yield gpu, step, net
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_each_wait_and_copy_is_caught(net_step: tuple[FakeCuda, TrainStep, Net], kind: str) -> None:
+    gpu, step, net = net_step
+    fault, words = FAULTS[kind]
+    batch = Points(torch.ones(4, 4)).pin_memory()
+    net.fault = fault
+    with gpu.watch(), pytest.raises(HostStall, match=words) as caught:
+        step([batch])
+    assert "test_fake_cuda.py" in str(caught.value)  # where it is
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_does_not_wait_passes(net_step: tuple[FakeCuda, TrainStep, Net], kind: str) -> None:
+    gpu, step, net = net_step
+    batch = Points(torch.ones(4, 4)).pin_memory()
+    net.fault = HARMLESS[kind]
+    with gpu.watch():
+        step([batch])
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_batch_that_is_not_pinned_or_waited_for_is_caught(
+    net_step: tuple[FakeCuda, TrainStep, Net], pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, step, net = net_step
+    net.fault = lambda x: None
+    batch = Points(torch.ones(4, 4))
+    if pinned:
+        batch, real_to = batch.pin_memory(), Points.to
+        monkeypatch.setattr(Points, "to", lambda batch, device, non_blocking: real_to(batch, device))
+    with gpu.watch(), pytest.raises(HostStall, match="from the host"):
+        step([batch])
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(retinanet, "retinanet_losses"), (train_step, "clip_gradients"), (train_step, "average_statistics")],
+)
+def test_a_wait_in_the_losses_or_in_the_step_is_caught(
+    gpu: FakeCuda, config: Any, place: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = build_step(config, build("tiny", "bn"))
+    step([detection_batch((64, 64))])
+    real = getattr(place, name)
+    weight = next(step.state.model.parameters())
+
+    def waits(*arguments: Any, **named: Any) -> Any:
+        weight.sum().item()
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(place, name, waits)
+    batch = detection_batch((64, 64))
+    with gpu.watch(), pytest.raises(HostStall, match="reads a value"):
+        step([batch])
+
+
+def test_a_wait_in_the_backward_pass_is_caught(net_step: tuple[FakeCuda, TrainStep, Net]) -> None:
+    gpu, step, net = net_step
+    batch = Points(torch.ones(4, 4)).pin_memory()
+    net.fault = lambda x: x.register_hook(lambda gradient: None if gradient.sum().item() else gradient)
+    with gpu.watch(), pytest.raises(HostStall, match="reads a value"):
+        step([batch])
