@@ -126,7 +126,7 @@ def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Pat
         load_weights(build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b"))
 
 
-@pytest.mark.parametrize("norm", ["bn", "frozen_bn", "sync_bn"])
+@pytest.mark.parametrize("norm", ["bn", "sync_bn"])
 def test_the_training_step_is_one_graph(norm: str) -> None:
     torch.manual_seed(0)
     model = build_classifier("resnet18", 3, norm=norm, label_smoothing=0.1).double()  # type: ignore[arg-type]

@@ -149,6 +149,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         export(settings(tmp_path / "model.onnx"))
 
 
+@pytest.mark.long
 def test_the_graph_for_images_of_any_size_is_whole() -> None:
     """Without a branch, a loop or an operator of Python's; its sides stay free."""
     model = build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32)
