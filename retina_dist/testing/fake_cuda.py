@@ -196,7 +196,7 @@ class FakeCuda(TorchDispatchMode):
         if tensor.device.type != "cuda":
             return FakeTensor.item(tensor) if tensor.dim() == 0 else [self.to_list(row) for row in tensor]
         value = self.wait(f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
-        return np.full(tuple(tensor.shape), value).tolist()
+        return np.full(tuple(tensor.shape), value if tensor.is_floating_point() else int(value)).tolist()
 
     @contextmanager
     def capture(self, *_: Any, **__: Any) -> Iterator[None]:

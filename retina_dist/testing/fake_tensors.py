@@ -36,7 +36,7 @@ class FakeCudaMode(FakeTensorMode):
         if func is DEVICE:
             return found
         self.fresh = set()
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and "_like." not in str(func):  # zeros_like has no gradient
             written = args if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable else ()
             tensors = [x for x in tree_leaves((found, written)) if isinstance(x, Tensor)]
             self.fresh = {id(y) for x in tensors for y in (x, x._base) if y is not None}
