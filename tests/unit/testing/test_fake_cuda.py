@@ -157,9 +157,6 @@ def test_what_a_cuda_graph_captures_neither_waits_nor_copies(gpu: FakeCuda, conf
     step([detection_batch((64, 64))])
     assert step.graphs is not None
     assert not step.graphs.failed
-    step.state.model.loss_impl = "torchvision"  # the path that RetinaNet's settings keep out of graphs
-    with pytest.raises(HostStall, match="tolist|reads|copies"):
-        step([detection_batch((64, 96))])
 
 
 @dataclass(frozen=True)
