@@ -107,9 +107,15 @@ def _duplicates(digests: dict[str, list[tuple[str, str, int]]]) -> Iterator[Find
     """Files of equal content: between the splits, with different labels, and within a split."""
     groups = [group for group in digests.values() if len(group) > 1]
     named = {
-        ("error", "in train and in val"): [g for g in groups if len({split for split, *_ in g}) > 1],
-        ("error", "with different labels"): [g for g in groups if len({label for *_, label in g}) > 1],
-        ("warning", "more than once in a split"): [g for g in groups if len({(s, la) for s, _, la in g}) == 1],
+        ("error", "in train and in val; leave them out of one"): [
+            g for g in groups if len({split for split, *_ in g}) > 1
+        ],
+        ("error", "with different labels; keep the right one"): [
+            g for g in groups if len({label for *_, label in g}) > 1
+        ],
+        ("warning", "more than once in a split; keep one"): [
+            g for g in groups if len({(s, la) for s, _, la in g}) == 1
+        ],
     }
     for (level, where), found in named.items():
         if found:
@@ -127,7 +133,9 @@ def _sizes(data: ClassificationData, sizes: list[tuple[int, int]]) -> Iterator[F
     small = int((short < data.image_size / 2).sum())
     if small:
         yield Finding(
-            "warning", f"{pluralize(small, 'image')} with less than half of data.image_size={data.image_size} px"
+            "warning",
+            f"{pluralize(small, 'image')} with less than half of data.image_size={data.image_size} px; a size such as "
+            f"data.image_size={max(32, middle // 32 * 32)} enlarges them less",
         )
 
 

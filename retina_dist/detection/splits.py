@@ -100,6 +100,8 @@ def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> Da
             raise ConfigError(
                 f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
             )
+    if data.root is not None and not place(data.root).is_dir():
+        raise ConfigError(f"{source} has its data in {data.root}, which is no folder here; give root=FOLDER.")
     return data
 
 

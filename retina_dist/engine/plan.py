@@ -19,6 +19,8 @@ from retina_dist.optim.schedule import Schedule, build_decay
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 from retina_dist.words import pluralize
 
+AUTO_WARMUP_STEPS = 50
+
 
 class Due(NamedTuple):
     """What to do after a step, in this order; `last` ends the run."""
@@ -134,7 +136,8 @@ def resolve_plan(
     total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
         raise ConfigError(f"trainer.max_duration={trainer.max_duration} is no step at all; use at least 1step.")
-    warmup = steps("schedule.warmup", schedule.warmup)
+    automatic = min(AUTO_WARMUP_STEPS, total // 10)
+    warmup = automatic if schedule.warmup == "auto" else steps("schedule.warmup", schedule.warmup)
     if warmup >= total:
         raise ConfigError(
             f"schedule.warmup={schedule.warmup} ({pluralize(warmup, 'step')}) leaves nothing of "

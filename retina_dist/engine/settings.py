@@ -11,10 +11,10 @@ from retina_dist.config.fields import MISSING, setting
 class TrainerConfig:
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
-    max_duration: str = MISSING
+    max_duration: str = setting(MISSING, "length of the training, such as 12epochs, 1000steps or 5000images")
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
-    validate_every: str = "1epoch"
-    checkpoint_every: str = "1epoch"
+    validate_every: str = setting("1epoch", "0steps: never")
+    checkpoint_every: str = setting("1epoch", "0steps: only at the end")
     checkpoint_minutes: float | None = setting(
         None, "also after so many minutes without a checkpoint", above=0, at_most=10**6
     )
@@ -31,7 +31,9 @@ class TrainerConfig:
         "tf32: matrix products and convolutions of a GPU round to TF32",
         choices=("fp32", "tf32", "bf16", "fp16"),
     )
-    gradient_clip: float | None = setting(None, above=0, at_most=10**9, null_is_off=True)
+    gradient_clip: float | None = setting(
+        None, "the largest norm or value of the gradient", above=0, at_most=10**9, null_is_off=True
+    )
     gradient_clip_algorithm: str = setting("global_norm", choices=("global_norm", "tensor_norm", "value"))
     ema_decay: float | None = setting(
         None,
@@ -41,7 +43,7 @@ class TrainerConfig:
         fraction=True,
         null_is_off=True,
     )
-    channels_last: bool = False
+    channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
     cuda_graphs: bool = setting(
         False, "replay forward and backward pass instead of launching each kernel; pays with small batches"
@@ -66,7 +68,7 @@ class TrainerConfig:
         None, "a folder or a URL such as az://container/run; null: the run's checkpoints/"
     )
     keep_last: int = setting(1, "checkpoints kept", at_least=1)
-    save_top_k: int = setting(1, at_least=0)
+    save_top_k: int = setting(1, "best checkpoints kept", at_least=0)
     fast_dev_run: bool = setting(False, "two steps, two validation batches: does everything run?")
     overfit_batches: int = setting(
         0, "train and validate on so many batches of train images, unaugmented", at_least=0, at_most=10**6

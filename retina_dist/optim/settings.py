@@ -49,8 +49,8 @@ class ScheduleSettings:
     """What every schedule can set; one from outside the package has a subclass, with its own settings beside these."""
 
     name: str = setting(MISSING, "the group entry's name")
-    warmup: str = "0steps"
-    warmup_factor: float = setting(0.001, fraction=True)
+    warmup: str = setting("0steps", "a duration; auto: 50 steps, or a tenth of the training if that is shorter")
+    warmup_factor: float = setting(0.001, "share of the learning rate at which the warm-up starts", fraction=True)
 
 
 @dataclass
@@ -58,9 +58,11 @@ class ScheduleConfig(ScheduleSettings):
     """The built-in schedules; durations as 16epochs, 1000steps or 5000images."""
 
     name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
-    milestones: list[str] = setting([])
-    gamma: float = setting(0.1, fraction=True)
-    final_factor: float = setting(0.0, fraction=True)
+    milestones: list[str] = setting(
+        [], "multistep: when the learning rate is multiplied by gamma, such as [16epochs,22epochs]"
+    )
+    gamma: float = setting(0.1, "multistep: the factor at each milestone", fraction=True)
+    final_factor: float = setting(0.0, "cosine: share of the learning rate at the end", fraction=True)
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""

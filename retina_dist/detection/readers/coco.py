@@ -196,7 +196,10 @@ def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
-                raise DataError(f"{source}: annotation {entry['id']} is of {key} {shown(value)}, which is not listed.")
+                raise DataError(
+                    f"{source}: annotation {entry['id']} is of {key} {shown(value)}, which is not listed, as is the {key} of "
+                    f"{_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}; correct the ids, or list them."
+                )
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise DataError(f"{source}: annotation {entry['id']} has bbox {shown(box)}, not [x, y, width, height].")
@@ -216,6 +219,12 @@ def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
         return []
     what = f"{pluralize(len(invented), 'area')} that no metric can use ({shortened(invented)})"
     return [f"{source}: {what}; width x height is taken instead"]
+
+
+def _strangers(entries: list[dict[str, Any]], key: str, ids: set[int]) -> int:
+    """How many annotations refer to no image or category of the file."""
+    values = [entry.get(f"{key}_id") for entry in entries]
+    return sum(type(value) is not int or value not in ids for value in values)
 
 
 def _is_number(value: object) -> bool:

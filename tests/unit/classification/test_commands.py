@@ -143,9 +143,11 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     texts = {finding["text"]: finding for finding in found.content["findings"]}
     assert found.errors == 3
     assert texts["train: 1 unreadable file"]["examples"][0].startswith("star/bad.png")
-    assert texts["1 image in train and in val"]["examples"] == ["train/circle/000000.png = val/ring/leak.png"]
-    assert texts["1 image with different labels"]["level"] == "error"
-    assert texts["1 image more than once in a split"]["level"] == "warning"
+    assert texts["1 image in train and in val; leave them out of one"]["examples"] == [
+        "train/circle/000000.png = val/ring/leak.png"
+    ]
+    assert texts["1 image with different labels; keep the right one"]["level"] == "error"
+    assert texts["1 image more than once in a split; keep one"]["level"] == "warning"
     assert any(text.startswith("train: square has 14 images") for text in texts)
     assert "3 errors" in found.text.splitlines()[-1]
 

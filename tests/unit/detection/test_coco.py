@@ -236,7 +236,10 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
         (changed("images", height=10**400), "image 7 has height 1000"),
         (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
         (changed("annotations", image_id=[3]), r"annotation 1 is of image \[3\], which is not listed"),
-        (changed("annotations", category_id=2), "annotation 1 is of category 2, which is not listed"),
+        (
+            changed("annotations", category_id=2),
+            "annotation 1 is of category 2, which is not listed, as is the category of 1 of",
+        ),
         (changed("annotations", category_id=None), "annotation 1 is of category None, which is not listed"),
         (changed("annotations", bbox=[1, 2, 3]), r"annotation 1 has bbox \[1, 2, 3\], not"),
         (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),

@@ -97,6 +97,11 @@ def test_multistep_drops_at_its_milestones() -> None:
     assert [factor(i) for i in (0, 3, 4, 7, 8, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
+@pytest.mark.parametrize(("total", "warmup"), [("5steps", 0), ("12steps", 1), ("499steps", 49), ("9000steps", 50)])
+def test_an_automatic_warmup_leaves_most_of_a_short_training(total: str, warmup: int) -> None:
+    assert plan(max_duration=total, warmup="auto").schedule.warmup == warmup
+
+
 def test_warmup_and_multistep_multiply() -> None:
     factor = schedule("multistep", 10, warmup="2steps", warmup_factor=0.5, milestones=["6steps"], gamma=0.1)
     assert [factor(i) for i in (0, 1, 2, 5, 6, 9)] == pytest.approx([0.5, 0.75, 1.0, 1.0, 0.1, 0.1])
