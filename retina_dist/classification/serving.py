@@ -41,7 +41,6 @@ class ClassificationScorer(Scorer[Tensor]):
         self.classifier, self.score_threshold = classifier, score_threshold
 
     def to_input(self, pixels: Tensor) -> Tensor:
-        """The image as the network takes it."""
         return self.classifier.prepare(pixels)
 
     def predict(self, images: Sequence[Prepared[Tensor]]) -> list[dict[str, Any]]:

@@ -112,16 +112,13 @@ class ClassificationTask(Task):
 
     @property
     def num_images(self) -> int:
-        """Images of one epoch."""
         return len(self.train)
 
     @property
     def validates(self) -> bool:
-        """Whether there is a validation set."""
         return self.val is not None
 
     def describe(self) -> str:
-        """What was read and what was left out, a line each."""
         data, model = self.config.data, self.config.model
         lines = [f"  {'train':<9}{describe_split(self.train)}"]
         lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
@@ -150,7 +147,6 @@ class ClassificationTask(Task):
             )
 
     def build_data(self) -> ClassificationDataModule | SyntheticData[ImageBatch]:
-        """The batches of this rank."""
         data, seed = self.config.data, self.config.seed
         if data.synthetic:
             return SyntheticData(
@@ -216,7 +212,6 @@ class ClassificationTask(Task):
         return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
 
     def cuda_graph_blockers(self) -> list[str]:
-        """Why the model's passes cannot be captured in CUDA graphs."""
         if self.config.model.norm == "sync_bn" and self.strategy.world_size > 1:
             return ["model.norm=sync_bn talks to other ranks within the pass"]
         return []
@@ -226,7 +221,6 @@ class ClassificationTask(Task):
         return self.train.fingerprint()
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        """What a checkpoint of `model` needs beside the weights to be used on its own."""
         data = self.config.data
         return super().metadata(model) | {
             "model_arguments": self.model_arguments() | {"class_weights": class_weights(self.config.model, self.train)},

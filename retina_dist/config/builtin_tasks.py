@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from retina_dist.config.task_settings import TASKS
 from retina_dist.config.train import TrainConfig
 
 
-@dataclass(frozen=True)
-class BuiltinTask:
-    """Where the class of a task is, and the dataclass of its sections."""
-
-    implementation: str
-    settings: str
-
-
-def _parts(name: str) -> BuiltinTask:
-    package, kind = f"retina_dist.{name}", name.capitalize()
-    return BuiltinTask(f"{package}.task.{kind}Task", f"{package}.settings.{kind}Settings")
-
-
-BUILTIN = {name: _parts(name) for name in TASKS}
-
-
 def builtin_task(name: str) -> Any:
     """The class of a task of the package."""
-    return _imported(BUILTIN[name].implementation)
+    return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")
 
 
 def settings_of_task(name: str) -> type:
     """The dataclass of the sections of a task of the package."""
-    found: type = _imported(BUILTIN[name].settings)
+    found: type = getattr(import_module(f"retina_dist.{name}.settings"), f"{name.capitalize()}Settings")
     return found
 
 
@@ -54,8 +38,3 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
     section = config.get("task") if isinstance(config, Mapping) else None
     name = section.get("name") if isinstance(section, Mapping) and "_target_" not in section else None
     return str(name) if name in TASKS else TASKS[0]
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)

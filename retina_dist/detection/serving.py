@@ -42,11 +42,9 @@ class DetectionScorer(Scorer[Batch]):
         self.detector, self.score_threshold = detector, score_threshold
 
     def to_input(self, pixels: Tensor) -> Batch:
-        """The image on its canvas."""
         return self.detector.prepare(pixels)
 
     def predict(self, images: Sequence[Prepared[Batch]]) -> list[dict[str, Any]]:
-        """An `ImageResult` of each image."""
         categories = self.detector.categories
         results = []
         for image, found in zip(images, self.detector.detect([image.input for image in images]), strict=True):

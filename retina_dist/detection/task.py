@@ -127,7 +127,6 @@ class DetectionTask(Task):
 
     @property
     def validates(self) -> bool:
-        """Whether there is a validation set."""
         return self.val is not None
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +165,9 @@ class DetectionTask(Task):
 
     @property
     def num_images(self) -> int:
-        """Images of one epoch."""
         return len(self.train.records)
 
     def describe(self) -> str:
-        """What was read and what was left out, a line each."""
         lines = [f"  {'train':<9}{describe_split(self.train)}"]
         lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         names = [name for name in self.train.categories.names if name]
@@ -198,7 +195,6 @@ class DetectionTask(Task):
         return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
     def build_data(self) -> CocoDataModule | SyntheticData[Batch]:
-        """The batches of this rank."""
         data, trainer = self.config.data, self.config.trainer
         if data.synthetic:
             return SyntheticData(
@@ -276,7 +272,6 @@ class DetectionTask(Task):
         return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in ids]
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        """What a checkpoint of `model` needs beside the weights to be used on its own."""
         settings = self.config.model
         described: dict[str, Any] = {}
         if not self.outside_model:
@@ -305,7 +300,6 @@ class DetectionTask(Task):
         return blank_batch(size, canvas, most_boxes, resized_by(data.resize, device))
 
     def cuda_graph_blockers(self) -> list[str]:
-        """Why the model's passes cannot be captured in CUDA graphs."""
         if self.outside_model:
             return ["the model is from outside the package, and may wait for the device"]
         return cuda_graph_blockers(self.config.model, self.strategy.world_size)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
@@ -23,14 +23,6 @@ CHECK = "model.backbone and model.variant"  # when nothing fits
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 # of a ResNet or of one of its blocks, after any prefix
 _FIRST_CONV = re.compile(r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight")
-
-
-class Weights(NamedTuple):
-    """Tensors by name, and what their source tells of them."""
-
-    state: Mapping[str, Tensor]
-    eps: float | None = None  # of the batch norms they were trained with
-    categories: tuple[str, ...] | None = None  # names of the labels, "" for one without a category
 
 
 def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
@@ -151,15 +143,16 @@ def _take_eps(model: nn.Module, eps: float | None) -> None:
             module.eps = eps
 
 
-def _weights_of(source: str) -> Weights:
+def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None, tuple[str, ...] | None]:
+    """Tensors by name, the epsilon of the batch norms that they were trained with, and names of the labels, "" for none."""
     found = read_state(source)
     if found.content is None:  # torchvision's
         names = published(source).meta["categories"] if "RetinaNet" in source else None
         known = names and tuple("" if name in ("__background__", "N/A") else name for name in names)
-        return Weights(found.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known)
+        return found.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known
     # torchvision's file names end with the first digits of their SHA-256.
     first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
     eps = 0.0 if found.sha256.startswith(first_digits) else eps_of_checkpoint(found.content)
     named = found.content.get("categories")
     categories = named.get("names") if isinstance(named, Mapping) else None
-    return Weights(found.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None)
+    return found.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None
