@@ -23,7 +23,9 @@ from retina_dist.strategies.settings import NcclConfig
 class DoctorConfig(TrainConfig):
     """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
-    images: str = setting("decode", "decode | header (opened and compared, not decoded) | none (only the annotations)")
+    images: str = setting(
+        "decode", "header: opened, not decoded; none: not opened", choices=("decode", "header", "none")
+    )
     cluster: bool = setting(
         False, "check machines, network and equal data of every rank instead; under the launcher of the training"
     )

@@ -6,6 +6,7 @@ import glob
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +16,15 @@ from retina_dist.files import Url, place
 from retina_dist.words import showable
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+class ReadImage(NamedTuple):
+    """An image of a list of files."""
+
+    number: int  # in the list, unreadable files counted
+    file: Path
+    pixels: Tensor  # [3, h, w] uint8
+    name: str  # the file's without its ending, and with the number where an earlier image has that
 
 
 def find_images(pattern: str) -> list[Path]:
@@ -34,12 +44,8 @@ def find_images(pattern: str) -> list[Path]:
     return files
 
 
-def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterator[tuple[int, Path, Tensor, str]]:
-    """Each readable image of `files`, which `pattern` gave; a warning names each of the others. With none left, DataError.
-
-    Yields its number among all files, the file, its pixels [3, h, w] uint8, and a name: the file's without its ending, and with
-    the number where an earlier image has that.
-    """
+def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterator[ReadImage]:
+    """Each readable image of `files`, which `pattern` gave; a warning names each of the others. With none left, DataError."""
     names: set[str] = set()
     for number, file in enumerate(files):
         try:
@@ -51,6 +57,6 @@ def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterato
         while name in names:
             name += f"_{number}"
         names.add(name)
-        yield number, file, pixels, name
+        yield ReadImage(number, file, pixels, name)
     if not names:
         raise DataError(f"none of the {len(files)} files of input={pattern} is a readable image.")

@@ -17,11 +17,9 @@ from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.errors import ConfigError
 from retina_dist.task import Examination
 from retina_dist.words import pluralize
 
-IMAGES = ("decode", "header", "none")
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
 WORTH_SAYING = 0.05  # share of boxes without an anchor
 WORTH_DOING = 0.8  # what a change must at least leave that share at, as a factor
@@ -82,8 +80,6 @@ def examine(config: DoctorConfig) -> Report:
 
     Raises UserError for annotations that cannot be read at all; everything else is a finding.
     """
-    if config.images not in IMAGES:
-        raise ConfigError(f"images={config.images} is not one of {', '.join(IMAGES)}.")
     data = replace(config.data, missing_images="ignore", keep_empty_images=True)  # nothing is to stop or hide anything
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
