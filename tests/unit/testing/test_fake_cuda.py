@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -191,7 +192,7 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "print": (lambda x: str(x), "is printed"),
     "tolist": (lambda x: x.tolist(), "reads a value|copies"),
     "equal": (lambda x: torch.equal(x, x + 1), "depends on values"),
-    "allclose": (lambda x: torch.allclose(x, x + 1), "reads a value"),
+    "allclose": (lambda x: torch.allclose(x, x + 1), "depends on values"),
     "assert_close": (lambda x: torch.testing.assert_close(x, x + 1), "reads a value|depends on values|is printed"),
     "nonzero": (lambda x: (x > 0).nonzero(), "depends on values"),
     "where": (lambda x: torch.where(x > 0), "depends on values"),
@@ -251,9 +252,11 @@ def test_each_wait_and_copy_is_caught(net_step: tuple[FakeCuda, TrainStep, Net],
     fault, words = FAULTS[kind]
     batch = Points(torch.ones(4, 4)).pin_memory()
     net.fault = fault
-    with gpu.watch(), pytest.raises(HostStall, match=words) as caught:
+    with gpu.watch(), pytest.raises(HostStall) as caught:
         step([batch])
-    assert "test_fake_cuda.py" in str(caught.value)  # where it is
+    what, place = str(caught.value).split(", at ", 1)  # the place shows the line, which has the words too
+    assert re.search(words, what)
+    assert "test_fake_cuda.py" in place
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
