@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,25 @@ def test_a_smaller_batch_follows_where_memory_is_short_and_only_there(tmp_path: 
     found = suite.run_part(part(full, full, right, wrong), tmp_path)
     assert (found["status"], found["figures"]["words"], found["command"][1:]) == ("ok", ["fits"], right)
     assert suite.run_part(part(wrong, right), tmp_path)["reason"] == "wrong"
+
+
+def test_a_file_to_post_has_no_folder_of_this_machine(tmp_path: Path) -> None:
+    code = f"raise SystemExit('Error: {tmp_path}/a and {suite.ROOT}/b')"
+    found = suite.run_part(part([*python(code), f"output={tmp_path / 'x.json'}", str(suite.ROOT / "tests")]), tmp_path)
+    assert found["command"] == ["python", "-c", "raise SystemExit('Error: a and b')", "output=x.json", "tests"]
+    assert found["reason"] == "Error: a and b"
+
+
+def test_all_reduce_is_judged_by_its_links(tmp_path: Path) -> None:
+    """The doctor's exit code 1 may be about the disk; torchrun's is 1 when the job itself failed, too."""
+    [real] = [part for part in suite_parts.parts(EIGHT, tmp_path, small=True) if part.name == "all_reduce"]
+    assert "data.num_workers=0" in real.commands[0]
+    report = f"open({str(tmp_path / 'all_reduce.json')!r}, 'w').write('{{\"all_reduce\": [1]}}')"
+    full, broken = python(f"{report}; raise SystemExit('disk')"), python("raise SystemExit('NCCL error')")
+    found = suite.run_part(replace(real, commands=[full]), tmp_path)
+    assert (found["status"], found["figures"], "reason" in found) == ("ok", {"all_reduce": [1]}, False)
+    found = suite.run_part(replace(real, commands=[broken]), tmp_path)
+    assert (found["status"], found["reason"]) == ("failed", "NCCL error")
 
 
 def test_a_part_is_left_out_with_the_reason(tmp_path: Path) -> None:
