@@ -10,4 +10,4 @@ folder=$(mktemp -d)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/host_key"
 exec /usr/sbin/sshd -De -f /dev/null -p "$port" -o HostKey="$folder/host_key" -o PidFile=none -o UsePAM=no \
   -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no -o PermitRootLogin=prohibit-password -o StrictModes=no \
-  -o SetEnv="PATH=$PATH" "$@"
+  -o DisableForwarding=yes -o MaxAuthTries=3 -o SetEnv="PATH=$PATH" "$@"

@@ -3,9 +3,12 @@
 # A checkout that a job brings along comes first: `python -m retina_dist.train` takes the package of the current folder.
 #
 # CUDA 13 needs NVIDIA's driver 580 or newer on the host; for an older one (525 or newer) --build-arg CUDA=12.6.3.
+# With --build-arg RAY=yes, RAY_VERSION is what KubeRay's rayVersion has to name.
 ARG CUDA=13.0.2
 FROM docker.io/nvidia/cuda:${CUDA}-base-ubuntu24.04 AS base
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# NVIDIA's image lists the drivers that it starts on. Without that list the container starts, and torch checks the driver.
+ENV NVIDIA_DISABLE_REQUIRE=1
 # A compiler and Python's headers for Triton and torch.compile; Open MPI and sshd; the drivers of InfiniBand cards, which NCCL loads.
 # Their versions are those of the distribution. libjpeg and NCCL come with the wheels of pillow, torchvision and torch.
 # hadolint ignore=DL3008
@@ -22,8 +25,8 @@ ENV PATH=/opt/retina/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 ARG CUDA
 RUN /usr/bin/python3 -m venv /opt/retina \
     && if [ "${CUDA%%.*}" = 12 ]; then \
-        pip install torch==2.14.1 "torchvision>=0.29,<0.30" --index-url https://download.pytorch.org/whl/cu126; \
-    else pip install torchvision==0.29.2; fi
+        pip install torch==2.14.1 torchvision==0.29.1 --index-url https://download.pytorch.org/whl/cu126; \
+    else pip install torch==2.15.0 torchvision==0.29.2; fi
 
 # Horovod takes minutes and depends on torch only. The toolkit stays in this stage; NCCL is the one that torch brought along.
 FROM docker.io/nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS horovod
@@ -42,11 +45,13 @@ FROM base
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # What the package and the extras need, by setup.cfg; torch stays the one that Horovod was built for.
 ARG RAY=no
+ARG RAY_VERSION=2.60.0
 ARG EXTRAS=horovod,fast-eval,azure,mlflow
 COPY scripts/image/requirements.py setup.cfg /opt/build/
 RUN python /opt/build/requirements.py "$EXTRAS$([ "$RAY" = yes ] && echo ,ray)" > /opt/build/requirements.txt \
-    && pip freeze | grep -E '^torch(vision)?==' > /opt/build/torch.txt \
-    && pip install -r /opt/build/requirements.txt -c /opt/build/torch.txt "azureml-mlflow>=1.62,<1.63"
+    && pip freeze | grep -E '^torch(vision)?==' > /opt/build/constraints.txt \
+    && echo "ray==$RAY_VERSION" >> /opt/build/constraints.txt \
+    && pip install -r /opt/build/requirements.txt -c /opt/build/constraints.txt "azureml-mlflow>=1.62,<1.63"
 COPY --from=horovod /opt/build/horovod-*.whl /opt/build/
 # On a host with an older driver torch for CUDA 13 finds the base image's compatibility libraries.
 COPY scripts/image/cuda_compat.py scripts/image/sshd.sh /opt/build/

@@ -19,11 +19,13 @@ import pytest
 import yaml
 
 from retina_dist.strategies.launchers import executable
+from tests.distributed.hosts import why_no_ssh
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS, IMAGE = ROOT / "scripts", ROOT / "scripts" / "image"
 TRAIN, SERVE = IMAGE / "train.Dockerfile", IMAGE / "serve.Dockerfile"
 CUDA = {"13": "13.0.2", "12.6": "12.6.3"}
+PINS = {"13": ("torch==2.15.0", "torchvision==0.29.2"), "12.6": ("torch==2.14.1", "torchvision==0.29.1")}
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -61,6 +63,22 @@ def problems(text: str) -> list[str]:
     found += [f"{label} is missing" for label in ("licenses", "version", "revision") if f".image.{label}=" not in text]
     if "EXPOSE" in text and "HEALTHCHECK" not in text:
         found.append("HEALTHCHECK is missing")
+    return found + out_of_scope(done)
+
+
+def out_of_scope(done: list[tuple[str, str]]) -> list[str]:
+    """Build arguments that a stage uses and does not name in an ARG of its own: they are empty there."""
+    arguments = set(re.findall(r'--build-arg "(\w+)=', (IMAGE / "build.sh").read_text()))
+    arguments |= {rest.partition("=")[0] for word, rest in done if word == "ARG"}
+    found, named, stage = [], set(), ""
+    for word, rest in done:
+        if word == "FROM":
+            named, stage = set(), rest
+        elif word == "ARG":
+            named.add(rest.partition("=")[0])
+        elif stage:
+            used = set(re.findall(r"\$\{?(\w+)", rest)) & arguments
+            found += [f"{word} uses {name}, which FROM {stage} has no ARG for" for name in sorted(used - named)]
     return found
 
 
@@ -84,6 +102,8 @@ def defaults_of(path: Path) -> dict[str, str]:
         (TRAIN, "RUN_AS=1000", "RUN_AS=0", "USER 0 is not the unprivileged one"),
         (SERVE, "HEALTHCHECK", "#", "HEALTHCHECK is missing"),
         (SERVE, "image.revision", "image.ref", "revision is missing"),
+        (TRAIN, "ARG CUDA\n# hadolint", "# hadolint", "RUN uses CUDA, which FROM base has no ARG for"),
+        (TRAIN, "ARG VERSION=unknown\n", "", "LABEL uses VERSION, which FROM base has no ARG for"),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, old: str, new: str, reason: str) -> None:
@@ -105,9 +125,15 @@ def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
 
 
 def build(kind: str, tmp_path: Path, builders: dict[str, bool], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work."""
-    for name, works in builders.items():
-        (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = info ] && exit {int(not works)}\necho {name} "$@"\n')
+    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work.
+
+    A builder "docker=podman" is podman under docker's name.
+    """
+    for builder, works in builders.items():
+        name, _, program = builder.partition("=")
+        version = f"{program or name.replace('docker', 'Docker')} version 5.0"
+        cases = f"case $1 in info) exit {int(not works)} ;; --version) echo {version}; exit ;; esac"
+        (tmp_path / name).write_text(f'#!/bin/sh\n{cases}\necho {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
     for name in ("bash", "dirname", "sed", "git"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
@@ -129,17 +155,23 @@ def test_docker_builds_for_serving_under_a_given_name(tmp_path: Path) -> None:
     assert not {"--format", "RAY"} & set(re.findall(r"--format|RAY", done.stdout))
 
 
+def test_podman_under_dockers_name_keeps_the_health_check(tmp_path: Path) -> None:
+    done = build("serve", tmp_path, {"docker=podman": True})
+    assert done.stdout.startswith("docker build "), done.stderr
+    assert "--format docker" in done.stdout
+
+
 @pytest.mark.parametrize(
-    ("builders", "cuda", "message"),
+    ("kind", "works", "cuda", "message"),
     [
-        ({"docker": False}, "13", "error: neither docker, podman nor buildah works here; install one"),
-        ({"docker": True}, "11.8", "error: CUDA=11.8 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
+        ("train", False, "13", "error: neither docker, podman nor buildah works here; install one"),
+        ("train", True, "11.8", "error: CUDA=11.8 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
+        ("train", True, "13.1", "error: CUDA=13.1 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
+        ("predict", True, "13", "error: there is no image 'predict'; give train or serve."),
     ],
 )
-def test_what_cannot_be_built_is_one_sentence(
-    builders: dict[str, bool], cuda: str, message: str, tmp_path: Path
-) -> None:
-    done = build("train", tmp_path, builders, CUDA=cuda)
+def test_what_cannot_be_built_is_one_sentence(kind: str, works: bool, cuda: str, message: str, tmp_path: Path) -> None:
+    done = build(kind, tmp_path, {"docker": works}, CUDA=cuda)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert done.stderr.startswith(message)
 
@@ -155,9 +187,19 @@ def test_the_images_install_what_setup_cfg_asks_for() -> None:
     assert not {name for name in wanted if not re.match(r"[a-z]", name)}
     assert set(required("ray")) - set(required("")) == {"ray[train]>=2.60"}
     for path in (TRAIN, SERVE):
-        assert "torchvision==0.29.2" in path.read_text()
-        assert 'torch==2.14.1 "torchvision>=0.29,<0.30"' in path.read_text()
+        for pins in PINS.values():
+            assert f"pip install {' '.join(pins)}" in path.read_text()
+        assert re.search(r"torch\(vision\)\?==' > (\S+) (.|\n)*? -c \1", path.read_text()), (
+            "the other packages leave torch as it is"
+        )
     assert {"torch>=2.11,<2.16", "torchvision>=0.26,<0.30"} <= set(wanted), "the pinned versions lie in these ranges"
+
+
+def test_rays_version_is_that_of_kuberay() -> None:
+    texts = [path.read_text() for path in SCRIPTS.rglob("*") if path.suffix in (".md", ".yaml", ".yml")]
+    found = {version for text in texts for version in re.findall(r"rayVersion: ['\"]?([\d.]+)", text)}
+    assert found == {defaults_of(TRAIN)["RAY_VERSION"]}
+    assert "ray[train]>=2.60" in required("ray"), "the pinned version lies in this range"
 
 
 @pytest.mark.long
@@ -168,20 +210,19 @@ def test_what_an_image_installs_resolves_together(kind: str, cuda: str, tmp_path
     if uv is None:
         pytest.skip("uv (pip install uv) is not installed")
     extras = "serve" if kind == "serve" else defaults_of(TRAIN)["EXTRAS"] + (",ray" if kind.endswith("ray") else "")
-    pins = ["torch==2.14.1", "torchvision>=0.29,<0.30"] if cuda == "12.6" else ["torchvision==0.29.2"]
+    ray = [f"ray=={defaults_of(TRAIN)['RAY_VERSION']}"] if kind.endswith("ray") else []
     azure = re.findall(r'"(azureml-mlflow[^"]+)"', TRAIN.read_text()) if kind != "serve" else []
-    (tmp_path / "in.txt").write_text("\n".join([*required(extras), *pins, *azure]))
+    (tmp_path / "in.txt").write_text("\n".join([*required(extras), *PINS[cuda], *ray, *azure]))
     options = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28", "--no-config", "--no-header"]
     line = [uv, "pip", "compile", "-q", *options, "--no-annotate", "in.txt"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     if "error sending request" in done.stderr or "dns error" in done.stderr:
         pytest.skip("the registry cannot be reached")
     assert done.returncode == 0, done.stderr
-    expected = "torch==2.14.1" if cuda == "12.6" else "torchvision==0.29.2"
-    assert expected in done.stdout.splitlines()
+    assert {*PINS[cuda], *ray} <= set(done.stdout.splitlines())
 
 
-@pytest.mark.skipif(not (os.path.exists("/usr/sbin/sshd") and shutil.which("ssh")), reason="no sshd or no ssh")
+@pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd") or why_no_ssh() is not None, reason=f"no sshd: {why_no_ssh()}")
 def test_sshd_lets_a_key_in_and_nobody_else(tmp_path: Path) -> None:
     """On a port without privileges, as this user, and with the PATH it was started with, where mpirun's daemon is looked for."""
     for name in ("own", "other"):
@@ -200,9 +241,13 @@ def test_sshd_lets_a_key_in_and_nobody_else(tmp_path: Path) -> None:
                     break
             options = ["-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "LogLevel=ERROR"]
             options += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-p", port]
+            options += ["-o", "ConnectTimeout=30"]
             said = [
                 subprocess.run(
-                    ["ssh", *options, "-i", tmp_path / name, "127.0.0.1", "echo $PATH"], capture_output=True, text=True
+                    ["ssh", *options, "-i", tmp_path / name, "127.0.0.1", "echo $PATH"],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
                 )
                 for name in ("own", "other")
             ]
