@@ -288,11 +288,32 @@ def test_kubernetes_uses_the_image_and_its_sshd() -> None:
     ],
 )  # fmt: skip
 def test_slurm_starts_the_training_in_the_image(script: str, image: str, expected: str, tmp_path: Path) -> None:
+    done = sbatch(script, tmp_path, IMAGE=image, MOUNTS="/a,/b")
+    assert done.stdout.startswith(f"{expected} retina_dist.train strategy="), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "image", "mounts", "message"),
+    [
+        ("train_ddp", "reg.io#train:1", "/a:/b", "error: MOUNTS=/a:/b has a colon; give folders"),
+        ("train_horovod", "t.sif", "/a:/b", "error: MOUNTS=/a:/b has a colon; give folders"),
+        ("train_horovod", "reg.io#train:1", "/a", "error: IMAGE=reg.io#train:1 is not a .sif file; make one"),
+    ],
+)
+def test_slurm_refuses_what_the_container_would_misread(
+    script: str, image: str, mounts: str, message: str, tmp_path: Path
+) -> None:
+    done = sbatch(script, tmp_path, IMAGE=image, MOUNTS=mounts)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(message)
+
+
+def sbatch(script: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a job script where srun and mpirun print their arguments."""
     for name in ("srun", "mpirun"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_SUBMIT_DIR": "/a", "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": image, "MOUNTS": "/a,/b", "RUN": str(tmp_path)}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": str(tmp_path)}
     line = ["bash", SCRIPTS / "slurm" / f"{script}.sbatch"]
-    done = subprocess.run(line, env={**slurm, **variables}, capture_output=True, text=True)
-    assert done.stdout.startswith(f"{expected} retina_dist.train strategy="), done.stdout + done.stderr
+    return subprocess.run(line, env={**slurm, **path, **variables}, capture_output=True, text=True)
