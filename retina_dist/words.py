@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 # Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a character (JSON's "\ud800").
@@ -37,3 +38,23 @@ def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     """
     ending = "" if str(number) == "1" else "es" if noun.endswith(("s", "x")) else "s"
     return f"{number or none} {noun}{ending}"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """The first eight ranks, and how many more there are.
+
+    >>> ranks_in_words([3]), ranks_in_words(range(10))
+    ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    """
+    found = list(ranks)
+    shown = ", ".join(map(str, found[:8])) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+    return f"rank{'s' * (len(found) > 1)} {shown}"
+
+
+def amount(size: float) -> str:
+    """Bytes in MiB or GiB.
+
+    >>> amount(3 * 2**20), amount(2**31)
+    ('3.0 MiB', '2.0 GiB')
+    """
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

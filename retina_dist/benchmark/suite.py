@@ -39,6 +39,7 @@ from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import tell
 from retina_dist.reporting.suite import plot_suite
 from retina_dist.run.environment import versions
+from retina_dist.strategies.devices import nccl_version
 from retina_dist.strategies.launchers import environment
 
 MINUTES = 10
@@ -49,7 +50,6 @@ SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.
 def read_machine() -> dict[str, Any]:
     """The hardware and what drives it. It opens the GPU, so `run` calls it in a process of its own."""
     gpu = gpu_of(torch.device("cuda", 0)) if torch.cuda.is_available() else None
-    nccl = torch.cuda.nccl.version() if gpu else None
     return {
         **machine(),
         "gpu": gpu.name if gpu else None,
@@ -58,7 +58,7 @@ def read_machine() -> dict[str, Any]:
         "mlperf_img_s": gpu.mlperf_img_s if gpu else None,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if gpu else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "nccl": nccl_version() if gpu else None,
         "nvidia_smi": _output("nvidia-smi", f"--query-gpu={SMI}", "--format=csv"),
         "topology": _output("nvidia-smi", "topo", "-m"),
     }

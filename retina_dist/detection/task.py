@@ -43,6 +43,7 @@ from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.files import Place
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, deferred
+from retina_dist.words import amount
 
 logger = logging.getLogger(__name__)
 
@@ -354,8 +355,4 @@ def _describe_cache(folder: str, parts: list[Annotations]) -> str:
     sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
     there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
     free = shutil.disk_usage(there).free
-    return f"up to {_amount(sum(sizes.values()))} of decoded pixels in {folder}, where {_amount(free)} are free"
-
-
-def _amount(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    return f"up to {amount(sum(sizes.values()))} of decoded pixels in {folder}, where {amount(free)} are free"

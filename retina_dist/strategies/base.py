@@ -46,6 +46,7 @@ class DistributedStrategy(ABC):
     device: torch.device
     backend: str  # who communicates, in words
     phase: str = "the start"  # what the job does now, for the error when another process is lost
+    join_s: float | None = None  # how long to wait for ranks that have not started; None: as long as for a collective
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:
@@ -118,11 +119,11 @@ class DistributedStrategy(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
-        """[*] -> a new [*], equal on all ranks."""
+        """[*] -> a new [*], equal on all ranks; `x` is on `device` or on the CPU."""
 
     @abstractmethod
     def all_gather(self, rows: Tensor) -> Tensor:
-        """[n_r, *] -> [sum of n_r, *] in rank order; n_r may differ and may be 0."""
+        """[n_r, *] -> [sum of n_r, *] in rank order; n_r may differ and may be 0. On `device` or on the CPU."""
 
     @abstractmethod
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
@@ -166,10 +167,11 @@ class DistributedStrategy(ABC):
         result = self.run_collectively(lambda: function() if self.is_main else None)
         return self.broadcast_object(result)  # type: ignore[return-value]
 
-    def run_collectively(self, function: Callable[[], T]) -> T:
+    def run_collectively(self, function: Callable[[], T], device: torch.device | None = None) -> T:
         """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
 
-        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone.
+        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone. They tell
+        each other by a tensor on `device`; None: the strategy's.
         """
         result: T | None = None
         failure: UserError | None = None
@@ -177,13 +179,13 @@ class DistributedStrategy(ABC):
             result = function()
         except UserError as error:
             failure = error
-        self._raise_collectively(failure)
+        self._raise_collectively(failure, device or self.device)
         return result  # type: ignore[return-value]
 
-    def _raise_collectively(self, failure: UserError | None) -> None:
+    def _raise_collectively(self, failure: UserError | None, device: torch.device) -> None:
         if self.world_size > 1:
             failed = self.world_size if failure is None else self.rank
-            first = int(self.all_reduce(torch.tensor([failed], device=self.device), "min"))
+            first = int(self.all_reduce(torch.tensor([failed], device=device), "min"))
             if first < self.world_size and first != self.rank:
                 raise PeerLost(f"rank {first} stopped; its message says why.", collective=True, reporter=None)
             if failure:

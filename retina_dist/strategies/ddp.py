@@ -23,10 +23,11 @@ from typing_extensions import Self
 from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
-from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
+from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.words import ranks_in_words
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch's messages, without a specific exception class, when the other end of a connection is gone or silent.
@@ -39,7 +40,7 @@ BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
 )
 NO_BUFFERS: dict[str, Any] = {max(BUFFER_OPTIONS): False}
 
-GRACE_S = 5.0
+GRACE_S = 5.0  # for which the others wait longer than rank 0, whose error names who is late
 
 _shared_store: dist.Store | None = None
 _jobs = 0
@@ -78,13 +79,13 @@ class DDPStrategy(DistributedStrategy):
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
-        # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have
+        # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have, and of another version
         try:
-            store.set(f"device{self.rank}", device_identity(self.device))
-            found = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
+            check_devices(self._of_all_ranks(store, "device", device_identity(self.device)))
+            if self.device.type == "cuda":
+                check_nccl(self._of_all_ranks(store, "nccl", _loaded_nccl()))
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
-        check_devices([identity.decode() for identity in found])
         if self.device.type == "cuda":
             options["device_id"] = self.device
         try:
@@ -92,6 +93,13 @@ class DDPStrategy(DistributedStrategy):
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
         return self
+
+    def _of_all_ranks(self, store: dist.Store, name: str, own: str) -> list[str]:
+        store.set(f"{name}{self.rank}", own)
+        return [found.decode() for found in store.multi_get([f"{name}{rank}" for rank in range(self.world_size)])]
+
+    def _joining_s(self) -> float:
+        return self.join_s or self.timeout_s
 
     def _store(self) -> dist.Store:
         """The rendezvous store, one for all jobs of this process, with a key prefix for each job.
@@ -104,7 +112,7 @@ class DDPStrategy(DistributedStrategy):
             return dist.HashStore()
         if _shared_store is None:
             address, port = self._rendezvous_endpoint()
-            waiting = timedelta(seconds=self.timeout_s)
+            waiting = timedelta(seconds=self._joining_s())
             try:
                 if self.launch.launcher == "torchrun":  # its agents hold the store, and the environment says how
                     store, _, _ = next(dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting))
@@ -129,13 +137,13 @@ class DDPStrategy(DistributedStrategy):
         torchrun keeps the store when it restarts processes, and with it the addresses of those that died. No number of the
         environment identifies the restart on all hosts, so rank 0 chooses a prefix and gives it to each rank that answers.
         """
-        own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
+        own, until = uuid.uuid4().hex, time.monotonic() + self._joining_s()
         until += GRACE_S * bool(self.rank)  # rank 0, which knows who is late, speaks first
 
         def wait_for(condition: Callable[[], bool], late: Callable[[], str] = lambda: "all ranks") -> None:
             while not condition():
                 if time.monotonic() > until:
-                    raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for {late()}")
+                    raise RuntimeError(f"Timed out waiting {self._joining_s():g} s for {late()}")
                 time.sleep(0.02)
 
         def answered() -> bool:
@@ -148,8 +156,7 @@ class DDPStrategy(DistributedStrategy):
             return store.check([key]) and store.get(key).decode().startswith(own)
 
         def silent() -> str:
-            found = [str(other) for other in range(1, self.world_size) if not has_answered(other)]
-            return f"rank{'s' * (len(found) > 1)} {', '.join(found)}"
+            return ranks_in_words(other for other in range(1, self.world_size) if not has_answered(other))
 
         if self.rank:
             wait_for(answered)
@@ -303,7 +310,7 @@ class DDPStrategy(DistributedStrategy):
         return answer
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        own = torch.tensor([len(rows)], device=self.device)
+        own = torch.tensor([len(rows)], device=rows.device)
         sizes = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(sizes, own)
         counts = [int(size) for size in sizes]
@@ -329,6 +336,13 @@ def _in_buckets(tensors: Sequence[Tensor], limit: float) -> Iterator[list[Tensor
         bucket.append(tensor)
     if bucket:
         yield bucket
+
+
+def _loaded_nccl() -> str:
+    try:
+        return nccl_version()
+    except Exception:  # a version that is not known is not compared
+        return ""
 
 
 def _first_line(error: BaseException) -> str:

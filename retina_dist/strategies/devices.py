@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ import torch
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch_environment import Launch
+from retina_dist.words import ranks_in_words
 
 # The oldest driver that CUDA of a major version starts on.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -105,6 +107,43 @@ def driver_version() -> str | None:
     return found[1] if found else None
 
 
+def nccl_version() -> str:
+    """The version of the NCCL that this process has loaded, such as "2.27.5"; where it is not a library of its own, torch's."""
+    number = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        if library.ncclGetVersion(ctypes.byref(number)) == 0:
+            return _nccl_version_of(number.value)
+    except (OSError, AttributeError):  # linked into torch
+        pass
+    found = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def _nccl_version_of(code: int) -> str:
+    """NCCL_VERSION(X, Y, Z), which has more digits since 2.9: 2804 is 2.8.4, 22705 is 2.27.5."""
+    major = 10000 if code >= 10000 else 1000
+    return f"{code // major}.{code % major // 100}.{code % 100}"
+
+
+def check_nccl(versions: Sequence[str]) -> None:
+    """Raise ConfigError, on every rank, if some of the ranks' versions of NCCL differ: NCCL then says "invalid usage" only.
+
+    `versions` are those of all ranks, in order; "" where it could not be read.
+    """
+    ranks = defaultdict(list)
+    for rank, version in enumerate(versions):
+        if version:
+            ranks[version].append(rank)
+    if len(ranks) > 1:
+        found = "; ".join(f"{version} on {ranks_in_words(those)}" for version, those in ranks.items())
+        raise ConfigError(
+            f"NCCL joins equal versions only, but there are several ({found}); install the same torch and nvidia-nccl on every "
+            "host, and look at LD_LIBRARY_PATH and LD_PRELOAD.",
+            collective=True,
+        )
+
+
 def device_identity(device: torch.device) -> str:
     """This process's GPU, by the UUID that no other has, or "cpu", and the host."""
     gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else "cpu"
@@ -125,7 +164,7 @@ def check_devices(identities: Sequence[str]) -> None:
     if shared:
         identity, found = next(iter(shared.items()))
         problem = (
-            f"ranks {', '.join(map(str, found))} all have the GPU {identity}; start at most as many processes on a host as it has "
+            f"{ranks_in_words(found)} all have the GPU {identity}; start at most as many processes on a host as it has "
             "GPUs, or let each process see another GPU."
         )
     elif on_cpu and len(on_cpu) < len(ranks):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from retina_dist.words import ranks_in_words
+
 WAIT_S = 5.0  # for the others to notice too
 
 
@@ -32,5 +34,5 @@ def lost(rank: int, missing: list[int], phase: str, reason: str) -> str:
     """The sentence of the error."""
     if not missing:
         return f"rank {rank} lost another process at {phase} ({reason})."
-    names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    names = ranks_in_words(missing)
     return f"rank {rank} waited for {names} at {phase} ({reason}); what {names} printed last says more."

@@ -17,7 +17,7 @@ from torch import Tensor
 from retina_dist.errors import ConfigError
 from retina_dist.strategies import ddp, devices, horovod
 from retina_dist.strategies.ddp import DDPStrategy
-from retina_dist.strategies.devices import check_devices, resolve_device
+from retina_dist.strategies.devices import check_devices, check_nccl, resolve_device
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
@@ -182,6 +182,28 @@ def test_one_gpu_for_each_rank_or_none_for_all(identities: list[str], message: s
     with pytest.raises(ConfigError) as caught:
         check_devices(identities)
     assert (str(caught.value), caught.value.collective) == (message, True)
+
+
+def test_nccl_of_several_versions_is_refused_with_the_ranks() -> None:
+    check_nccl(["2.27.5", "2.27.5", ""])
+    with pytest.raises(ConfigError, match=r"2\.27\.5 on ranks 0, 2; 2\.18\.3 on rank 1\); install") as caught:
+        check_nccl(["2.27.5", "2.18.3", "2.27.5"])
+    assert caught.value.collective
+
+
+@pytest.mark.parametrize(("code", "version"), [(2804, "2.8.4"), (21803, "2.18.3"), (22705, "2.27.5")])
+def test_the_loaded_nccl_is_asked(monkeypatch: pytest.MonkeyPatch, code: int, version: str) -> None:
+    class Library:
+        def __init__(self, name: str, mode: int) -> None:
+            assert name == "libnccl.so.2"
+
+        @staticmethod
+        def ncclGetVersion(number: Any) -> int:  # noqa: N802 - NCCL's name
+            number._obj.value = code
+            return 0
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", Library)
+    assert devices.nccl_version() == version
 
 
 SHARED = re.escape("ranks 0, 1 all have the GPU GPU-7 on a; ")
