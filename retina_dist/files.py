@@ -262,6 +262,10 @@ class Url:
     def is_dir(self) -> bool:
         return self._call("looked at", lambda system, path: bool(system.isdir(path)))
 
+    def size(self) -> int:
+        """Bytes of this file."""
+        return self._call("looked at", lambda system, path: int(system.size(path)))
+
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
         from fsspec.core import url_to_fs
 

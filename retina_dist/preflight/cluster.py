@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,91 +19,136 @@ from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Url, first_line, place
 from retina_dist.preflight import checks
 from retina_dist.preflight.clock import read_clock
-from retina_dist.preflight.data_files import digest
+from retina_dist.preflight.data_files import digests
 from retina_dist.preflight.facts import Facts, read_machine
 from retina_dist.preflight.gather import gather_facts
 from retina_dist.preflight.needs import Needs, needs_of
 from retina_dist.preflight.network import Link, expected_machine, measure_links, with_expected
 from retina_dist.preflight.report import ClusterReport
+from retina_dist.preflight.speed_checks import link_findings, step_findings
 from retina_dist.preflight.step import time_step
+from retina_dist.reporting.console import tell
 from retina_dist.run.build import build_strategy, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.task import Examination
+from retina_dist.words import number
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0  # for a rank that does not come; a training's own time-out is longer
+CPU = torch.device("cpu")
+PATIENCE_S = 60.0  # for a rank that hangs; a training's own time-out is longer
 
 
 def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> int:
     """How many errors there are, on every rank; `show` gets the report on the main one. Every rank calls it.
 
-    A rank that does not come, or hangs, ends the others after a minute with an error that names it.
+    Ranks that do not start are waited for as long as a training waits, `strategy.timeout_s`; a rank that hangs ends the others
+    after a minute with an error that names it.
     """
     started = time.monotonic()
     if config.sku is not None and config.sku not in MACHINES:
         raise ConfigError(f"sku={config.sku} is not known; give one of {', '.join(MACHINES)}.", collective=True)
     patience = min(config.strategy.timeout_s, PATIENCE_S)
-    with build_strategy(replace(config, strategy=replace(config.strategy, timeout_s=patience))) as strategy:
+    strategy = build_strategy(replace(config, strategy=replace(config.strategy, timeout_s=patience)))
+    strategy.join_s = config.strategy.timeout_s
+    with strategy:
         return strategy.run_elastic(lambda kept: _check(config, strategy, started, show))
 
 
 def _check(
     config: DoctorConfig, strategy: DistributedStrategy, started: float, show: Callable[[Examination], None]
 ) -> int:
-    def together(phase: str, work: Callable[[], T]) -> T:
-        """What `work` returns once every rank has done it; an error about a rank that has not names the phase."""
+    """Until the last measurement nothing goes over the GPUs' network, which may hang: by then all the rest is printed."""
+
+    def on_each(phase: str, work: Callable[[], T]) -> T:
+        """What `work`, which does not communicate, returns once every rank has done it; an error on one ends all."""
         strategy.phase = phase
-        found = work()
-        float(strategy.all_reduce(torch.zeros(1, device=strategy.device)))  # a GPU's barrier would not hold the host
-        return found
+        return strategy.run_collectively(lambda: _or_user_error(phase, work), CPU)
 
     folder = _written_folder(config)
-    facts = together("the reading of the machine", lambda: read_machine(strategy, folder))
-    facts.data = together("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
+    facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
+    facts.checkpoint_bytes = on_each("the reading of the run folder", lambda: _checkpoint_bytes(config))
+    facts.data = on_each("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
     # all at once, as in a training: they share power, memory and cores
-    facts.step_ms = together("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
-    facts.clock = together("the comparison of clocks", lambda: read_clock(strategy))
-    links = together("the measurement of the network", lambda: measure_links(strategy))
+    facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
+    strategy.phase = "the comparison of clocks"
+    facts.clock = read_clock(strategy)
     strategy.phase = "the gathering of facts"
     ranks = gather_facts(strategy, facts)
 
-    def report() -> int:
+    def report(links: Sequence[Link] = ()) -> ClusterReport:
         job = f"{strategy.backend} under {detect_launch()}"
-        found = build_report(config, ranks, links, job, str(folder), time.monotonic() - started)
-        show(Examination(found.text(), found.to_dict(), found.errors))
+        return build_report(
+            config, ranks, links, job, str(folder), time.monotonic() - started, _overhead_ms(strategy.backend)
+        )
+
+    on_each("the report", lambda: tell(f"{report().machines()}\n") if strategy.is_main else None)
+    strategy.phase = "the measurement of the network"
+    links = measure_links(strategy)
+
+    def end() -> int:
+        found = report(links)
+        show(Examination(found.network(), found.to_dict(), found.errors))
         return found.errors
 
-    return strategy.on_main(report)
+    return strategy.on_main(end)
+
+
+def _or_user_error(phase: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except UserError:
+        raise
+    except Exception as error:  # of a broken machine, of which the other ranks should hear
+        host = socket.gethostname()
+        raise UserError(
+            f"{phase} failed on {host} ({first_line(error)}); mend it there, or leave the host out."
+        ) from error
+
+
+def _overhead_ms(backend: str) -> float:
+    """What an all-reduce takes beside the network: Horovod agrees on it, and sends it, at the ends of cycles (1 ms by default)."""
+    cycle = number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
+    return 2 * (1.0 if math.isnan(cycle) else cycle) * backend.startswith("Horovod")
 
 
 def build_report(
-    config: DoctorConfig, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: str, seconds: float
+    config: DoctorConfig,
+    ranks: Sequence[Facts],
+    links: Sequence[Link],
+    job: str,
+    folder: str,
+    seconds: float,
+    overhead_ms: float = 0.0,
 ) -> ClusterReport:
     """The findings of gathered facts."""
     image_bytes, model_bytes = task_class(config).sizes(config)
     needs = needs_of(config, len(ranks), image_bytes, model_bytes)
     machine, expected_from = expected_machine(ranks, config.sku)
-    links = with_expected(links, len(ranks), machine)
-    found = sorted(_findings(config, ranks, links, needs, folder), key=lambda finding: finding.level)  # errors first
+    links = with_expected(links, len(ranks), machine, overhead_ms)
+    found = findings(ranks, links, needs, folder, config.expect_gb_s)
     return ClusterReport(job, ranks, links, expected_from, found, seconds)
 
 
-def _findings(
-    config: DoctorConfig, ranks: Sequence[Facts], links: Sequence[Link], needs: Needs, folder: str
-) -> Iterator[checks.Finding]:
-    yield from checks.version_findings(ranks)
-    yield from checks.gpu_findings(ranks)
-    yield from checks.data_findings(ranks)
-    yield from checks.memory_findings(ranks, needs)
-    yield from checks.disk_findings(ranks, needs, folder)
-    yield from checks.file_findings(ranks, needs)
-    yield from checks.name_findings(ranks)
-    yield from checks.clock_findings(ranks)
-    yield from checks.link_findings(links, len(ranks), config.expect_gb_s)
-    yield from checks.step_findings(ranks)
-    yield from checks.unread_findings(ranks)
+def findings(
+    ranks: Sequence[Facts], links: Sequence[Link], needs: Needs, folder: str, expect_gb_s: float | None
+) -> list[checks.Finding]:
+    """All that is wrong, errors first."""
+    found = [
+        *checks.version_findings(ranks),
+        *checks.gpu_findings(ranks),
+        *checks.data_findings(ranks),
+        *checks.memory_findings(ranks, needs),
+        *checks.disk_findings(ranks, needs, folder),
+        *checks.file_findings(ranks, needs),
+        *checks.name_findings(ranks),
+        *checks.clock_findings(ranks),
+        *link_findings(links, len(ranks), expect_gb_s),
+        *step_findings(ranks),
+        *checks.unread_findings(ranks),
+    ]
+    return sorted(found, key=lambda finding: finding.level)
 
 
 def _written_folder(config: DoctorConfig) -> Path:
@@ -111,16 +159,18 @@ def _written_folder(config: DoctorConfig) -> Path:
     return checkpoints
 
 
+def _checkpoint_bytes(config: DoctorConfig) -> int:
+    """Of the checkpoints that a run to resume has written already; 0 where the folder is not given, but found later."""
+    if not (config.resume and (config.output_dir or config.trainer.checkpoint_dir)):
+        return 0
+    return sum(file.stat().st_size for file in _written_folder(config).rglob("*.pt"))
+
+
 def _digests(config: DoctorConfig) -> dict[str, str]:
     """Of each file that the task reads its data from; an error is a finding, not the end."""
     try:
-        files = task_class(config).data_files(config)
+        return digests(task_class(config).data_files(config))
     except UserError as error:
         return {f"data={config.data.name}": f"error: {error}"}
-    found = {}
-    for file in files:
-        try:
-            found[str(file)] = digest(file)
-        except (OSError, UserError) as error:
-            found[str(file)] = f"error: {first_line(error)}"
-    return found
+    except Exception as error:
+        return {f"data={config.data.name}": f"error: {first_line(error)}"}

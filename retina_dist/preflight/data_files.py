@@ -4,40 +4,63 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from retina_dist.errors import UserError
-from retina_dist.files import Place, Url, check_regular, names_in, read_bytes
+from retina_dist.files import Place, Url, check_regular, first_line, names_in
 from retina_dist.words import pluralize
 
 MOST_BYTES = 2**30  # read of a file; the rest counts by its size
-MOST_SECONDS = 20.0  # of reading one
+MOST_BYTES_OF_URL = 2**26
+MOST_SECONDS = 20.0  # of reading all files
 PIECE = 2**22
 
 
-def digest(source: Place) -> str:
+def digests(files: Iterable[Place]) -> dict[str, str]:
+    """`digest` of each file, or "error: ..."; "slow: ..." of one that is not read when 20 s for all of them have passed."""
+    found, until = {}, time.monotonic() + MOST_SECONDS
+    for file in files:
+        try:
+            found[str(file)] = digest(file, until)
+        except Exception as error:  # whatever a storage answers is a finding, not the end
+            found[str(file)] = f"error: {first_line(error)}"
+    return found
+
+
+def digest(source: Place, until: float) -> str:
     """What two hosts must agree on: a file's SHA-256 and size, or the names in a folder. Raises OSError or UserError.
 
-    Of a file beyond 1 GiB, the size and the first GiB. A disk that gives less in 20 s is an error, as the others would wait.
+    Of a file beyond 1 GiB, or 64 MiB behind a URL, the size and so much of its begin. "slow: ..." where reading does not end by
+    `until`, as the others would wait.
     """
     if isinstance(source, Url) and not source.is_dir():
-        return _named(hashlib.sha256(content := read_bytes(source)).hexdigest(), len(content))
+        if time.monotonic() > until:
+            return _slow(0, 0.0)
+        (content,) = source.parent.read_parts([(source.name, 0, MOST_BYTES_OF_URL)])
+        if isinstance(content, FileNotFoundError):
+            raise content
+        return _named(hashlib.sha256(content).hexdigest(), source.size())
     if isinstance(source, Url) or source.is_dir():
         names = names_in(source)
         return _named(hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest(), None, len(names))
-    return _digest_of_file(source)
+    return _digest_of_file(source, until)
 
 
-def _digest_of_file(path: Path) -> str:
+def _digest_of_file(path: Path, until: float) -> str:
     check_regular(path)
     found, done, started = hashlib.sha256(), 0, time.monotonic()
     with open(path, "rb") as file:
         while done < MOST_BYTES and (piece := file.read(PIECE)):
             found.update(piece)
             done += len(piece)
-            if time.monotonic() - started > MOST_SECONDS:
-                raise UserError(f"only {done / 1e6:.0f} MB could be read in {MOST_SECONDS:g} s")
+            if (now := time.monotonic()) > until:
+                return _slow(done, now - started)
     return _named(found.hexdigest(), path.stat().st_size)
+
+
+def _slow(done: int, seconds: float) -> str:
+    speed = f" at {done / 1e6 / seconds:.1f} MB/s" if seconds > 0 else ""
+    return f"slow: {done / 1e6:.1f} MB{speed} until the {MOST_SECONDS:g} s for all files had passed, and it was not compared"
 
 
 def _named(sha256: str, size: int | None, names: int = 0) -> str:

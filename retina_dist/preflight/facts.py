@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import resource
 import shutil
 import socket
@@ -17,12 +18,15 @@ import torch
 from retina_dist.files import first_line
 from retina_dist.run.environment import versions
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.devices import driver_version
+from retina_dist.strategies.devices import driver_version, nccl_version
 
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
 INFINIBAND, INTERFACES = Path("/sys/class/infiniband"), Path("/sys/class/net")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a machine, and no other machine's
+CPU = Path("/proc/cpuinfo")
+ETHERNET_CARD = "1"  # ARPHRD_ETHER; IP over InfiniBand is 32
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Facts:
 
     rank: int
     host: str
+    boot_id: str | None = None
     gpu: str | None = None  # its name; None on the CPU
     uuid: str | None = None
     memory_gib: float | None = None  # of the GPU
@@ -38,16 +43,25 @@ class Facts:
     addresses: list[str] = field(default_factory=list)  # that the host's own name resolves to
     foreign: list[str] = field(default_factory=list)  # those of them that this host does not have
     ethernet_gbit: float | None = None  # of the fastest card
-    infiniband_gbit: float | None = None  # of all active cards together
+    infiniband_gbit: float | None = None  # of all active ports together
+    infiniband_port_gbit: float | None = None  # of the fastest
+    shared_cards: str | None = None  # why a card's speed says little of this machine's share of it
+    chosen_interface: str | None = None  # GLOO_SOCKET_IFNAME: the host's name is then not asked for its address
     shm_bytes: int | None = None  # free in /dev/shm
     open_files: int | None = None  # the soft limit
     disk_free: int | None = None  # bytes where the run folder will be
+    checkpoint_bytes: int = 0  # that a run to resume has there already
     data: dict[str, str] = field(
         default_factory=dict
-    )  # file -> digest, or "error: ..."; the first rank of a host reads
+    )  # file -> digest, "error: ..." or "slow: ..."; the first rank of a host reads
     clock: list[tuple[float, float]] = field(default_factory=list)  # see `clock`
     step_ms: float | None = None
     unread: dict[str, str] = field(default_factory=dict)  # fact -> why it could not be read
+
+    @property
+    def machine(self) -> str:
+        """What no two machines have in common, though two may be called alike."""
+        return f"{self.host}/{self.boot_id or ''}"
 
     def attempt(self, fact: str, read: Callable[[], T]) -> T | None:
         """What `read` returns; None where it fails, and then why is in `unread`."""
@@ -61,17 +75,19 @@ class Facts:
 def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     """The facts of this rank's process and machine; nothing is measured and nobody is waited for."""
     facts = Facts(strategy.rank, socket.gethostname())
+    facts.boot_id = facts.attempt("boot_id", lambda: BOOT_ID.read_text().strip())
     facts.versions = facts.attempt("versions", lambda: _versions(strategy)) or {}
     if strategy.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(strategy.device)
-        facts.gpu, facts.memory_gib = properties.name, round(properties.total_memory / 2**30, 1)
-        facts.uuid = facts.attempt("UUID of the GPU", lambda: str(properties.uuid))
-        facts.versions["driver"] = facts.attempt("driver", _driver) or ""
-        facts.versions["NCCL"] = facts.attempt("NCCL", _nccl) or ""
+        facts.attempt("GPU", lambda: _read_gpu(facts, strategy.device))
+        found = {"driver": facts.attempt("driver", _driver), "NCCL": facts.attempt("NCCL", nccl_version)}
+        facts.versions |= {name: version for name, version in found.items() if version is not None}
     facts.addresses = facts.attempt("address of the host's name", lambda: _addresses(facts.host)) or []
-    facts.foreign = [address for address in facts.addresses if not is_own(address)]
+    facts.foreign = facts.attempt("host's own addresses", lambda: [a for a in facts.addresses if not is_own(a)]) or []
+    facts.chosen_interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")
     facts.ethernet_gbit = facts.attempt("Ethernet cards", _ethernet_gbit)
-    facts.infiniband_gbit = facts.attempt("InfiniBand cards", _infiniband_gbit)
+    ports = facts.attempt("InfiniBand cards", lambda: _port_gbits("InfiniBand")) or []
+    facts.infiniband_gbit, facts.infiniband_port_gbit = sum(ports) or None, max(ports, default=None)
+    facts.shared_cards = facts.attempt("kind of network cards", _shared_cards)
     facts.shm_bytes = facts.attempt(str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free)
     facts.open_files = facts.attempt("limit of open files", _open_files)
     facts.disk_free = facts.attempt("disk of the run folder", lambda: shutil.disk_usage(existing(run_folder)).free)
@@ -92,12 +108,18 @@ def is_loopback(address: str) -> bool:
 def is_own(address: str) -> bool:
     """Whether this host has the address: only such a one can be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:  # an error where the host has no IPv6
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
+
+
+def _read_gpu(facts: Facts, device: torch.device) -> None:
+    properties = torch.cuda.get_device_properties(device)
+    facts.gpu, facts.memory_gib = properties.name, round(properties.total_memory / 2**30, 1)
+    facts.uuid = str(properties.uuid)
 
 
 def _versions(strategy: DistributedStrategy) -> dict[str, str]:
@@ -115,11 +137,6 @@ def _driver() -> str:
     return found
 
 
-def _nccl() -> str:
-    found = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
 def _addresses(host: str) -> list[str]:
     return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
 
@@ -131,18 +148,26 @@ def _open_files() -> int:
 
 def _ethernet_gbit() -> float | None:
     """Of the fastest card that has a cable in; virtual interfaces have no `device`."""
-    cards = [card for card in INTERFACES.iterdir() if (card / "device").exists()]
+    cards = [
+        card for card in INTERFACES.iterdir() if (card / "device").exists() and _text(card / "type") == ETHERNET_CARD
+    ]
     speeds = [_number(card / "speed") for card in cards if _text(card / "operstate") == "up"]
     return max((speed / 1000 for speed in speeds if speed > 0), default=None)
 
 
-def _infiniband_gbit() -> float | None:
-    """Of all active ports; those whose link layer is Ethernet are left out."""
+def _port_gbits(link_layer: str) -> list[float]:
+    """Of each active port, of "InfiniBand" or of "Ethernet" (RoCE)."""
     if not INFINIBAND.is_dir():
-        return None
-    ports = [port for port in INFINIBAND.glob("*/ports/*") if _text(port / "link_layer") == "InfiniBand"]
-    rates = [_number(port / "rate") for port in ports if "ACTIVE" in _text(port / "state")]
-    return sum(rates) or None
+        return []
+    ports = [port for port in INFINIBAND.glob("*/ports/*") if _text(port / "link_layer") == link_layer]
+    return [rate for port in ports if "ACTIVE" in _text(port / "state") and (rate := _number(port / "rate"))]
+
+
+def _shared_cards() -> str | None:
+    if _port_gbits("Ethernet"):
+        return "RDMA over Ethernet has no figure here"
+    flags = next((line.split() for line in CPU.read_text().splitlines() if line.startswith("flags")), [])
+    return "a virtual machine's card shows the physical card's speed" if "hypervisor" in flags else None
 
 
 def _text(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from retina_dist.benchmark.communication import (
     Machine,
     allreduce_ms,
 )
+from retina_dist.gpus import GPUS
 from retina_dist.preflight.facts import Facts
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -33,12 +35,17 @@ SIZES_MB = (1, 64)  # 1e6 bytes: a latency, and more than a bucket
 SECONDS = 2.0  # for all repetitions of a size, about
 MOST = 20  # repetitions
 
-# How GPUs of a machine reach each other, by the name that torch gives them: GB/s and microseconds a hop.
-INSIDE = {
-    r"A100.*SXM": (NVLINK_A100, NVLINK_A100_US),
-    r"H100 80GB HBM3|H200(?! NVL)": (NVLINK_H200, NVLINK_H200_US),
-    r"A100.*PCI|\bA10\b|\bL4\b|L40|A40": (PCI_4, PCI_US),
-    r"T4|V100-PCI|P100-PCI": (PCI_3, PCI_US),
+# How GPUs of a machine reach each other, by the names of `gpus.GPUS`: GB/s and microseconds a hop. Those with bridges (H100
+# PCIe and NVL) or of V100's NVLink have no figure here, nor have slices of a GPU.
+NVLINK = {
+    "A100-40GB": (NVLINK_A100, NVLINK_A100_US),
+    "A100-80GB": (NVLINK_A100, NVLINK_A100_US),
+    "H100-80GB": (NVLINK_H200, NVLINK_H200_US),
+    "H200-141GB": (NVLINK_H200, NVLINK_H200_US),
+}
+PCI = {
+    **dict.fromkeys(("A100-40GB", "A100-PCIe-80GB", "A10", "L4", "L40", "L40S", "A40"), (PCI_4, PCI_US)),
+    **dict.fromkeys(("T4", "V100-16GB", "V100-32GB"), (PCI_3, PCI_US)),
 }
 
 
@@ -86,38 +93,59 @@ def expected_machine(ranks: Sequence[Facts], sku: str | None) -> tuple[Machine |
 
     `sku` is one of `MACHINES`; None: what the GPU's name and the network cards say. On a CPU nothing is expected.
     """
-    hosts = {facts.host for facts in ranks}
-    each = -(-len(ranks) // len(hosts))
+    counts = Counter(facts.machine for facts in ranks)
+    each = max(counts.values())
     if sku is not None:
-        return replace(MACHINES[sku], gpus=each), f"{sku}, by its documentation"
+        return _part_of(MACHINES[sku], each), f"{sku}, by its documentation"
     gpus = {facts.gpu for facts in ranks}
     gpu = next(iter(gpus))
-    if gpu is None or len(gpus) > 1 or len(ranks) % len(hosts):
+    if gpu is None or len(gpus) > 1 or len(set(counts.values())) > 1:
         return None, "not known for CPUs and for unequal machines: expect_gb_s=NUMBER holds it to a number"
-    inside, inside_us = next((v for k, v in INSIDE.items() if re.search(k, gpu)), (None, None))
-    outside, outside_us, words = _outside(ranks)
-    if (each > 1 and inside is None) or (len(hosts) > 1 and outside is None):
-        what = f"the links of {gpu}" if each > 1 and inside is None else "the network cards' speed"
+    inside, inside_us = _inside(gpu)
+    outside, outside_us, words = _outside(ranks, each)
+    if (each > 1 and inside is None) or (len(counts) > 1 and outside is None):
+        what = f"the links of {gpu}" if each > 1 and inside is None else f"the network cards' speed{words}"
         return None, f"not known, as {what} could not be told: give sku=NAME or expect_gb_s=NUMBER"
     machine = Machine(
         "found", gpu, each, inside or PCI_4, inside_us or PCI_US, outside or 1.0, outside_us, source="found"
     )
-    said = [f"{gpu} among each other"] * (each > 1) + [f"{words} between hosts"] * (len(hosts) > 1)
+    said = [f"{gpu} among each other"] * (each > 1) + [f"{words} between hosts"] * (len(counts) > 1)
     return machine, " and ".join(said)
 
 
-def _outside(ranks: Sequence[Facts]) -> tuple[float | None, float, str]:
-    """GB/s and microseconds between hosts, of the slowest host's cards, and their name."""
-    infiniband = [facts.infiniband_gbit or 0.0 for facts in ranks]
+def _part_of(machine: Machine, gpus: int) -> Machine:
+    """A machine of which a job uses so many GPUs, and with InfiniBand the cards nearest to them."""
+    share = min(1.0, gpus / machine.gpus) if machine.outside_us == INFINIBAND_US else 1.0
+    return replace(machine, gpus=gpus, outside=machine.outside * share)
+
+
+def _inside(gpu: str) -> tuple[float | None, float | None]:
+    """GB/s and microseconds between the GPUs of a machine, where they are known."""
+    name = next((known.name for known in GPUS if re.fullmatch(known.pattern, gpu)), "")
+    sxm = "SXM" in gpu or (name in NVLINK and name not in PCI)
+    if sxm:
+        return NVLINK.get(name, (None, None))
+    return PCI.get(name, (None, None))
+
+
+def _outside(ranks: Sequence[Facts], each: int) -> tuple[float | None, float, str]:
+    """GB/s and microseconds between hosts with so many ranks, of the slowest host's cards, and their name.
+
+    NCCL gives each GPU the InfiniBand card nearest to it, so that GPUs of a host that the job does not use leave cards idle.
+    Without a speed, the last is why, in parentheses.
+    """
+    infiniband = [min(f.infiniband_gbit or 0.0, each * (f.infiniband_port_gbit or 0.0)) for f in ranks]
     if min(infiniband):
         gbit = min(infiniband)
         return gbit / 8 * INFINIBAND_SHARE, INFINIBAND_US, f"{gbit:g} Gbit/s of InfiniBand"
+    if reason := next((facts.shared_cards for facts in ranks if facts.shared_cards), None):
+        return None, TCP_US, f" ({reason})"
     gbit = min(facts.ethernet_gbit or 0.0 for facts in ranks)
-    return (gbit / 8 * TCP_SHARE or None), TCP_US, f"{gbit:g} Gbit/s of Ethernet"
+    return (gbit / 8 * TCP_SHARE, TCP_US, f"{gbit:g} Gbit/s of Ethernet") if gbit else (None, TCP_US, "")
 
 
-def with_expected(links: Sequence[Link], ranks: int, machine: Machine | None) -> list[Link]:
-    """The same with what the machine should need."""
+def with_expected(links: Sequence[Link], ranks: int, machine: Machine | None, overhead_ms: float = 0.0) -> list[Link]:
+    """The same with what the machine should need, and whoever communicates before and after."""
     if machine is None:
         return list(links)
-    return [link._replace(expected_ms=allreduce_ms(link.size_mb * 1e6, ranks, machine)) for link in links]
+    return [link._replace(expected_ms=overhead_ms + allreduce_ms(link.size_mb * 1e6, ranks, machine)) for link in links]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retina_dist.preflight.checks import Finding, amount, first_of_hosts, slowest
+from retina_dist.preflight.checks import Finding, first_of_hosts
 from retina_dist.preflight.clock import offset
 from retina_dist.preflight.facts import Facts
 from retina_dist.preflight.network import Link
-from retina_dist.words import pluralize
+from retina_dist.preflight.speed_checks import slowest
+from retina_dist.words import amount, pluralize
 
 TITLES = {"error": "ERRORS", "warning": "WARNINGS"}
 MOST_HOSTS = 64  # rows on the screen
+MOST_ALIKE = 8  # findings with one remedy
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,11 @@ class ClusterReport:
         return first_of_hosts(self.ranks)[1:]
 
     def text(self) -> str:
-        """For a terminal; what is wrong comes last, where the reader is."""
+        """For a terminal."""
+        return f"{self.machines()}\n\n{self.network()}"
+
+    def machines(self) -> str:
+        """All but the network; what is wrong comes last, where the reader is."""
         hosts = first_of_hosts(self.ranks)
         lines = [f"{self.job}, {pluralize(len(hosts), 'host')}", "", *self._hosts(hosts[:MOST_HOSTS])]
         if (more := len(hosts) - MOST_HOSTS) > 0:
@@ -63,29 +70,28 @@ class ClusterReport:
         lines += [f"Data: {file}: {found}" for file, found in self.ranks[0].data.items()] or [
             "Data: no file to compare"
         ]
-        lines += self._network()
         worst, ratio = slowest(self.ranks)
         if worst:
             who = f"slowest is rank {worst.rank} on {worst.host}"
             lines.append(f"Step of computation: {who}, {worst.step_ms:.1f} ms, {ratio:.2f} times the median")
-        for level, title in TITLES.items():
-            found = [finding for finding in self.findings if finding.level == level]
-            lines += ["", title] if found else []
-            for finding in found:
-                lines += [f"  {finding.check:<11}{finding.what}", f"{'':<11}-> {finding.remedy}"]
-        return "\n".join([*lines, "", self._verdict()])
+        return "\n".join([*lines, *_in_lines([finding for finding in self.findings if finding.check != "network"])])
+
+    def network(self) -> str:
+        """The network, and how many errors and warnings there are in all."""
+        found = _in_lines([finding for finding in self.findings if finding.check == "network"])
+        return "\n".join([*self._network(), *found, "", self._verdict()])
 
     def _hosts(self, hosts: Sequence[Facts]) -> Iterator[str]:
         width = max(4, *(len(facts.host) for facts in hosts))
         titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}{'clock':>20}"
         yield f"  {'host':<{width}}  {'ranks':<15}{'device':<34}{titles}"
         for facts in hosts:
-            mine = [other for other in self.ranks if other.host == facts.host]
+            mine = [other for other in self.ranks if other.machine == facts.machine]
             numbers = _numbers([other.rank for other in mine])
             device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
             steps = [other.step_ms for other in mine if other.step_ms]
             clock = "reference"
-            if facts.host != self.ranks[0].host:
+            if facts.machine != self.ranks[0].machine:
                 found = offset(self.ranks[0].clock, facts.clock)
                 clock = f"{found.ahead_s * 1e3:+.1f} +- {found.bound_s * 1e3:.1f} ms"
             yield (
@@ -110,6 +116,23 @@ class ClusterReport:
         words = f"{pluralize(self.errors, 'error', none='no')}, {pluralize(warnings, 'warning', none='no')}"
         what = "fix the errors before you train" if self.errors else "fit to train on"
         return f"{words.capitalize()} in {self.seconds:.0f} s: {what}."
+
+
+def _in_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """By level, and those with one remedy together."""
+    for level, title in TITLES.items():
+        alike = defaultdict(list)
+        for finding in findings:
+            if finding.level == level:
+                alike[finding.check, finding.remedy].append(finding.what)
+        if alike:
+            yield from ("", title)
+        for (check, remedy), found in alike.items():
+            for i, what in enumerate(found[:MOST_ALIKE]):
+                yield f"  {'' if i else check:<11}{what}"
+            if (more := len(found) - MOST_ALIKE) > 0:
+                yield f"  {'':<11}and {more} more; output=FILE.json has all"
+            yield f"{'':<11}-> {remedy}"
 
 
 def _amount(size: int | None) -> str:

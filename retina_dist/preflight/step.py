@@ -11,7 +11,7 @@ import time
 import torch
 from torchvision.models import resnet18
 
-SECONDS = 2.0  # of measurement; a GPU that throttles shows it by then
+SECONDS = 2.0  # of measurement, enough to show a power cap; heat shows after minutes only
 FEWEST = 3  # steps
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +11,10 @@ import pytest
 import torch
 
 from retina_dist.errors import UserError
+from retina_dist.files import Url
 from retina_dist.preflight import data_files, facts
-from retina_dist.preflight.data_files import digest
+from retina_dist.preflight.clock import ROUNDS, read_clock
+from retina_dist.preflight.cluster import CPU, _or_user_error
 from retina_dist.preflight.facts import Facts, existing, is_loopback, is_own, read_machine
 from retina_dist.preflight.gather import gather_facts
 from retina_dist.preflight.needs import needs_of
@@ -48,16 +52,47 @@ def test_network_cards_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     write("ib/mlx5_3/ports/1/rate", "100 Gb/sec\n")
     write("ib/mlx5_3/ports/1/state", "4: ACTIVE\n")
     write("ib/mlx5_3/ports/1/link_layer", "Ethernet\n")
-    for card, speed, state in (("eth0", "40000", "up"), ("eth1", "100000", "down"), ("eth2", "-1", "up")):
+    for card, speed, state in (
+        ("eth0", "40000", "up"),
+        ("eth1", "100000", "down"),
+        ("eth2", "-1", "up"),
+        ("ib0", "200000", "up"),
+    ):
         write(f"net/{card}/speed", f"{speed}\n")
         write(f"net/{card}/operstate", f"{state}\n")
+        write(f"net/{card}/type", "1\n" if card != "ib0" else "32\n")
         (tmp_path / f"net/{card}/device").mkdir()
     write("net/docker0/speed", "400000\n")
     write("net/docker0/operstate", "up\n")
     monkeypatch.setattr(facts, "INFINIBAND", tmp_path / "ib")
     monkeypatch.setattr(facts, "INTERFACES", tmp_path / "net")
     found = read_machine(SingleDeviceStrategy("cpu"), tmp_path)
-    assert (found.infiniband_gbit, found.ethernet_gbit) == (400.0, 40.0)
+    assert (found.infiniband_gbit, found.infiniband_port_gbit, found.ethernet_gbit) == (400.0, 200.0, 40.0)
+    assert found.shared_cards == "RDMA over Ethernet has no figure here"
+
+
+def test_a_gpu_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = SimpleNamespace(name="NVIDIA T4", total_memory=15 * 2**30, uuid="12-34")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(facts, "driver_version", lambda: None)
+    monkeypatch.setattr(facts, "nccl_version", lambda: "2.27.5")
+    strategy = SingleDeviceStrategy("cpu")
+    strategy.device = torch.device("cuda", 0)
+    found = read_machine(strategy, tmp_path)
+    assert (found.gpu, found.memory_gib, found.uuid) == ("NVIDIA T4", 15.0, "12-34")
+    assert found.versions["NCCL"] == "2.27.5"
+    assert "driver" not in found.versions
+    assert "driver" in found.unread
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: 1 // 0)
+    assert "ZeroDivisionError" in read_machine(strategy, tmp_path).unread["GPU"]
+
+
+def test_a_host_without_ipv6_has_no_such_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_ipv6(family: int, kind: int) -> None:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(facts, "socket", SimpleNamespace(AF_INET6=10, AF_INET=2, SOCK_STREAM=1, socket=without_ipv6))
+    assert not is_own("2001:db8::1")
 
 
 def test_addresses_are_told_apart() -> None:
@@ -76,6 +111,19 @@ def test_facts_travel_as_they_are() -> None:
     assert found == own
 
 
+def test_what_goes_before_the_network_is_measured_needs_no_gpus_network() -> None:
+    strategy = SingleDeviceStrategy("cpu")
+    strategy.device = torch.device("meta")  # whose tensors have no values
+    assert len(gather_facts(strategy, Facts(0, "a"))) == 1
+    assert len(read_clock(strategy)) == ROUNDS
+    assert strategy.run_collectively(lambda: 3, CPU) == 3
+
+
+def test_whatever_a_broken_machine_raises_names_host_and_phase() -> None:
+    with pytest.raises(UserError, match=r"the digest of the data failed on .*ZeroDivisionError"):
+        _or_user_error("the digest of the data", lambda: 1 // 0)
+
+
 def test_one_rank_has_no_link() -> None:
     assert measure_links(SingleDeviceStrategy("cpu")) == []
 
@@ -84,6 +132,7 @@ def test_digests_tell_files_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_bytes(b"abc")
     other.write_bytes(b"abd")
+    digest = partial(data_files.digest, until=math.inf)
     assert digest(one) == "SHA-256 ba7816bf8f01cfea… of 3 bytes"
     assert digest(one) != digest(other)
     assert digest(tmp_path) == digest(tmp_path)
@@ -93,9 +142,24 @@ def test_digests_tell_files_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data_files, "MOST_BYTES", 2)
     monkeypatch.setattr(data_files, "PIECE", 2)
     assert digest(one) == digest(other)  # so far equal, and of one size
+
+
+def test_slow_storage_and_errors_are_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_bytes(b"abc")
+    files = [tmp_path / "one", tmp_path / "none"]
+    assert [found.partition(" ")[0] for found in data_files.digests(files).values()] == ["SHA-256", "error:"]
     monkeypatch.setattr(data_files, "MOST_SECONDS", -1.0)
-    with pytest.raises(UserError, match="could be read"):
-        digest(one)
+    assert [found.partition(" ")[0] for found in data_files.digests(files).values()] == ["slow:", "error:"]
+
+
+def test_a_file_behind_a_url_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    url = Url("memory://preflight/train.json")
+    url.write_bytes(b"abcdef")
+    monkeypatch.setattr(data_files, "MOST_BYTES_OF_URL", 3)
+    assert data_files.digest(url, math.inf) == "SHA-256 ba7816bf8f01cfea… of 6 bytes"
+    with pytest.raises(OSError, match="there is no"):
+        data_files.digest(Url("memory://preflight/none.json"), math.inf)
 
 
 def test_the_folder_that_is_there_stands_in_for_one_that_is_not(tmp_path: Path) -> None:
