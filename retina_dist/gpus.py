@@ -56,17 +56,21 @@ GPUS = (
 def find_gpu(name: str) -> Gpu:
     """The GPU that a user names, in any case, or as torch spells it; "H200" will do where one GPU is called so.
 
-    Raises ConfigError with the nearest names.
+    "24GiB" is one of that memory that torch can use. Raises ConfigError with the nearest names.
     """
     wanted = name.strip().upper()
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted):
+        if float(size[1]) < 1:
+            raise ConfigError(f"gpu={name} is too little for a GPU; give at least 1GiB.")
+        return Gpu(f"a GPU of {size[1]} GiB", re.escape(name), float(size[1]), (0, 0))
     begin = [gpu for gpu in GPUS if f"{gpu.name.upper()}-".startswith(f"{wanted}-")]
     same = [gpu for gpu in GPUS if wanted == gpu.name.upper() or re.fullmatch(gpu.pattern, name.strip())]
     if len(found := same or begin) == 1:
         return found[0]
     names = {gpu.name.upper(): gpu.name for gpu in GPUS}
     near = [gpu.name for gpu in begin] or [names[n] for n in difflib.get_close_matches(wanted, names, 1)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names.values())}."
-    raise ConfigError(f"gpu={name} is not known; {hint}")
+    hint = f"did you mean {' or '.join(near)}? Or give" if near else f"use one of {', '.join(names.values())}, or"
+    raise ConfigError(f"gpu={name} is not known; {hint} its memory, such as gpu=24GiB.")
 
 
 def gpu_of(device: torch.device) -> Gpu:

@@ -125,7 +125,8 @@ class Task(ABC):
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
         """The model on the CPU: in training mode it maps a batch to a dict of losses, means over the batch's examples.
 
-        Pretrained weights are loaded on the main rank only, and not when the run is `resumed`.
+        Pretrained weights are loaded on the main rank only, and not when the run is `resumed`. To estimate memory it is called on a
+        copy of the task on the main rank, before `build_data`; an error then leaves out the estimate.
         """
 
     @abstractmethod
@@ -135,7 +136,8 @@ class Task(ABC):
     def largest_batch(self, size: int, device: torch.device) -> TrainBatch | None:
         """A micro-batch of `size` examples of the largest shape that a training on `device` can have, as `build_data` makes it.
 
-        Called on fake tensors, to estimate a step's memory: shapes and types count, values do not. None: not known.
+        Called on fake tensors, to estimate a step's memory, before `build_data`: shapes and types count, values do not. None: not
+        known.
         """
         return None
 

@@ -16,7 +16,7 @@ class SyntheticBenchmarkConfig(TrainConfig):
     num_warmup_batches: int = setting(10, "steps not timed", at_least=0)
     num_batches_per_iter: int = setting(10, "steps of a round", at_least=1)
     num_iters: int = setting(10, "rounds, each with its images a second", at_least=1)
-    memory: bool = setting(False, "foretell the peak memory of a step; a GPU's is measured")
+    memory: bool = setting(False, "predict the peak memory of a step; a GPU's is measured")
     output: str | None = setting(None, "a JSON file")
     baseline: str | None = setting(None, "such a file of an earlier run")
     fail_under: float = setting(0.9, "exit with 1 when a ratio is less than this share of the earlier one", above=0)

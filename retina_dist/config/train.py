@@ -36,7 +36,8 @@ class RunConfig:
     launcher: str | None = setting(None, 'with --multirun: the launcher that starts each job, e.g. "horovodrun -np 2"')
     dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
     gpu: str | None = setting(
-        None, "a GPU's name, such as A100-40GB: the memory to fit into; null: that of the GPU in use, if any"
+        None,
+        "a GPU's name, such as A100-40GB, or memory, such as 24GiB, to fit into; null: that of the GPU in use, if any",
     )
     debug: bool = setting(False, "show tracebacks")
 

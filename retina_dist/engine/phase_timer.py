@@ -94,6 +94,7 @@ class PhaseTimer:
             self.mark(waited_for)
             waited_for = "data"
             yield step
+            del step  # its memory is free while the next one is fetched
             self.mark("other")
 
     def mark_backward(self) -> None:

@@ -44,3 +44,4 @@ def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator
         (batches, arrived), coming = coming, fetch()
         torch.cuda.current_stream(device).wait_event(arrived)
         yield batches
+        del batches  # before the next copy, so that the memory of two steps' batches is enough

@@ -97,6 +97,7 @@ class Trainer:
             for micro_batches in self.timer.iterate(steps):
                 strategy.phase = f"step {state.step + 1}"
                 self.metrics.update(self.train_step(micro_batches))
+                del micro_batches  # before the next ones are fetched
                 state.step += 1
                 action = self._poll()
                 due = plan.due(state.step, action)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -20,16 +19,18 @@ from retina_dist.task import Task
 # What the CUDA context and the loaded kernels take beside torch's tensors: an assumption. Processes of torch 2 that hold no tensor
 # take 0.5 to 0.7 GiB by nvidia-smi.
 CONTEXT_GIB = 0.6
+SAME_GIB = 0.5  # by less than this GPUs of one kind differ, with their drivers
 SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The micro-batches of a step, what it takes in lines of the log, and why it cannot run, "" if it can."""
+    """The micro-batches of a step, what it takes in lines of the log, warnings, and why it cannot run, "" if it can."""
 
     accumulate: int
     lines: list[str] = field(default_factory=list)
     problem: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise ConfigError where the step cannot run."""
@@ -43,34 +44,47 @@ def plan_memory(
     """Settle `trainer.accumulate` and compare the step with the GPU, alike on all ranks; `plan_of(accumulate)` is the plan.
 
     The GPU is the one that `gpu` names, else the smallest that a rank has. Without any nothing is compared, and auto is 1.
-    Nothing is estimated without a GPU but in a dry run.
+    Nothing is estimated without a GPU but in a dry run. A step that is too large for the GPU in use is a warning, as an estimate
+    may be wrong; it is a problem in a dry run, for a GPU that `gpu` names, and where auto finds no number.
     """
-    gpu, chosen = _gpu(config, strategy), config.trainer.micro_batches
+    named, found = find_gpu(config.gpu) if config.gpu else None, _smallest_gpu(strategy)
+    gpu, chosen, auto = named or found, config.trainer.micro_batches, config.trainer.accumulate == "auto"
     if gpu is None and not config.dry_run:
         return MemoryPlan(chosen)
     device = torch.device("cuda") if gpu else strategy.device
 
-    auto = config.trainer.accumulate == "auto"
-
-    def settle() -> dict[str, Any]:
+    def settle() -> MemoryPlan:
         try:
             fit = _Fit(config, strategy.world_size, StepMemory(config, task, device), plan_of)
-            return asdict(fit.settle(gpu) if gpu else MemoryPlan(chosen, [str(fit.estimate(chosen))]))
+            plan = fit.settle(gpu) if gpu else MemoryPlan(chosen, [str(fit.estimate(chosen))])
         except NotEstimated as error:
             problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number." if gpu and auto else ""
-            return asdict(MemoryPlan(chosen, [f"not estimated: {error}"], problem))
+            return MemoryPlan(chosen, [f"not estimated: {error}"], problem)
+        if options := [f"trainer.{name}" for name in ("compile", "cuda_graphs") if getattr(config.trainer, name)]:
+            plan.lines.append(f"estimated for the eager step: {' and '.join(options)} may take more or less")
+        if auto and gpu is None:
+            plan.lines.append("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
+        if plan.problem and not (config.dry_run or named or auto):
+            return replace(plan, problem="", warnings=[f"may run out of memory: {plan.problem}"])
+        if named and found and named.memory_gib > found.memory_gib + SAME_GIB and not config.dry_run:
+            plan.warnings.append(
+                f"gpu={config.gpu} has {named.memory_gib:.1f} GiB, but {found.name} {found.memory_gib:.1f} GiB: a step that fits "
+                "into the first may not fit into the second."
+            )
+        return plan
 
-    return MemoryPlan(**strategy.on_main(settle))
+    return MemoryPlan(**strategy.on_main(lambda: asdict(settle())))
 
 
-def _gpu(config: RunConfig, strategy: DistributedStrategy) -> Gpu | None:
-    if config.gpu:
-        return find_gpu(config.gpu)
+def _smallest_gpu(strategy: DistributedStrategy) -> Gpu | None:
     if strategy.device.type != "cuda":
         return None
     own = gpu_of(strategy.device)
-    smallest = strategy.all_reduce(torch.tensor([own.memory_gib], dtype=torch.float64, device=strategy.device), "min")
-    return replace(own, memory_gib=float(smallest))
+    memory = torch.tensor([own.memory_gib], dtype=torch.float64, device=strategy.device)
+    smallest = float(strategy.all_reduce(memory, "min"))
+    return replace(
+        own, memory_gib=smallest, name=own.name if own.memory_gib == smallest else "the smallest GPU of the job"
+    )
 
 
 class _Fit:
@@ -79,6 +93,9 @@ class _Fit:
     def __init__(self, config: RunConfig, world_size: int, memory: StepMemory, plan_of: Callable[[int], Plan]) -> None:
         self.config, self.total, self.world_size, self.memory = config, config.data.batch_size, world_size, memory
         self.is_auto = config.trainer.accumulate == "auto"
+        self.most = self.total  # micro-batches of a step; random data have none without an image
+        if getattr(config.data, "synthetic", None):
+            self.most = max(1, self.total // world_size)
         self.estimate = cache(lambda accumulate: memory(plan_of(accumulate), self.size_of(accumulate)))
 
     def size_of(self, accumulate: int) -> int:
@@ -86,8 +103,8 @@ class _Fit:
         return -(-self.total // (self.world_size * accumulate))
 
     def fewest(self, most_images: int) -> int:
-        """The fewest micro-batches of at most so many images."""
-        return -(-self.total // (self.world_size * most_images))
+        """The fewest micro-batches of at most so many images, but no more than the data allow."""
+        return min(self.most, -(-self.total // (self.world_size * most_images)))
 
     def settle(self, gpu: Gpu) -> MemoryPlan:
         """The plan for a GPU of which `SHARE` may be filled."""
@@ -97,24 +114,37 @@ class _Fit:
         if found.peak > SHARE * room:
             images = largest_fitting(lambda n: self.estimate(self.fewest(n)).peak, found.images, int(SHARE * room))
             enough = self.fewest(images or 1)
+            least = self.estimate(enough)
             if self.is_auto:
-                chosen, found = enough, self.estimate(enough)
-            elif images:
-                remedy = f"use trainer.accumulate={enough}, with {in_words(self.estimate(enough).peak)}"
+                chosen, found = enough, least
+            elif enough > chosen and least.peak <= room:
+                remedy = f"use trainer.accumulate={enough}, with {in_words(least.peak)}"
+                remedy += ", which may still run out" if least.peak > SHARE * room else ""
         share = f"{100 * found.peak / room:.0f} % of the {in_words(room)} that {gpu.name} has beside the CUDA context"
         lines = [str(found), share]
-        if self.is_auto and chosen > 1 and self.memory.has_batch_norm:
-            lines.append(f"batch norms see each micro-batch of {found.images} by itself")
+        if self.is_auto and chosen > 1:
+            lines += self._statistics(found.images)
+        elif remedy:
+            lines += [f"with trainer.accumulate={enough}, {line}" for line in self._statistics(least.images)]
         if SHARE * room < found.peak <= room:
             lines.append(f"close to what there is; {remedy or 'it may run out'}")
         if found.peak <= room:
             return MemoryPlan(chosen, lines)
+        half = "" if self.config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
         problem = (
             f"data.batch_size={self.total} at trainer.accumulate={chosen} needs {in_words(found.peak)} on each GPU, of which "
             f"{gpu.name} has {in_words(room)} beside the CUDA context; "
-            f"{remedy or 'a single image is too much: use trainer.precision=bf16, smaller images or a larger GPU'}."
+            f"{remedy or f'a single image is too much: use {half}smaller images or a larger GPU'}."
         )
         return MemoryPlan(chosen, lines, problem)
+
+    def _statistics(self, images: int) -> list[str]:
+        """What micro-batches of so many images change, as lines of the log."""
+        if self.memory.batch_norm == "sync_bn" and self.world_size > 1:
+            return [
+                f"synchronized batch norms see {self.world_size} micro-batches of {images} at a time, one of each process"
+            ]
+        return [f"batch norms see each micro-batch of {images} by itself"] if self.memory.batch_norm else []
 
 
 def largest_fitting(peak: Callable[[int], int], too_large: int, room: int) -> int:

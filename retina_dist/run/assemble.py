@@ -179,6 +179,8 @@ def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
         logger.info(f"  {'best':<9}{best}{until}")
     for line in memory.lines:
         logger.info(f"  {'memory':<9}{line}")
+    for line in memory.warnings:
+        logger.warning(line, extra={"rank_zero_only": True})
 
 
 def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:

@@ -138,11 +138,16 @@ def uses_graphs(config: RunConfig, strategy: DistributedStrategy, blockers: Sequ
     """Whether to capture CUDA graphs; logs why not, of which the task's `blockers`, where the setting has no effect."""
     if not config.trainer.cuda_graphs:
         return False
-    reasons = list(blockers)
-    if strategy.device.type != "cuda":
-        reasons.insert(0, f"the device is {strategy.device.type}")
-    if config.strategy.compression == "fp16":
-        reasons.append("strategy.compression=fp16 sends gradients during the pass")
+    reasons = graph_blockers(config, strategy.device, blockers)
     if reasons:
         logger.info(f"trainer.cuda_graphs=true is without effect, because {reasons[0]}")
     return not reasons
+
+
+def graph_blockers(config: RunConfig, device: torch.device, of_task: Sequence[str] = ()) -> list[str]:
+    """Why no CUDA graphs can be captured on `device`, of which the task's reasons; empty if they can."""
+    reasons = [] if device.type == "cuda" else [f"the device is {device.type}"]
+    reasons += of_task
+    if config.strategy.compression == "fp16":
+        reasons.append("strategy.compression=fp16 sends gradients during the pass")
+    return reasons

@@ -29,7 +29,8 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import UserError
 from retina_dist.model.assumed_device import assume_cuda
-from retina_dist.run.build import build_state, build_train_step
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
+from retina_dist.run.build import build_state, build_train_step, graph_blockers
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 
@@ -83,7 +84,9 @@ class StepMemory:
     """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
 
     `device` is where the step would run. It does not communicate, and changes no state of the process or of `task`. Raises
-    NotEstimated.
+    NotEstimated, also where the model cannot be built before `Task.build_data`, and any UserError of the task.
+
+    `batch_norm` is "bn" or "sync_bn" where the model has such norms, else "".
     """
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
@@ -91,10 +94,18 @@ class StepMemory:
         self.sender = task.strategy
         self.task.strategy = self.strategy
         self.config = replace(config, trainer=replace(config.trainer, compile=False, cuda_graphs=False))
-        self.keeps_gradients = config.trainer.cuda_graphs or self.sender.world_size > 1
-        with torch.random.fork_rng(devices=[]):
-            self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
-        self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in self.state.model.modules())
+        try:
+            uses_graphs = config.trainer.cuda_graphs and not graph_blockers(config, device, task.cuda_graph_blockers())
+            with torch.random.fork_rng(devices=[]):
+                self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
+        except UserError:
+            raise
+        except Exception as error:  # a task from outside may need what `build_data` leaves
+            raise NotEstimated(f"the model cannot be built before its data ({_first_line(error)})") from error
+        self.keeps_gradients = uses_graphs or self.sender.keeps_gradients
+        norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
+        synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
+        self.batch_norm = "sync_bn" if synchronized else "bn" if norms else ""
         self.state.scaler = torch.amp.GradScaler("cpu", enabled=False)  # which would wait for values
 
     def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
@@ -117,11 +128,15 @@ class StepMemory:
         except UserError:
             raise
         except Exception as error:  # a model from outside may do what fake tensors cannot
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-            raise NotEstimated(f"the step does not run without data ({type(error).__name__}: {reason})") from error
+            raise NotEstimated(f"the step does not run without data ({_first_line(error)})") from error
         parts["batches"] = making + parts["batches"] * plan.accumulate * (PREFETCHED if on_gpu else 1)
         gradients = sum(p.numel() * p.element_size() for p in self.state.model.parameters() if p.requires_grad)
         return MemoryEstimate(images, communication=self.sender.sending_bytes(gradients), **parts)
+
+
+def _first_line(error: Exception) -> str:
+    reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+    return f"{type(error).__name__}: {reason}"
 
 
 class _Applied(NonFiniteGuard):

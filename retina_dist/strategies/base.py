@@ -111,6 +111,11 @@ class DistributedStrategy(ABC):
         """Memory that sending gradients of so many bytes takes beside them, at most."""
         return 0
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients stay allocated from step to step, as `prepare` arranges with hooks."""
+        return False
+
     def counters(self) -> dict[str, float]:
         """What happened on the wire since the start, by name, for the log; equal on all ranks."""
         return {}

@@ -239,6 +239,10 @@ class DDPStrategy(DistributedStrategy):
     def sending_bytes(self, gradients: int) -> int:
         return 0 if self.compression == "none" or self.world_size == 1 else gradients // 2  # buckets are the gradients
 
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.world_size > 1  # they are views of its buckets
+
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 

@@ -46,12 +46,42 @@ def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> 
 
 
 def test_a_name_like_no_other_lists_all() -> None:
-    with pytest.raises(ConfigError, match="use one of V100-16GB, .*GB200"):
+    with pytest.raises(ConfigError, match="use one of V100-16GB, .*GB200, or its memory, such as gpu=24GiB"):
         find_gpu("quantum")
+
+
+@pytest.mark.parametrize("spelled", ["24GiB", " 24 gib", "24.0GiB"])
+def test_a_memory_is_a_gpu(spelled: str) -> None:
+    assert find_gpu(spelled).memory_gib == 24.0
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gpu=0.5GiB is too little for a GPU; give at least 1GiB"):
+        find_gpu("0.5GiB")
+
+
+def spellings(pattern: str) -> list[str]:
+    """Every name that a pattern of the table matches."""
+    if alternatives := re.search(r"\(([^()]*)\)", pattern):
+        pieces = [
+            pattern[: alternatives.start()] + piece + pattern[alternatives.end() :]
+            for piece in alternatives[1].split("|")
+        ]
+    elif "|" in pattern:
+        pieces = pattern.split("|")
+    elif choice := re.search(r"\[(.*?)\]", pattern):
+        pieces = [pattern[: choice.start()] + letter + pattern[choice.end() :] for letter in choice[1]]
+    elif optional := re.search(r".\?", pattern):
+        pieces = [pattern[: optional.start()] + piece + pattern[optional.end() :] for piece in ("", optional[0][0])]
+    else:
+        return [pattern]
+    return [name for piece in pieces for name in spellings(piece)]
 
 
 def test_no_spelling_means_two_gpus() -> None:
     for gpu in GPUS:
+        for spelled in spellings(gpu.pattern):
+            assert [other.name for other in GPUS if re.fullmatch(other.pattern, spelled)] == [gpu.name]
         assert [other.name for other in GPUS if other.name.upper() == gpu.name.upper()] == [gpu.name]
         assert 10 < gpu.memory_gib < 200
         assert gpu.mlperf_img_s is None or 50 < gpu.mlperf_img_s < 510

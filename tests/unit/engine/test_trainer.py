@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
     assert row["train/lr"] == one.plan.lr_at(11)
     assert row["train/epoch"] == 4.0
+
+
+def test_the_batches_of_a_step_are_let_go_before_the_next_are_fetched() -> None:
+    alive: list[bool] = []
+
+    class Watched(Data):
+        def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+            for step in super().train_steps(start, stop):
+                rows = [replace(step[0])]
+                given = weakref.ref(rows[0])
+                yield [rows.pop()]
+                alive.append(given() is not None)
+
+    trainer(data=Watched()).fit()
+    assert set(alive) == {False}
 
 
 def test_one_step_by_hand() -> None:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from retina_dist import gpus
@@ -59,7 +61,7 @@ STATE, IMAGE = 2.0, 1.0  # GiB of the model's state, and of each image of a micr
 class Straight:
     """In the place of `StepMemory`, whose estimates have a test of their own."""
 
-    has_batch_norm = True
+    batch_norm = "bn"
 
     def __init__(self, *arguments: object) -> None:
         pass
@@ -128,6 +130,103 @@ def test_what_is_too_large_names_the_remedy_that_works(gpu: Callable[[float], st
 def test_a_gpu_too_small_for_one_image_says_so(gpu: Callable[[float], str], accumulate: object) -> None:
     with pytest.raises(ConfigError, match=r"a single image is too much: use trainer.precision=bf16"):
         alone(config_of(gpu(2.5), f"trainer.accumulate={accumulate}")).check()
+
+
+@pytest.mark.usefixtures("straight")
+def test_a_remedy_between_the_share_and_all_is_named(gpu: Callable[[float], str]) -> None:
+    with pytest.raises(ConfigError, match=r"; use trainer.accumulate=8, with 3.0 GiB, which may still run out\.$"):
+        alone(config_of(gpu(2.8), "trainer.accumulate=1")).check()
+
+
+@pytest.mark.usefixtures("straight")
+def test_half_precision_is_no_remedy_where_it_is_set(gpu: Callable[[float], str]) -> None:
+    with pytest.raises(ConfigError, match="is too much: use smaller images or a larger GPU"):
+        alone(config_of(gpu(2.5), "trainer.precision=bf16")).check()
+
+
+@pytest.mark.usefixtures("straight")
+def test_each_micro_batch_of_random_data_has_an_image(gpu: Callable[[float], str]) -> None:
+    config = config_of(gpu(3.7), "trainer.accumulate=auto")
+    found = on_ranks(3, lambda strategy: planned(config, strategy))
+    assert [(plan.accumulate, plan.problem) for plan in found] == [(2, "")] * 3
+
+
+@pytest.mark.usefixtures("straight")
+@pytest.mark.parametrize(
+    ("norm", "ranks", "line"),
+    [
+        ("bn", 2, "with trainer.accumulate=2, batch norms see each micro-batch of 2 by itself"),
+        ("sync_bn", 1, "with trainer.accumulate=4, batch norms see each micro-batch of 2 by itself"),
+        (
+            "sync_bn",
+            2,
+            "with trainer.accumulate=2, synchronized batch norms see 2 micro-batches of 2 at a time, one of each process",
+        ),
+    ],
+)
+def test_a_remedy_tells_what_batch_norms_will_see(
+    gpu: Callable[[float], str], monkeypatch: pytest.MonkeyPatch, norm: str, ranks: int, line: str
+) -> None:
+    monkeypatch.setattr(Straight, "batch_norm", norm)
+    config = config_of(gpu(4.1))
+    assert on_ranks(ranks, lambda strategy: planned(config, strategy))[0].lines[2] == line
+
+
+@pytest.mark.usefixtures("straight")
+def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulation, "_smallest_gpu", lambda strategy: gpus.Gpu("X", "X", 5.0, (9, 0)))
+    found = alone(config_of())
+    found.check()
+    assert found.warnings[0].startswith(
+        "may run out of memory: data.batch_size=8 at trainer.accumulate=1 needs 10.0 GiB"
+    )
+    for setting in ("dry_run=true", "gpu=5GiB"):
+        with pytest.raises(ConfigError, match="use trainer.accumulate=8, with 3.0 GiB"):
+            alone(config_of(setting)).check()
+    monkeypatch.setattr(accumulation, "_smallest_gpu", lambda strategy: gpus.Gpu("X", "X", 3.0, (9, 0)))
+    with pytest.raises(ConfigError, match="a single image is too much"):
+        alone(config_of("trainer.accumulate=auto")).check()
+
+
+@pytest.mark.usefixtures("straight")
+def test_a_gpu_larger_than_that_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulation, "_smallest_gpu", lambda strategy: gpus.Gpu("X", "X", 5.0, (9, 0)))
+    sentence = "gpu=24GiB has 24.0 GiB, but X 5.0 GiB: a step that fits into the first may not fit into the second."
+    assert alone(config_of("gpu=24GiB")).warnings == [sentence]
+    assert alone(config_of("gpu=24GiB", "dry_run=true")).warnings == []
+
+
+@pytest.mark.usefixtures("straight")
+def test_what_is_not_modelled_is_said(gpu: Callable[[float], str]) -> None:
+    found = alone(config_of(gpu(50), "trainer.compile=true", "trainer.cuda_graphs=true"))
+    line = "estimated for the eager step: trainer.compile and trainer.cuda_graphs may take more or less"
+    assert found.lines[-1] == line
+
+
+@pytest.mark.usefixtures("straight")
+def test_a_dry_run_without_a_gpu_says_that_auto_is_one() -> None:
+    found = alone(config_of("trainer.accumulate=auto", "dry_run=true"))
+    assert (found.accumulate, found.lines[1:]) == (
+        1,
+        ["trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it"],
+    )
+
+
+def test_the_smallest_gpu_counts_and_another_rank_does_not_lend_it_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {0: 80.0, 1: 16.0}
+    plain = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *values, device=None, **options: plain(*values, **options))
+    monkeypatch.setattr(
+        accumulation, "gpu_of", lambda device: gpus.Gpu(f"GPU {device.index}", "", sizes[device.index], (9, 0))
+    )
+
+    def found(strategy: Any) -> tuple[str, float]:
+        strategy.device = torch.device("cuda", strategy.rank)
+        gpu = accumulation._smallest_gpu(strategy)
+        assert gpu is not None
+        return gpu.name, gpu.memory_gib
+
+    assert on_ranks(2, found) == [("the smallest GPU of the job", 16.0), ("GPU 1", 16.0)]
 
 
 @pytest.mark.usefixtures("straight")

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from retina_dist.config.compose import load_config
 from retina_dist.config.train import RunConfig
 from retina_dist.detection.model.focal_loss import focal_loss
+from retina_dist.errors import DataError
 from retina_dist.model.assumed_device import assume_cuda
 from retina_dist.run.build import build_plan, build_state, build_task, build_train_step
 from retina_dist.run.memory_estimate import MemoryEstimate, NotEstimated, StepMemory, StorageTracker
@@ -37,9 +38,15 @@ MODELS = {
     "classifier_tiny": CLASSIFIER,
 }
 REAL = {  # the sizes of trainings
-    "retinanet_tiny 192": [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[192,192]"],
-    "retinanet_r50 800": [*PLAIN, "model=retinanet_r50", "optimizer=sgd", "data.synthetic.canvas=[608,800]"],
-    "resnet50 224": ["task=classification", *PLAIN, "model=classifier", "data.image_size=224", "optimizer=sgd"],
+    "`retinanet_tiny`, 192 x 192": [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[192,192]"],
+    "`retinanet_r50`, 608 x 800": [*PLAIN, "model=retinanet_r50", "optimizer=sgd", "data.synthetic.canvas=[608,800]"],
+    "`classifier` (ResNet-50), 224 x 224": [
+        "task=classification",
+        *PLAIN,
+        "model=classifier",
+        "data.image_size=224",
+        "optimizer=sgd",
+    ],
 }
 
 
@@ -159,6 +166,26 @@ def test_a_task_that_knows_no_batch_is_not_estimated() -> None:
         StepMemory(config, task, CPU)(build_plan(config, 1000, 1), 2)
 
 
+@pytest.mark.parametrize(
+    ("error", "becomes", "words"),
+    [
+        (AttributeError("no 'data'"), NotEstimated, r"cannot be built before its data \(AttributeError: no 'data'\)"),
+        (DataError("no such file"), DataError, "no such file"),
+    ],
+)
+def test_a_model_that_cannot_be_built_yet_is_not_estimated(
+    error: Exception, becomes: type[Exception], words: str
+) -> None:
+    config, task = made(CLASSIFIER)
+
+    def build_model(**options: object) -> None:
+        raise error
+
+    task.build_model = build_model  # type: ignore[method-assign, assignment]
+    with pytest.raises(becomes, match=words):
+        StepMemory(config, task, CPU)
+
+
 def test_the_tracker_knows_the_peak_of_a_few_operators() -> None:
     weight = torch.zeros(1024)
     with StorageTracker() as tracker:
@@ -176,14 +203,25 @@ def test_a_communicating_strategy_counts_what_it_sends() -> None:
 
     class Sending(SingleDeviceStrategy):
         world_size = 2  # type: ignore[assignment]
+        keeps_gradients = False  # type: ignore[assignment]
 
         def sending_bytes(self, gradients: int) -> int:
             return gradients // 2
 
     task.strategy = Sending("cpu")
+    freed = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2)
+    assert freed.communication == pytest.approx(freed.parameters / 2, rel=0.01)
+    assert freed.gradients < freed.parameters
+    task.strategy.keeps_gradients = True  # type: ignore[misc]
     found = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2)
-    assert found.communication == pytest.approx(found.parameters / 2, rel=0.01)
     assert found.gradients == pytest.approx(found.parameters, rel=0.01)
+
+
+def test_graphs_keep_gradients_where_they_can_be_captured() -> None:
+    for options, kept in (([], True), (["strategy.compression=fp16"], False)):
+        config, task = made(CLASSIFIER, "trainer.cuda_graphs=true", *options)
+        assert StepMemory(config, task, GPU).keeps_gradients is kept
+        assert not StepMemory(config, task, CPU).keeps_gradients
 
 
 def test_on_a_gpu_the_kernel_of_the_focal_loss_counts() -> None:
