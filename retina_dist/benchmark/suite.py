@@ -5,7 +5,7 @@
     python -m retina_dist.benchmark suite small=true             the same parts with tiny settings, on a CPU too
 
 Parts: the tests that need a GPU, parity of the launchers, MLPerf's configuration against MLPerf's published figure of this GPU,
-peak memory foretold and measured, the step against torchvision's loop, 1 to 8 processes, all-reduce. Each has a time limit. One
+peak memory predicted and measured, the step against torchvision's loop, 1 to 8 processes, all-reduce. Each has a time limit. One
 that fails is reported and counted, and the others still run; what has no time left in the ten minutes is left out. suite.json is
 written after each part. Exit code 1 when a part failed.
 """

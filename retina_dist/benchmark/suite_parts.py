@@ -221,7 +221,7 @@ def scaling(found: Mapping[str, Any], _: str) -> Figures:
 
 
 def memory_of(precision: str) -> Callable[[Mapping[str, Any], str], Figures]:
-    """The peak of a step as it was foretold and as CUDA's allocator counted it."""
+    """The peak of a step as it was predicted and as CUDA's allocator counted it."""
 
     def figures(found: Mapping[str, Any], _: str) -> Figures:
         return {"rows": [{"name": f"{precision}\nbatch {found['batch_size']}", **found["memory"]}]}

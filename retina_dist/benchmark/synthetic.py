@@ -41,7 +41,7 @@ def benchmark(config: SyntheticBenchmarkConfig) -> dict[str, Any] | None:
         warmup=config.num_warmup_batches,
         steps=config.num_batches_per_iter,
         rounds=config.num_iters,
-        foretell=config.memory,
+        predict=config.memory,
         report=tell,
     )
     if found.rank:
@@ -55,9 +55,9 @@ def summary(found: Throughput) -> dict[str, Any]:
     one, all_ = mean_and_deviation(each), mean_and_deviation(found.images_per_s)
     tell(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
     tell(f"img/s of {pluralize(found.world_size, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
-    foretold, peak = (size and round(size / 2**30, 4) for size in (found.foretold_bytes, found.peak_bytes))
-    if foretold:
-        tell(f"peak memory: foretold {foretold:.2f} GiB, measured {f'{peak:.2f} GiB' if peak else 'on GPUs only'}")
+    predicted, peak = (size and round(size / 2**30, 4) for size in (found.predicted_bytes, found.peak_bytes))
+    if predicted:
+        tell(f"peak memory: predicted {predicted:.2f} GiB, measured {f'{peak:.2f} GiB' if peak else 'on GPUs only'}")
     return {
         "ratios": {"images_per_s_per_process": one["mean"]},
         "job": found.job,
@@ -66,7 +66,7 @@ def summary(found: Throughput) -> dict[str, Any]:
         "batch_size": found.batch_size,
         "images_per_s_per_process": one,
         "images_per_s": all_,
-        "memory": {"foretold_gib": foretold, "measured_gib": peak},
+        "memory": {"predicted_gib": predicted, "measured_gib": peak},
         "rounds": [round(value, 3) for value in found.images_per_s],
     }
 

@@ -27,7 +27,7 @@ class Throughput(NamedTuple):
     world_size: int
     backend: str  # who communicates, in words
     job: str  # beside that the device and the number of processes
-    foretold_bytes: int | None = None  # of this rank's peak, before the first step; None where not asked for
+    predicted_bytes: int | None = None  # of this rank's peak, before the first step; None where not asked for
     peak_bytes: int | None = None  # of CUDA's allocator; None on a CPU
 
 
@@ -37,14 +37,14 @@ def measure(
     warmup: int,
     steps: int,
     rounds: int = 1,
-    foretell: bool = False,
+    predict: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Throughput:
     """Train `warmup` steps, then `rounds` times `steps` steps, on the micro-batches of the first step. Every rank calls it.
 
     `data.batch_size` is that of one process and micro-batch. A round begins and ends when all ranks and their devices are done
     with what came before. The learning rate is so small that nothing diverges; it does not affect the time. `report` takes the
-    progress, on the main rank; `foretell` also estimates the peak memory of the step.
+    progress, on the main rank; `predict` also estimates the peak memory of the step.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
@@ -71,7 +71,7 @@ def measure(
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
         train_step = build_train_step(config, state, plan, strategy, task)
-        foretold = StepMemory(config, task, strategy.device)(plan, each).peak if foretell else None
+        predicted = StepMemory(config, task, strategy.device)(plan, each).peak if predict else None
 
         def repeat(count: int) -> None:
             for _ in range(count):
@@ -98,6 +98,6 @@ def measure(
             strategy.world_size,
             strategy.backend,
             describe_job(strategy),
-            foretold,
+            predicted,
             torch.cuda.max_memory_allocated(strategy.device) if strategy.device.type == "cuda" else None,
         )

@@ -27,7 +27,7 @@ def plot_suite(result: Mapping[str, Any], out: Path) -> None:
         panels: list[tuple[str, str, Callable[[Axes, Parts], None], tuple[str, ...]]] = [
             ("A step against torchvision's loop", "images a second", _draw_steps, ("step", "step_2", "step_8", "step_16")),
             ("MLPerf's RetinaNet", "images a second a GPU", _draw_mlperf, ("mlperf",)),
-            ("Peak memory, foretold and measured", "GiB", _draw_memory, ("memory_bf16", "memory_fp32")),
+            ("Peak memory, predicted and measured", "GiB", _draw_memory, ("memory_bf16", "memory_fp32")),
             ("Several processes", "images a second", _draw_scaling, ("scaling", "all_reduce")),
         ]  # fmt: skip
         for axes, (title, unit, draw, names) in zip(figure.subplots(2, 2).flat, panels, strict=True):
@@ -108,7 +108,7 @@ def _draw_memory(axes: Axes, parts: Parts) -> None:
     rows = [row for part in parts.values() for row in part["rows"]]
     series = {
         title: {row["name"]: (row[key], f"{row[key]:.3g}") for row in rows}
-        for title, key in (("foretold", "foretold_gib"), ("measured", "measured_gib"))
+        for title, key in (("predicted", "predicted_gib"), ("measured", "measured_gib"))
     }
     _bars(axes, [row["name"] for row in rows], series)
 

@@ -144,7 +144,7 @@ def test_figures_are_taken_from_what_the_benchmarks_write() -> None:
     assert suite_parts.differences({"torchrun 2": cases}, "") == {"largest_difference": {"torchrun 2 fp64": 3e-16}}
     row = {"images_per_s": 50.0, "batch_size": 32, "path": "bf16-graph", "peak_memory_gib": 9.0}
     assert suite_parts.mlperf_share(EIGHT)({"rows": [row]}, "")["share"] == 0.25
-    memory = {"foretold_gib": 1.25, "measured_gib": 1.5}
+    memory = {"predicted_gib": 1.25, "measured_gib": 1.5}
     rows = suite_parts.memory_of("bf16")({"batch_size": 8, "memory": memory}, "")["rows"]
     assert rows == [{"name": "bf16\nbatch 8", **memory}]
     assert suite_parts.mlperf_share(CPU)({"rows": [row]}, "")["share"] is None
@@ -220,7 +220,7 @@ def test_the_image_shows_figures_and_why_a_panel_is_empty(monkeypatch: pytest.Mo
     assert steps[1:] == ["1.00x", "2.50x"]
     assert published[1:] == ["123", "200"]
     assert memory[1:] == ["memory_bf16: left out, no GPU"]
-    row = {"name": "bf16\nbatch 2", "foretold_gib": 1.25, "measured_gib": 1.5}
+    row = {"name": "bf16\nbatch 2", "predicted_gib": 1.25, "measured_gib": 1.5}
     parts["memory_bf16"] = {"status": "ok", "figures": {"rows": [row]}}
     assert drawn(monkeypatch, parts, EIGHT)[3][1:] == ["1.25", "1.5"]
     assert scaling[1:] == ["scaling: failed, NCCL says no"]

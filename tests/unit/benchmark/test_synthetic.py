@@ -32,7 +32,7 @@ def test_one_process_prints_and_writes_its_speed(
     found = json.loads(Path("found.json").read_text())
     assert (found["benchmark"], found["processes"], found["batch_size"]) == ("synthetic", 1, 2)
     assert len(found["rounds"]) == 3
-    assert found["memory"]["foretold_gib"] > 0
+    assert found["memory"]["predicted_gib"] > 0
     assert found["memory"]["measured_gib"] is None, "CUDA's allocator counts"
     assert found["images_per_s"] == found["images_per_s_per_process"]
     assert found["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(found["rounds"]), abs=0.002)

@@ -1,4 +1,4 @@
-"""The memory that is foretold for a step against the peak that the CPU's allocator measures in the same step."""
+"""The memory that is predicted for a step against the peak that the CPU's allocator measures in the same step."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def measured_peak(config: RunConfig, task: Task, images: int) -> int:
     [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)],
 )
 def test_the_peak_is_what_the_allocator_measures(model: str, images: int) -> None:
-    foretold, measured = step_memory(*MODELS[model])(images), measured_peak(*made(MODELS[model]), images)
-    assert foretold.peak == pytest.approx(measured, rel=ALIKE)
-    state = sum(foretold.parts().get(part, 0) for part in ("parameters", "buffers", "optimizer", "ema"))
-    assert foretold.peak - state == pytest.approx(measured - state, rel=0.15)  # what grows with the images
+    predicted, measured = step_memory(*MODELS[model])(images), measured_peak(*made(MODELS[model]), images)
+    assert predicted.peak == pytest.approx(measured, rel=ALIKE)
+    state = sum(predicted.parts().get(part, 0) for part in ("parameters", "buffers", "optimizer", "ema"))
+    assert predicted.peak - state == pytest.approx(measured - state, rel=0.15)  # what grows with the images
 
 
 @pytest.mark.long
@@ -94,11 +94,11 @@ def test_the_peak_at_the_sizes_of_trainings() -> None:
     """`pytest -m long -s` prints the table of docs/planning.md."""
     for model, settings in REAL.items():
         for images in (1, 2, 4):
-            foretold, measured = step_memory(*settings)(images).peak, measured_peak(*made(settings), images)
+            predicted, measured = step_memory(*settings)(images).peak, measured_peak(*made(settings), images)
             print(
-                f"| {model} | {images} | {foretold / 2**20:.0f} | {measured / 2**20:.0f} | {foretold / measured - 1:+.1%} |"
+                f"| {model} | {images} | {predicted / 2**20:.0f} | {measured / 2**20:.0f} | {predicted / measured - 1:+.1%} |"
             )
-            assert foretold == pytest.approx(measured, rel=ALIKE)
+            assert predicted == pytest.approx(measured, rel=ALIKE)
 
 
 def test_the_parts_are_those_of_the_state() -> None:
