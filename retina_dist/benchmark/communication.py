@@ -33,6 +33,7 @@ class Machine:
     outside: float
     outside_us: float
     source: str
+    infiniband: bool = False  # or RoCE and alike, as in MLPerf's submissions
 
 
 # What an all-reduce reaches of a network card's nominal bandwidth. TCP: 1.7 GB/s of 25 Gbit/s between two Azure VMs of four
@@ -68,7 +69,7 @@ def _over_tcp(name: str, gpu: str, gpus: int, inside: float, inside_us: float, g
 
 def _over_infiniband(name: str, gpu: str, inside: float, inside_us: float, gbit: float, source: str) -> Machine:
     outside = 8 * gbit / 8 * INFINIBAND_SHARE  # a card for each of the eight GPUs
-    return Machine(name, gpu, 8, inside, inside_us, outside, INFINIBAND_US, source)
+    return Machine(name, gpu, 8, inside, inside_us, outside, INFINIBAND_US, source, infiniband=True)
 
 
 MACHINES = {

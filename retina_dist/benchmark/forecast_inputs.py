@@ -24,16 +24,20 @@ MEASURE = "python -m retina_dist.benchmark step output=step.json on one such GPU
 
 
 class StepOfOne(NamedTuple):
-    """A step of one GPU: milliseconds, images, and in words where they come from; of these, `fixed_ms` whatever the images."""
+    """A step of one GPU: milliseconds, images, and in words where they come from; of these, `fixed_ms` whatever the images.
+
+    None: not known, and taken as 0.
+    """
 
     ms: float
     batch_size: int
     source: str
-    fixed_ms: float = 0.0
+    fixed_ms: float | None = None
 
     def alone(self, images: float) -> float:
         """Milliseconds of a step of so many images."""
-        return self.fixed_ms + (self.ms - self.fixed_ms) / self.batch_size * images
+        fixed_ms = self.fixed_ms or 0.0
+        return fixed_ms + (self.ms - fixed_ms) / self.batch_size * images
 
 
 def check_whole(machine: Machine, gpus: int) -> None:
@@ -75,6 +79,10 @@ def steps_of(config: ForecastBenchmarkConfig) -> list[StepOfOne]:
     else:
         found = _given(config)
     if config.fixed_ms is not None:
+        if config.global_batch is None:
+            raise ConfigError(
+                "fixed_ms changes nothing without global_batch; give global_batch=N or leave fixed_ms out."
+            )
         _check_length(config, "fixed_ms", config.fixed_ms)
         for fixed_ms, step in zip(config.fixed_ms, found, strict=True):
             if not 0 <= fixed_ms < step.ms:
@@ -83,7 +91,7 @@ def steps_of(config: ForecastBenchmarkConfig) -> list[StepOfOne]:
             step._replace(fixed_ms=fixed_ms, source=f"{step.source}; {fixed_ms:g} ms of it fixed, as given by fixed_ms")
             for step, fixed_ms in zip(found, config.fixed_ms, strict=True)
         ]
-    return [step if step.fixed_ms or config.global_batch is None else _assume_fixed(step) for step in found]
+    return [step if step.fixed_ms is not None or config.global_batch is None else _assume_fixed(step) for step in found]
 
 
 def _assume_fixed(step: StepOfOne) -> StepOfOne:
@@ -125,23 +133,23 @@ def _measured(path: str) -> StepOfOne:
     if not (step_ms > 0 and batch_size > 0):
         raise ConfigError(f"measured={path} holds step_ms={step_ms} and batch_size={batch_size}; both must be above 0.")
     fixed_ms = _fixed_of(found)
-    if fixed_ms >= step_ms:
+    if fixed_ms is not None and fixed_ms >= step_ms:
         raise ConfigError(f"measured={path} has steps that hardly grow with the images; measure more rounds.")
-    also = f"; {fixed_ms:.3g} ms of it fixed, by its batch sizes" if fixed_ms else ""
+    also = f"; {fixed_ms:.3g} ms of it fixed, by its batch sizes" if fixed_ms is not None else ""
     return StepOfOne(step_ms, batch_size, f"measured on {how} ({path}){also}", fixed_ms)
 
 
-def _fixed_of(found: dict[str, Any]) -> float:
-    """Where the line through the steps of the same path and canvas meets no images; 0 for one batch size."""
+def _fixed_of(found: dict[str, Any]) -> float | None:
+    """Where the line through the steps of the same path and canvas meets no images; None for one batch size."""
     of = found.get("step_of", {})
     if "path" not in of:  # of `benchmark scaling`
-        return 0.0
+        return None
     rows = found.get("mix") or [row for row in found.get("rows", []) if row.get("canvas") == of.get("canvas")]
     points = {
         row["batch_size"]: row["batch_size"] / row["images_per_s"] for row in rows if row.get("path") == of["path"]
     }
     if len(points) < 2:
-        return 0.0
+        return None
     return max(0.0, 1e3 * linear_regression(list(points), list(points.values())).intercept)
 
 

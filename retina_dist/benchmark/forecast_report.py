@@ -75,8 +75,10 @@ def print_table(machine: Machine, step: StepOfOne, recipe: Recipe, rows: Sequenc
         )
 
 
-def _short(value: float) -> str:
-    """Three digits, more before the point."""
+def _short(value: float | None) -> str:
+    """Three digits, more before the point; None is "never"."""
+    if value is None:
+        return "never"
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
@@ -90,7 +92,11 @@ def print_interruptions(config: ForecastBenchmarkConfig, rows: Sequence[dict[str
     )
     for row in rows:
         price = "low_priority_cost" if row["low_priority_cost"] is not None else "cost"
-        cost = "-" if row[price] is None else f"{row[price] * row['expected_h'] / row['hours']:,.2f}"
+        cost = (
+            "-"
+            if row[price] is None or row["expected_h"] is None
+            else f"{row[price] * row['expected_h'] / row['hours']:,.2f}"
+        )
         print(
             f"{row['gpus']:>6}{_short(row['job_mtbi_h']):>13}{_short(row['checkpoint_min']):>22}{_short(row['expected_h']):>12}"
             f"{_short(row['best_checkpoint_min']):>16}{_short(row['best_expected_h']):>12}{cost:>12}"
@@ -101,8 +107,10 @@ def print_interruptions(config: ForecastBenchmarkConfig, rows: Sequence[dict[str
     )
 
 
-def plot_rows(config: ForecastBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the rows of all machines to `config.plot`."""
+def plot_rows(
+    config: ForecastBenchmarkConfig, recipe: Recipe, rows: Sequence[dict[str, Any]], published: Sequence[str] = ()
+) -> None:
+    """Draw the rows of all machines to `config.plot`, with the sentences of `published_error` below."""
     lines: dict[str, list[Forecast]] = {}
     priced = rows[0]["cost"] is not None
     for row in rows:
@@ -113,5 +121,6 @@ def plot_rows(config: ForecastBenchmarkConfig, recipe: Recipe, rows: Sequence[di
         f"calculated, not measured: {recipe.num_images:,} images, {recipe.epochs:.4g} epochs",
         f"communication {'overlaps' if config.overlap else 'follows'} the backward pass",
         f"step times vary by {config.straggler_cv:.1%}",
+        *published,
     ]
     plot_forecasts(lines, Path(config.plot or ""), cost="cost" if priced else "GPU hours", notes=notes)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+NEVER = 20  # mean times between interruptions for which nothing may happen: once in e^20 attempts
+
 
 def young_interval(checkpoint_h: float, mtbi_h: float) -> float:
     """The interval that loses least time, to first order: sqrt(2 C M). Young 1974, https://doi.org/10.1145/361147.361115
@@ -29,11 +31,11 @@ def daly_interval(checkpoint_h: float, mtbi_h: float) -> float:
 def expected_hours(work_h: float, interval_h: float, checkpoint_h: float, restart_h: float, mtbi_h: float) -> float:
     """Expected time of `work_h` with a checkpoint after every `interval_h` of work; inf where it never ends in practice.
 
-    M e^(R/M) (e^((t+C)/M) - 1) W/t, exact for exponential times between interruptions, also during restarts and checkpoints:
-    Daly 2006, eq. 20.
+    M e^(R/M) (e^((t+C)/M) - 1) W/t, exact for exponential times between interruptions, also during restarts and checkpoints,
+    and a whole number W/t: Daly 2006, eq. 20.
     """
     interval_h = min(interval_h, work_h)
     exponents = restart_h / mtbi_h, (interval_h + checkpoint_h) / mtbi_h
-    if sum(exponents) > 700:
+    if sum(exponents) > NEVER:
         return math.inf
     return mtbi_h * math.exp(exponents[0]) * math.expm1(exponents[1]) * work_h / interval_h

@@ -91,15 +91,6 @@ class Forecast(NamedTuple):
         return self.step_ms / self.point.step_ms - 1
 
 
-class Errors(NamedTuple):
-    """Of `number` forecasts, without signs."""
-
-    number: int
-    median: float
-    percentile_90: float
-    worst: float
-
-
 def points_of(network: str, newer: str | None = None) -> list[Point]:
     """The points of a network in the package, and in the file of the same name and columns in the folder `newer`.
 
@@ -144,8 +135,9 @@ def _point(network: str, kind: str, row: Mapping[str, str]) -> Point:
         inside, inside_us = PCI_4, PCI_US
     gbit = float(row.get("gbit") or a_machine * (200 if kind.startswith("A100") else 400))
     machine = Machine(
-        kind, kind, a_machine, inside, inside_us, gbit / 8 * INFINIBAND_SHARE, INFINIBAND_US, "MLPerf Training"
-    )
+        kind, kind, a_machine, inside, inside_us, gbit / 8 * INFINIBAND_SHARE, INFINIBAND_US, "MLPerf Training",
+        infiniband=True,
+    )  # fmt: skip
     return Point(
         network, float(row["round"]), row["submitter"], row["system"], kind, int(row["nodes"]), gpus,
         int(row["global_batch"]) / gpus, float(row["step_ms"]), machine,
@@ -230,27 +222,6 @@ def same_images(points: Sequence[Point]) -> list[tuple[Point, Point]]:
         if bases:
             found.append((point, max(bases, key=lambda base: (base.round, base.gpus))))
     return found
-
-
-def errors(found: Sequence[float]) -> Errors:
-    """Median, 90th percentile and greatest of the sizes of errors."""
-    return Errors(len(found), *(float(np.quantile(np.abs(found), q)) for q in (0.5, 0.9, 1.0)))
-
-
-def held_out(network: str, constants: Constants = FITTED) -> list[Forecast]:
-    """The forecasts of all clusters of the held-out rounds in the package."""
-    return [forecast(p, base, constants) for p, base in clusters(points_of(network)) if p.round >= HELD_OUT]
-
-
-@cache
-def held_out_in_words() -> str:
-    """What is printed beside every forecast."""
-    found = {name: errors([f.error for f in held_out(network)]) for network, name in NETWORKS.items()}
-    sizes = "; ".join(
-        f"{name}: median {e.median:.1%}, 90th percentile {e.percentile_90:.1%}, worst {e.worst:.1%} on {e.number} clusters"
-        for name, e in found.items()
-    )
-    return f"published: this model's error on MLPerf 4.0 and 4.1, held out (published=true lists them). {sizes}"
 
 
 def fit(start: Constants = FITTED) -> Constants:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retina_dist.benchmark.published import (
-    BEFORE,
-    FITTED,
-    HELD_OUT,
-    NETWORKS,
-    Errors,
-    Forecast,
-    Point,
-    clusters,
-    errors,
-    forecast,
-    points_of,
-    same_images,
-    within_machines,
-)
+from retina_dist.benchmark.published import BEFORE, FITTED, HELD_OUT, NETWORKS, Forecast, forecast, points_of
+from retina_dist.benchmark.published_error import KINDS, Errors, errors
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.benchmark.settings import ForecastBenchmarkConfig
 from retina_dist.reporting.scaling import plot_published
 
-KINDS: dict[str, Callable[[Sequence[Point]], list[tuple[Point, Point]]]] = {
-    "clusters": clusters,
-    "same images a GPU": same_images,
-    "within a machine": within_machines,
-}
 # Rounds from a first to a last one; what is newer than the package's data appears only with `newer`.
 ROUNDS = {"2.0-3.1, fitted": (0.0, HELD_OUT), "4.0-4.1, held out": (HELD_OUT, 5.0), "newer": (5.0, 100.0)}
 WORST = 8
@@ -79,6 +61,7 @@ def _row(kind: str, after: Forecast, before: Forecast) -> dict[str, Any]:
 def _print_errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Errors, ...]]:
     print(
         f"{'':<54}{'points':>7}{'before: median':>17}{'90 %':>8}{'worst':>8}{'after: median':>17}{'90 %':>8}{'worst':>8}"
+        f"{'signed median':>16}"
     )
     found = {}
     for kind in KINDS:
@@ -92,9 +75,13 @@ def _print_errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Errors, ...
                     errors([row[key] / row["step_ms"] - 1 for row in own]) for key in ("before_ms", "forecast_ms")
                 )
                 found[f"{network}, {kind}, {rounds}"] = both
-                cells = "".join(f"{e.median:>17.1%}{e.percentile_90:>8.1%}{e.worst:>8.1%}" for e in both)
-                print(f"{f'{network}, {kind}, {rounds}':<54}{len(own):>7}{cells}")
+                cells = "".join(f"{e.median:>17.1%}{_percent(e.percentile_90):>8}{e.worst:>8.1%}" for e in both)
+                print(f"{f'{network}, {kind}, {rounds}':<54}{len(own):>7}{cells}{both[1].signed:>+16.1%}")
     return found
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _print_pairs(rows: Sequence[dict[str, Any]]) -> None:

@@ -103,18 +103,25 @@ class MachineConfig:
 class StorageConfig:
     """Reading and keeping the data; what is null is left out of the forecast."""
 
-    image_kb: float | None = setting(None, "1e3 bytes of an image as stored; COCO's: 163", above=0)
-    gb_s: float | None = setting(None, "GB/s that a machine reads; null: reading keeps up", above=0)
+    image_kb: float | None = setting(None, "1e3 bytes of an image as stored; COCO's: 163", above=0, at_most=10**6)
+    gb_s: float | None = setting(None, "GB/s that a machine reads; null: reading keeps up", above=0, at_most=10**6)
     cache_gb: float = setting(
-        0.0, "page cache or data.cache of a machine: what was read once is kept there", at_least=0
+        0.0,
+        "stored images that a machine keeps and never drops (a local copy); a page cache smaller than the data keeps much "
+        "less",
+        at_least=0,
+        at_most=10**6,
     )
-    months: float = setting(1.0, "that the data is kept", at_least=0)
+    months: float = setting(1.0, "that the data is kept", at_least=0, at_most=10**6)
     price_gb_month: float | None = setting(
         None,
         "of a GB in Blob storage, in any currency: https://azure.microsoft.com/pricing/details/storage/blobs",
         at_least=0,
+        at_most=10**6,
     )
-    price_10k_reads: float | None = setting(None, "of 10,000 read operations, from the same page", at_least=0)
+    price_10k_reads: float | None = setting(
+        None, "of 10,000 read operations, from the same page", at_least=0, at_most=10**6
+    )
 
 
 @dataclass
@@ -150,9 +157,9 @@ class ForecastBenchmarkConfig(TrainConfig):
     overlap: bool = setting(True, "average gradients during the backward pass")
     allreduce: str = setting("auto", "auto: the faster one", choices=("auto", "ring", "hierarchical"))
     straggler_cv: float = setting(
-        VARIATION, "deviation over mean of GPUs' step times; 0: all are always equally fast", at_least=0
+        VARIATION, "deviation over mean of GPUs' step times; 0: all are always equally fast", at_least=0, at_most=1
     )
-    leaving_ms: float = setting(LEAVING_MS, "of a step, once gradients leave the machine", at_least=0)
+    leaving_ms: float = setting(LEAVING_MS, "of a step, once gradients leave the machine", at_least=0, at_most=10**6)
     epochs: int | None = setting(None, "null: trainer.max_duration", at_least=1)
     num_images: int | None = setting(
         None, "null: as many as the data has; COCO's train2017 where data=coco has no data.root", at_least=1
@@ -162,10 +169,10 @@ class ForecastBenchmarkConfig(TrainConfig):
     )
     low_priority_price: list[float] | None = setting(None, "the same for machines that may be taken away")
     mtbi_hours: float | None = setting(
-        None, "mean time between interruptions of one machine; null: none are foretold", above=0
+        None, "mean time between interruptions of one machine; null: none are foretold", above=0, at_most=10**6
     )
-    restart_minutes: float = setting(10.0, "from an interruption to the next step", at_least=0)
-    checkpoint_s: float = setting(5.0, "that a checkpoint stops the training", above=0)
+    restart_minutes: float = setting(10.0, "from an interruption to the next step", at_least=0, at_most=10**6)
+    checkpoint_s: float = setting(5.0, "that a checkpoint stops the training", above=0, at_most=10**6)
     storage: StorageConfig = field(default_factory=StorageConfig)
     published: bool = setting(False, "only hold the model against published results of MLPerf Training")
     newer: str | None = setting(

@@ -52,5 +52,5 @@ def blob_in_words(num_images: int, epochs: float, storage: StorageConfig) -> str
         parts.append(f"{num_images:,} reads an epoch {an_epoch:,.2f}, {epochs:.4g} epochs {epochs * an_epoch:,.2f}")
         shards = math.ceil(data_gb * 1e9 / (256 * 2**20))
         copied = shards * 64 / 1e4 * storage.price_10k_reads
-        parts.append(f"or once to each machine, as {shards:,} shards in requests of 4 MiB, {copied:,.2f}")
+        parts.append(f"or copied, for each machine, as {shards:,} shards in requests of 4 MiB, {copied:,.2f}")
     return "Blob storage: " + "; ".join(parts)

@@ -112,7 +112,7 @@ def plot_forecasts(lines: Mapping[str, Sequence[Forecast]], out: Path, *, cost: 
         _log_values(epochs, "y")
         _log_values(costs, "x")
         epochs.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
-        footnote(figure, notes)
+        footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 190))])
 
 
 def plot_published(rows: Sequence[Mapping[str, Any]], out: Path) -> None:

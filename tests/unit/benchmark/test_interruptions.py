@@ -42,6 +42,8 @@ def test_the_expected_time_by_hand() -> None:
     assert expected_hours(10, 1, 0.1, 0, 1e9) == pytest.approx(11, rel=1e-6)  # no interruption: ten checkpoints
     assert expected_hours(1, 5, 0.1, 0.5, 2) == expected_hours(1, 1, 0.1, 0.5, 2)  # no interval is longer than the work
     assert expected_hours(1, 1, 0.1, 0, 1e-4) == math.inf
+    assert expected_hours(1, 1, 0.1, 1, 0.1) == math.inf  # 21 times without an interruption
+    assert expected_hours(1, 1, 0.1, 0.8, 0.1) < math.inf
 
 
 @pytest.mark.parametrize(("checkpoint", "mtbi"), [(0.001, 100.0), (0.05, 10.0), (0.2, 2.0)])

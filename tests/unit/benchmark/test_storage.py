@@ -37,5 +37,7 @@ def test_blob_storage_costs_what_its_prices_say() -> None:
     assert found is not None
     assert "200 GB for 2 months 8.00" in found
     assert "1,000,000 reads an epoch 0.50, 10 epochs 5.00" in found
-    assert "746 shards in requests of 4 MiB, 0.02" in found  # 200e9 / 2**28 shards x 64 requests
+    assert (
+        "or copied, for each machine, as 746 shards in requests of 4 MiB, 0.02" in found
+    )  # 200e9 / 2**28 shards x 64 requests
     assert blob_in_words(1_000_000, 10, StorageConfig(image_kb=200)) is None
