@@ -51,7 +51,7 @@ def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> 
         raise ConfigError(f"sku={config.sku} is not known; give one of {', '.join(MACHINES)}.", collective=True)
     patience = min(config.strategy.timeout_s, PATIENCE_S)
     strategy = build_strategy(replace(config, strategy=replace(config.strategy, timeout_s=patience)))
-    strategy.join_s = config.strategy.timeout_s
+    strategy.join_s, strategy.connects_at_once = config.strategy.timeout_s, False
     with strategy:
         return strategy.run_elastic(lambda kept: _check(config, strategy, started, show))
 

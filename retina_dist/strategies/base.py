@@ -47,6 +47,7 @@ class DistributedStrategy(ABC):
     backend: str  # who communicates, in words
     phase: str = "the start"  # what the job does now, for the error when another process is lost
     join_s: float | None = None  # how long to wait for ranks that have not started; None: as long as for a collective
+    connects_at_once: bool = True  # False: leave the network between GPUs alone until the first collective there
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:

@@ -86,7 +86,7 @@ class DDPStrategy(DistributedStrategy):
                 check_nccl(self._of_all_ranks(store, "nccl", _loaded_nccl()))
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.connects_at_once:
             options["device_id"] = self.device
         try:
             dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, **options)
