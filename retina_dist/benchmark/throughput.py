@@ -10,15 +10,18 @@ from typing import NamedTuple
 import torch
 
 from retina_dist.config.train import RunConfig
+from retina_dist.engine.plan import Plan
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
-from retina_dist.run.memory_estimate import StepMemory
+from retina_dist.run.memory_estimate import NotEstimated, StepMemory
 from retina_dist.seeding import seed_everything
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Task
 
 
 class Throughput(NamedTuple):
-    """What a rank of the job has found; all but `rank` is equal on all of them."""
+    """What a rank of the job has found; all but `rank` and the memory is equal on all of them."""
 
     images_per_s: list[float]  # of all ranks together, in each round
     batch_size: int  # images of a step, of all ranks together
@@ -27,7 +30,7 @@ class Throughput(NamedTuple):
     world_size: int
     backend: str  # who communicates, in words
     job: str  # beside that the device and the number of processes
-    predicted_bytes: int | None = None  # of this rank's peak, before the first step; None where not asked for
+    predicted_bytes: int | None = None  # of the main rank's peak, before the first step; None if not known
     peak_bytes: int | None = None  # of CUDA's allocator; None on a CPU
 
 
@@ -44,26 +47,13 @@ def measure(
 
     `data.batch_size` is that of one process and micro-batch. A round begins and ends when all ranks and their devices are done
     with what came before. The learning rate is so small that nothing diverges; it does not affect the time. `report` takes the
-    progress, on the main rank; `predict` also estimates the peak memory of the step.
+    progress, on the main rank; `predict` also estimates the peak memory of the step, on the main rank.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
         say = report if strategy.is_main else lambda text: None
-        each = config.data.batch_size
         total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
-        config = replace(
-            config,
-            data=replace(config.data, batch_size=total),
-            optimizer=replace(config.optimizer, lr=1e-7),
-            schedule=ScheduleConfig(name="constant", warmup="0steps"),
-            trainer=replace(
-                config.trainer,
-                max_duration=f"{warmup + rounds * steps}steps",
-                stop_after=None,
-                validate_every="0steps",
-                checkpoint_every="0steps",
-            ),
-        )
+        config = _endless(config, total, warmup + rounds * steps)
         seed_everything(config.seed)
         task = strategy.run_collectively(lambda: build_task(config, strategy))
         plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
@@ -71,7 +61,7 @@ def measure(
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
         train_step = build_train_step(config, state, plan, strategy, task)
-        predicted = StepMemory(config, task, strategy.device)(plan, each).peak if predict else None
+        predicted = _predicted(config, task, strategy, plan, say) if predict and strategy.is_main else None
 
         def repeat(count: int) -> None:
             for _ in range(count):
@@ -101,3 +91,32 @@ def measure(
             predicted,
             torch.cuda.max_memory_allocated(strategy.device) if strategy.device.type == "cuda" else None,
         )
+
+
+def _endless(config: RunConfig, total: int, steps: int) -> RunConfig:
+    """`config` for `steps` steps of `total` images in all, without validation and checkpoints, at a rate that changes nothing."""
+    return replace(
+        config,
+        data=replace(config.data, batch_size=total),
+        optimizer=replace(config.optimizer, lr=1e-7),
+        schedule=ScheduleConfig(name="constant", warmup="0steps"),
+        trainer=replace(
+            config.trainer,
+            max_duration=f"{steps}steps",
+            stop_after=None,
+            validate_every="0steps",
+            checkpoint_every="0steps",
+        ),
+    )
+
+
+def _predicted(
+    config: RunConfig, task: Task, strategy: DistributedStrategy, plan: Plan, say: Callable[[str], None]
+) -> int | None:
+    """Bytes of the peak of a step whose batches are there already; None, and a line, where it cannot be estimated."""
+    images = config.data.batch_size // (strategy.world_size * config.trainer.micro_batches)
+    try:
+        return StepMemory(config, task, strategy.device, prefetched=1)(plan, images).peak
+    except NotEstimated as error:
+        say(f"peak memory: not estimated: {error}")
+        return None

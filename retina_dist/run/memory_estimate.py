@@ -83,13 +83,15 @@ def in_words(size: float) -> str:
 class StepMemory:
     """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
 
-    `device` is where the step would run. It does not communicate, and changes no state of the process or of `task`. Raises
-    NotEstimated, also where the model cannot be built before `Task.build_data`, and any UserError of the task.
+    `device` is where the step would run; if it is a GPU, the batches of `prefetched` steps are there at a time. It does not
+    communicate, and changes no state of the process or of `task`. Raises NotEstimated, also where the model cannot be built before
+    `Task.build_data`, and any UserError of the task.
 
     `batch_norm` is "bn" or "sync_bn" where the model has such norms, else "".
     """
 
-    def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, task: Task, device: torch.device, prefetched: int = PREFETCHED) -> None:
+        self.prefetched = prefetched
         self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
         self.sender = task.strategy
         self.task.strategy = self.strategy
@@ -129,7 +131,7 @@ class StepMemory:
             raise
         except Exception as error:  # a model from outside may do what fake tensors cannot
             raise NotEstimated(f"the step does not run without data ({_first_line(error)})") from error
-        parts["batches"] = making + parts["batches"] * plan.accumulate * (PREFETCHED if on_gpu else 1)
+        parts["batches"] = making + parts["batches"] * plan.accumulate * (self.prefetched if on_gpu else 1)
         gradients = sum(p.numel() * p.element_size() for p in self.state.model.parameters() if p.requires_grad)
         return MemoryEstimate(images, communication=self.sender.sending_bytes(gradients), **parts)
 

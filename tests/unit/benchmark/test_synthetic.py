@@ -13,6 +13,7 @@ from retina_dist.benchmark.report import Slower
 from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import SyntheticConfig
+from retina_dist.run.memory_estimate import NotEstimated, StepMemory
 
 CLASSES = ["task=classification", "data.synthetic={num_classes: 3, num_images: 3}", "data.image_size=32"]
 BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]
@@ -37,6 +38,19 @@ def test_one_process_prints_and_writes_its_speed(
     assert found["images_per_s"] == found["images_per_s_per_process"]
     assert found["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(found["rounds"]), abs=0.002)
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"], "nothing else is written or read"
+
+
+def test_what_cannot_be_estimated_is_said_and_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotEstimated("no reason given")
+
+    monkeypatch.setattr(StepMemory, "__call__", refuse)
+    found = synthetic.benchmark(load_config("benchmark_synthetic", [*BOXES, *TINY, "memory=true"]))
+    assert found is not None
+    assert found["memory"]["predicted_gib"] is None
+    assert "peak memory: not estimated: no reason given" in capsys.readouterr().out
 
 
 def test_a_task_brings_its_small_model_and_a_recipe_keeps_the_random_images() -> None:
