@@ -30,8 +30,8 @@ KINDS: dict[str, Callable[[Sequence[Point]], list[tuple[Point, Point]]]] = {
     "within a machine": within_machines,
 }
 IN_WORDS = {
-    "clusters": "fewer images on each of more GPUs, from one machine, mostly of 8 GPUs",
-    "same images a GPU": "as many images on each of more GPUs, from one or more machines, mostly of 8 GPUs",
+    "clusters": "fewer images on each of more GPUs, from one machine of 4 or 8 GPUs",
+    "same images a GPU": "as many images on each of more GPUs, from 4 to 2,048 GPUs",
     "within a machine": "more GPUs of one machine, from fewer of them",
 }
 FEW = 10  # points, below which a 90th percentile says no more than the worst
