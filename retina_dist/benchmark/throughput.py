@@ -11,6 +11,7 @@ import torch
 
 from retina_dist.config.train import RunConfig
 from retina_dist.engine.plan import Plan
+from retina_dist.errors import UserError
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
@@ -117,6 +118,6 @@ def _predicted(
     images = config.data.batch_size // (strategy.world_size * config.trainer.micro_batches)
     try:
         return StepMemory(config, task, strategy.device, prefetched=1)(plan, images).peak
-    except NotEstimated as error:
+    except (NotEstimated, UserError) as error:  # of this rank only, so not to be raised
         say(f"peak memory: not estimated: {error}")
         return None

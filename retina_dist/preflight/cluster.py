@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -43,8 +44,8 @@ PATIENCE_S = 60.0  # for a rank that hangs; a training's own time-out is longer
 def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> int:
     """How many errors there are, on every rank; `show` gets the report on the main one. Every rank calls it.
 
-    Ranks that do not start are waited for as long as a training waits, `strategy.timeout_s`; a rank that hangs ends the others
-    after a minute with an error that names it.
+    Ranks that do not start are waited for as long as a training waits, `strategy.timeout_s`; a rank that hangs before the network
+    of GPUs is measured ends the others after a minute with an error that names it.
     """
     started = time.monotonic()
     if config.sku is not None and config.sku not in MACHINES:
@@ -68,7 +69,9 @@ def _check(
 
     folder = _written_folder(config)
     facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
-    facts.checkpoint_bytes = on_each("the reading of the run folder", lambda: _checkpoint_bytes(config))
+    facts.checkpoint_bytes = on_each(
+        "the reading of the run folder", lambda: _checkpoint_bytes(config) if strategy.is_main else 0
+    )
     facts.data = on_each("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
@@ -160,10 +163,18 @@ def _written_folder(config: DoctorConfig) -> Path:
 
 
 def _checkpoint_bytes(config: DoctorConfig) -> int:
-    """Of the checkpoints that a run to resume has written already; 0 where the folder is not given, but found later."""
+    """Of the checkpoints that a run to resume has written already; 0 where the folder is not given, but found later.
+
+    best.pt and last.pt are links to others, and a file may rotate away meanwhile.
+    """
     if not (config.resume and (config.output_dir or config.trainer.checkpoint_dir)):
         return 0
-    return sum(file.stat().st_size for file in _written_folder(config).rglob("*.pt"))
+    sizes: dict[tuple[int, int], int] = {}
+    for file in _written_folder(config).rglob("*.pt"):
+        with contextlib.suppress(OSError):
+            found = file.stat()
+            sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())
 
 
 def _digests(config: DoctorConfig) -> dict[str, str]:

@@ -39,7 +39,8 @@ def digest(source: Place, until: float) -> str:
         (content,) = source.parent.read_parts([(source.name, 0, MOST_BYTES_OF_URL)])
         if isinstance(content, FileNotFoundError):
             raise content
-        return _named(hashlib.sha256(content).hexdigest(), source.size())
+        size = len(content) if len(content) < MOST_BYTES_OF_URL else source.size()
+        return _named(hashlib.sha256(content).hexdigest(), size)
     if isinstance(source, Url) or source.is_dir():
         names = names_in(source)
         return _named(hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest(), None, len(names))

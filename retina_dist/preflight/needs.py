@@ -33,5 +33,5 @@ def needs_of(config: Any, world_size: int, image_bytes: int | None, model_bytes:
     return Needs(
         shm_of_rank=None if image_bytes is None else workers * PREFETCHED * batch * image_bytes,
         open_files=FILES_OF_A_RANK + FILES_OF_A_WORKER * workers + FILES_OF_A_PEER * (world_size - 1),
-        disk=None if model_bytes is None else kept * copies * model_bytes,
+        disk=None if model_bytes is None or "://" in (trainer.checkpoint_dir or "") else kept * copies * model_bytes,
     )

@@ -156,14 +156,16 @@ class DDPStrategy(DistributedStrategy):
             return store.check([key]) and store.get(key).decode().startswith(own)
 
         def silent() -> str:
-            return ranks_in_words(other for other in range(1, self.world_size) if not has_answered(other))
+            return ranks_in_words(other for other in others if not has_answered(other))
 
+        others = range(1, self.world_size)
         if self.rank:
             wait_for(answered)
             return dist.PrefixStore(store.get(f"name{self.rank}/{own}").decode(), store)
         store.set("question", own)
-        for other in range(1, self.world_size):
+        for other in others:
             wait_for(partial(has_answered, other), silent)
+        for other in others:
             store.set(f"name{other}/{store.get(f'answer{other}').decode().removeprefix(own)}", own)
         return dist.PrefixStore(own, store)
 
@@ -198,6 +200,10 @@ class DDPStrategy(DistributedStrategy):
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
             raise PeerLost(lost(self.rank, self._missing_ranks(), self.phase, _first_line(error))) from error
+        elif isinstance(error, dist.DistBackendError):
+            raise PeerLost(
+                f"rank {self.rank}: NCCL failed at {self.phase} ({_first_line(error)}); NCCL_DEBUG=INFO says more."
+            ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
     def _missing_ranks(self) -> list[int]:

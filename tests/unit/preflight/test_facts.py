@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from retina_dist.errors import UserError
 from retina_dist.files import Url
 from retina_dist.preflight import data_files, facts
 from retina_dist.preflight.clock import ROUNDS, read_clock
-from retina_dist.preflight.cluster import CPU, _or_user_error
+from retina_dist.preflight.cluster import CPU, _checkpoint_bytes, _or_user_error
 from retina_dist.preflight.facts import Facts, existing, is_loopback, is_own, read_machine
 from retina_dist.preflight.gather import gather_facts
 from retina_dist.preflight.needs import needs_of
@@ -169,7 +170,7 @@ def test_the_folder_that_is_there_stands_in_for_one_that_is_not(tmp_path: Path) 
 def test_needs_follow_the_settings() -> None:
     config = SimpleNamespace(
         data=SimpleNamespace(batch_size=64, num_workers=4),
-        trainer=SimpleNamespace(accumulate=2, ema_decay=0.999, keep_last=2, save_top_k=1),
+        trainer=SimpleNamespace(accumulate=2, ema_decay=0.999, keep_last=2, save_top_k=1, checkpoint_dir=None),
         optimizer=SimpleNamespace(name="adamw"),
     )
     needs = needs_of(config, 8, 1000, 10**6)
@@ -178,3 +179,13 @@ def test_needs_follow_the_settings() -> None:
     assert needs_of(config, 8, None, None).shm_of_rank is None
     config.data.synthetic = object()
     assert needs_of(config, 8, 1000, None).shm_of_rank == 0
+    config.trainer.checkpoint_dir = "az://container/run"
+    assert needs_of(config, 8, None, 10**6).disk is None
+
+
+def test_a_checkpoint_that_has_two_names_takes_its_room_once(tmp_path: Path) -> None:
+    (tmp_path / "step_8.pt").write_bytes(bytes(100))
+    os.link(tmp_path / "step_8.pt", tmp_path / "best.pt")
+    (tmp_path / "last.pt").symlink_to("gone.pt")
+    config = SimpleNamespace(resume="auto", output_dir=str(tmp_path), trainer=SimpleNamespace(checkpoint_dir=None))
+    assert _checkpoint_bytes(config) == 100  # type: ignore[arg-type]
