@@ -74,7 +74,10 @@ def find_gpu(name: str) -> Gpu:
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU at a CUDA device, with the memory and capability that it reports; one that is not in `GPUS` has its own name."""
+    """The GPU of a CUDA device, with the memory and compute capability that it reports.
+
+    A GPU that is not in `GPUS` has the name that the device reports.
+    """
     import torch  # the settings, which are checked with the table, load without it
 
     properties = torch.cuda.get_device_properties(device)

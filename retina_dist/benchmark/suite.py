@@ -48,7 +48,7 @@ SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.
 
 
 def read_machine() -> dict[str, Any]:
-    """The hardware and what drives it. It opens the GPU, so `run` calls it in a process of its own."""
+    """The GPU, its driver and the library versions. Initializes CUDA, so `run` calls it in a subprocess."""
     gpu = gpu_of(torch.device("cuda", 0)) if torch.cuda.is_available() else None
     return {
         **machine(),
@@ -65,7 +65,7 @@ def read_machine() -> dict[str, Any]:
 
 
 def _in_a_child(function: Callable[[], Any]) -> Any:
-    """What a function returns in a process of its own, so that this one opens no GPU."""
+    """Return `function()`, called in a subprocess, so that this process does not initialize CUDA."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function).result()
 

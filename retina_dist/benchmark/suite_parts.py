@@ -191,7 +191,7 @@ def differences(found: Mapping[str, Any], _: str) -> Figures:
 
 
 def steps(found: Mapping[str, Any], _: str) -> Figures:
-    """Images a second of each path, and how many times the first one that is; over the mix of canvases where there is one."""
+    """Images/s of each path and its ratio to the first path; over the mix of canvases if one was measured."""
     rows = found["mix"] or [{**row, "ratio": row["ratio"][1]} for row in found["rows"]]
     return {"rows": [{key: row[key] for key in ("path", "batch_size", "images_per_s", "ratio")} for row in rows]}
 

@@ -122,7 +122,7 @@ def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
                 "error",
                 "host names",
                 f"{found} machines are both called {host}" if found == 2 else f"{found} machines are all called {host}",
-                "Give each machine a name of its own (hostnamectl set-hostname NAME, docker run --hostname NAME).",
+                "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME).",
             )
     remedy = "Map the host's name to its address on the cluster's network in /etc/hosts there, or set GLOO_SOCKET_IFNAME=INTERFACE."
     for facts in (facts for facts in hosts if not facts.chosen_interface):

@@ -106,7 +106,7 @@ def _or_user_error(phase: str, work: Callable[[], T]) -> T:
     except Exception as error:  # of a broken machine, of which the other ranks should hear
         host = socket.gethostname()
         raise UserError(
-            f"{phase} failed on {host} ({first_line(error)}); mend it there, or leave the host out."
+            f"{phase} failed on {host} ({first_line(error)}); repair the host, or remove it from the job."
         ) from error
 
 

@@ -17,7 +17,7 @@ PIECE = 2**22
 
 
 def digests(files: Iterable[Place]) -> dict[str, str]:
-    """`digest` of each file, or "error: ..."; "slow: ..." of one that is not read when 20 s for all of them have passed."""
+    """The `digest` of each file; "error: ..." if it cannot be read, "slow: ..." once reading all files has taken 20 s."""
     found, until = {}, time.monotonic() + MOST_SECONDS
     for file in files:
         try:

@@ -29,7 +29,7 @@ def needs_of(config: Any, world_size: int, image_bytes: int | None, model_bytes:
         workers = 0
     states = 1 if config.optimizer.name == "sgd" else 2  # momentum; Adam's two means
     copies = 1 + states + bool(trainer.ema_decay)
-    kept = trainer.keep_last + trainer.save_top_k + 1  # the one that is being written
+    kept = trainer.keep_last + trainer.save_top_k + 1  # plus the checkpoint that is being written
     return Needs(
         shm_of_rank=None if image_bytes is None else workers * PREFETCHED * batch * image_bytes,
         open_files=FILES_OF_A_RANK + FILES_OF_A_WORKER * workers + FILES_OF_A_PEER * (world_size - 1),

@@ -145,7 +145,7 @@ def _outside(ranks: Sequence[Facts], each: int) -> tuple[float | None, float, st
 
 
 def with_expected(links: Sequence[Link], ranks: int, machine: Machine | None, overhead_ms: float = 0.0) -> list[Link]:
-    """The same with what the machine should need, and whoever communicates before and after."""
+    """`links` with the milliseconds that `machine` should need, plus those that the backend adds; unchanged if it is not known."""
     if machine is None:
         return list(links)
     return [link._replace(expected_ms=overhead_ms + allreduce_ms(link.size_mb * 1e6, ranks, machine)) for link in links]

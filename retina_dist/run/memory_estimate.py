@@ -28,6 +28,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import UserError
+from retina_dist.files import first_line
 from retina_dist.model.assumed_device import assume_cuda
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.run.build import build_state, build_train_step, graph_blockers
@@ -103,7 +104,7 @@ class StepMemory:
         except UserError:
             raise
         except Exception as error:  # a task from outside may need what `build_data` leaves
-            raise NotEstimated(f"the model cannot be built before its data ({_first_line(error)})") from error
+            raise NotEstimated(f"the model cannot be built before its data ({first_line(error)})") from error
         self.keeps_gradients = uses_graphs or self.sender.keeps_gradients
         norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
         synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
@@ -130,15 +131,10 @@ class StepMemory:
         except UserError:
             raise
         except Exception as error:  # a model from outside may do what fake tensors cannot
-            raise NotEstimated(f"the step does not run without data ({_first_line(error)})") from error
+            raise NotEstimated(f"the step does not run without data ({first_line(error)})") from error
         parts["batches"] = making + parts["batches"] * plan.accumulate * (self.prefetched if on_gpu else 1)
         gradients = sum(p.numel() * p.element_size() for p in self.state.model.parameters() if p.requires_grad)
         return MemoryEstimate(images, communication=self.sender.sending_bytes(gradients), **parts)
-
-
-def _first_line(error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-    return f"{type(error).__name__}: {reason}"
 
 
 class _Applied(NonFiniteGuard):

@@ -176,8 +176,8 @@ class DistributedStrategy(ABC):
     def run_collectively(self, function: Callable[[], T], device: torch.device | None = None) -> T:
         """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
 
-        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone. They tell
-        each other by a tensor on `device`; None: the strategy's.
+        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone. The ranks
+        exchange this in a tensor on `device`, by default the strategy's.
         """
         result: T | None = None
         failure: UserError | None = None

@@ -13,6 +13,19 @@ from retina_dist.model.frozen_norm import fold_frozen_norms
 from retina_dist.model.strided_conv import StridedConv2d, replace_strided_convs
 
 
+def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The width of the output of each convolution from now on."""
+    columns: list[int] = []
+    conv2d = torch.nn.functional.conv2d
+
+    def spy(*arguments: object) -> torch.Tensor:
+        columns.append(conv2d(*arguments).shape[-1])
+        return conv2d(*arguments)
+
+    monkeypatch.setattr("torch.nn.functional.conv2d", spy)
+    return columns
+
+
 @pytest.mark.parametrize(("height", "width"), [(12, 1), (12, 2), (2, 2), (1, 1), (3, 1), (5, 3), (2, 8)])
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (7, 3), (1, 0)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -24,14 +37,7 @@ def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
     replace_strided_convs(model)
     model.to(memory_format=layout)
     x = torch.rand(2, 16, height, width).contiguous(memory_format=layout).requires_grad_()
-    columns: list[int] = []
-    conv2d = torch.nn.functional.conv2d
-
-    def spy(*arguments: object) -> torch.Tensor:
-        columns.append(conv2d(*arguments).shape[-1])
-        return conv2d(*arguments)
-
-    monkeypatch.setattr("torch.nn.functional.conv2d", spy)
+    columns = widths(monkeypatch)
     found = []
     for enabled in (False, True):
         garbage = [torch.full((2**k,), float("nan")) for k in range(4, 18)]  # into the memory that is used next
@@ -61,14 +67,7 @@ def test_a_folded_norm_keeps_the_convolution_right(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), FrozenBatchNorm2d(32))
     fold_frozen_norms(model)
-    columns: list[int] = []
-    conv2d = torch.nn.functional.conv2d
-
-    def spy(*arguments: object) -> torch.Tensor:
-        columns.append(conv2d(*arguments).shape[-1])
-        return conv2d(*arguments)
-
-    monkeypatch.setattr("torch.nn.functional.conv2d", spy)
+    columns = widths(monkeypatch)
     x = torch.rand(2, 16, 12, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(x).shape == (2, 32, 6, 1)
