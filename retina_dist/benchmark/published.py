@@ -1,4 +1,4 @@
-"""The model of a step held against MLPerf Training: what it foretells of a cluster from results of fewer GPUs, and how wrong it is.
+"""The model of a step held against MLPerf Training: what it predicts for a cluster from results of fewer GPUs, and how wrong it is.
 
     python -m retina_dist.benchmark forecast published=true [newer=FOLDER] [plot=published.png]
 
@@ -79,7 +79,7 @@ class Point:
 
 
 class Forecast(NamedTuple):
-    """What `point` is foretold to take, from `base`, which has fewer GPUs."""
+    """What `point` is predicted to take, from `base`, which has fewer GPUs."""
 
     point: Point
     base: Point

@@ -169,7 +169,7 @@ class ForecastBenchmarkConfig(TrainConfig):
     )
     low_priority_price: list[float] | None = setting(None, "the same for machines that may be taken away")
     mtbi_hours: float | None = setting(
-        None, "mean time between interruptions of one machine; null: none are foretold", above=0, at_most=10**6
+        None, "mean time between interruptions of one machine; null: no interruptions", above=0, at_most=10**6
     )
     restart_minutes: float = setting(10.0, "from an interruption to the next step", at_least=0, at_most=10**6)
     checkpoint_s: float = setting(5.0, "that a checkpoint stops the training", above=0, at_most=10**6)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +31,6 @@ from retina_dist.run.build import build_strategy, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.task import Examination
-from retina_dist.words import number
 
 T = TypeVar("T")
 
@@ -82,9 +79,7 @@ def _check(
 
     def report(links: Sequence[Link] = ()) -> ClusterReport:
         job = f"{strategy.backend} under {detect_launch()}"
-        return build_report(
-            config, ranks, links, job, str(folder), time.monotonic() - started, _overhead_ms(strategy.backend)
-        )
+        return build_report(config, ranks, links, job, str(folder), time.monotonic() - started, strategy.overhead_ms)
 
     on_each("the report", lambda: tell(f"{report().machines()}\n") if strategy.is_main else None)
     strategy.phase = "the measurement of the network"
@@ -108,12 +103,6 @@ def _or_user_error(phase: str, work: Callable[[], T]) -> T:
         raise UserError(
             f"{phase} failed on {host} ({first_line(error)}); repair the host, or remove it from the job."
         ) from error
-
-
-def _overhead_ms(backend: str) -> float:
-    """What an all-reduce takes beside the network: Horovod agrees on it, and sends it, at the ends of cycles (1 ms by default)."""
-    cycle = number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
-    return 2 * (1.0 if math.isnan(cycle) else cycle) * backend.startswith("Horovod")
 
 
 def build_report(

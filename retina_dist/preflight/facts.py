@@ -9,7 +9,6 @@ import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -125,9 +124,7 @@ def _read_gpu(facts: Facts, device: torch.device) -> None:
 def _versions(strategy: DistributedStrategy) -> dict[str, str]:
     found = {name: version for name, version in versions().items() if name != "platform"}
     found["CUDA of torch"] = str(torch.version.cuda)
-    if strategy.backend.startswith("Horovod"):
-        found["horovod"] = metadata.version("horovod")
-    return found
+    return found | strategy.versions()
 
 
 def _driver() -> str:

@@ -117,6 +117,15 @@ class DistributedStrategy(ABC):
         """Whether gradients stay allocated from step to step, as `prepare` arranges with hooks."""
         return False
 
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that the backend communicates with beside torch, by name."""
+        return {}
+
+    @property
+    def overhead_ms(self) -> float:
+        """Milliseconds that a collective takes beside the network, about."""
+        return 0.0
+
     def counters(self) -> dict[str, float]:
         """What happened on the wire since the start, by name, for the log; equal on all ranks."""
         return {}

@@ -10,12 +10,14 @@ for contiguous gradients only: it refuses weights that are channels last.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -33,6 +35,7 @@ from retina_dist.strategies.horovod_elastic import RENDEZVOUS, Membership, has_n
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.missing_ranks import lost, missing_ranks
 from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.words import number
 
 T = TypeVar("T")
 
@@ -235,6 +238,15 @@ class HorovodStrategy(DistributedStrategy):
             return 0
         wire = 0 if self.compression == "none" else gradients // 2
         return min(gradients, int(self.variables["HOROVOD_FUSION_THRESHOLD"])) + wire
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": metadata.version("horovod")}
+
+    @property
+    def overhead_ms(self) -> float:
+        """Two cycles: the ranks agree on a collective at the end of one and send it at the end of the next."""
+        cycle_ms = number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
+        return 2 * (1.0 if math.isnan(cycle_ms) else cycle_ms)  # Horovod's default
 
     def _forget(self) -> None:
         """Leave the model that was prepared last, with what is under way."""

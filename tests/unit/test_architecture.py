@@ -88,6 +88,12 @@ def test_backends_stay_in_strategies() -> None:
             assert not name.startswith(("horovod", "torch.distributed")), module_of(path)
 
 
+@pytest.mark.parametrize("room", ["data", "optim", "preflight", "serving"])
+def test_no_backend_is_named_outside_strategies(room: str) -> None:
+    for path in (PACKAGE / room).glob("*.py"):
+        assert not re.search(r"\b(horovod|ddp)\b", path.read_text(), re.I), path.name
+
+
 @pytest.mark.parametrize("room", ["engine", "model", "optim", "reporting", "serving", "strategies"])
 def test_what_tasks_share_says_nothing_of_detection(room: str) -> None:
     for path in (PACKAGE / room).glob("*.py"):
