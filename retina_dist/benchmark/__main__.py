@@ -2,7 +2,6 @@
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
-    python -m retina_dist.benchmark eval      what a validation takes beside the network
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
     python -m retina_dist.benchmark forecast  how long on N GPUs of which kind: a calculation
@@ -20,7 +19,6 @@ import sys
 KINDS = {
     kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "forecast", "suite")
 }
-KINDS["eval"] = "retina_dist.detection.benchmark_eval"
 FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
 
 

@@ -14,7 +14,7 @@ from retina_dist.benchmark.settings import (
 )
 from retina_dist.config.fields import MISSING, setting
 from retina_dist.config.train import TrainConfig
-from retina_dist.detection.settings import EvalBenchmarkConfig, check_category_map
+from retina_dist.detection.settings import check_category_map
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.settings import NcclConfig
 
@@ -155,7 +155,6 @@ COMMANDS: dict[str, type] = {
     "benchmark_forecast": ForecastBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,
     "benchmark_suite": SuiteConfig,
-    "benchmark_eval": EvalBenchmarkConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "serve": ServeConfig,

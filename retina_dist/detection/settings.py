@@ -195,27 +195,3 @@ def check_category_map(key: str, pairs: list[list[str | None]]) -> None:
 def category_names(pairs: list[list[str | None]]) -> dict[str, str | None]:
     """A category_map as the name that each of its categories means."""
     return {str(theirs): ours for theirs, ours in pairs}
-
-
-@dataclass
-class EvalBenchmarkConfig:
-    """`python -m retina_dist.benchmark eval`."""
-
-    num_images: int = setting(5000, "the metric; as many of all as in COCO's validation set", at_least=1)
-    num_boxes: int = setting(36_000, at_least=0)
-    num_detections: int = setting(500_000, at_least=0)
-    num_classes: int = setting(80, at_least=1)
-    backends: list[str] = setting(
-        ["ultrafast-pycocotools", "faster-coco-eval"],
-        "compared with pycocotools, which takes most of the time; []: no metric",
-    )
-    batches: list[int] = setting([1, 4, 8], "the post-processing; []: none")
-    canvas: list[int] = setting([800, 1088], "height and width in px")
-    device: str = setting("auto", "of the post-processing")
-    rounds: int = setting(3, at_least=1)
-    num_threads: int = setting(1, at_least=1)
-    seed: int = setting(0, at_least=0)
-    output: str | None = setting(None, "a JSON file")
-    baseline: str | None = setting(None, "such a file of an earlier run")
-    fail_under: float = setting(0.9, "exit with 1 when a ratio is less than this share of the earlier one", above=0)
-    debug: bool = False

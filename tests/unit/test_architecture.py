@@ -24,7 +24,7 @@ ALLOWED = {
     "reporting": set(),
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
-    "detection": {"benchmark.report", "config", "data", "engine", "model", "reporting", "serving", "strategies"},
+    "detection": {"config", "data", "engine", "model", "reporting", "serving", "strategies"},
     "serving": {"data.images", "reporting.console", "strategies.single_device"},
     "classification": {"config", "data", "engine", "model", "reporting", "serving", "strategies"},
     "config": {

@@ -99,7 +99,6 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_synthetic",
         "benchmark_scaling",
         "benchmark_forecast",
-        "benchmark_eval",
         "benchmark_suite",
         "parity",
         "predict",
