@@ -55,9 +55,6 @@ class TrainerConfig:
     monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own")
     monitor_mode: str | None = setting(None, "null: min for a loss, else max", choices=(None, "max", "min"))
     patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
-    scheduled_events: str | None = setting(
-        None, "Azure: http://169.254.169.254, to stop in time when the machine is evicted"
-    )
     max_nonfinite_steps: int = setting(
         5, "steps in a row with an infinite or NaN loss or gradient that are skipped", at_least=0
     )

@@ -125,7 +125,7 @@ def assemble(
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)
     metric_logger = _metric_logger(config, task, plan, run, strategy, console, carryover.tracked)
-    watch = PreemptionWatch(config.trainer.scheduled_events)
+    watch = PreemptionWatch()
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
 

@@ -162,7 +162,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     trainer = TrainerConfig(
         max_duration="2steps",
         validate_every="2steps",
-        scheduled_events="http://me:SECRET@127.0.0.1:9/?token=SECRET",
         checkpoint_dir=f"{box}/checkpoints",
     )
     logging = LoggingConfig(
