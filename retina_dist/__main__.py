@@ -22,7 +22,6 @@ COMMANDS = {
     "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "parity": "compare every backend with one process, step by step",
-    "replay": "repeat a step of detection whose loss or gradient was not finite",
     "benchmark": "measure step, data, eval, synthetic and scaling; forecast a cluster",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.

@@ -123,16 +123,6 @@ class ExportConfig:
 
 
 @dataclass
-class ReplayConfig:
-    """`python -m retina_dist.replay`."""
-
-    event: str = setting(MISSING, "a nonfinite_STEP.json")
-    root: str | None = setting(None, "data.root again, where that of the run is behind a URL or was moved")
-    device: str = "auto"
-    debug: bool = False
-
-
-@dataclass
 class ConvertConfig:
     """`python -m retina_dist.convert`."""
 
@@ -160,7 +150,6 @@ COMMANDS: dict[str, type] = {
     "serve": ServeConfig,
     "export": ExportConfig,
     "convert": ConvertConfig,
-    "replay": ReplayConfig,
 }
 
 # Of the last composition: with the settings of classes from outside the package.

@@ -56,12 +56,6 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""
         return self.train_sampler.position(step)
 
-    def reshard(self, rank: int, world_size: int) -> None:
-        """Go on as another rank of another number of ranks; iterators made before keep the old share."""
-        for pair in (self._train, self._val):
-            if pair:
-                pair[1].set_ranks(rank, world_size)
-
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
         """The micro-batches of each optimizer step from `start` up to `stop`, by one set of workers.
 

@@ -28,20 +28,7 @@ class BatchSpec:
     size: int = 1  # the least number of images in the batch; fillers make up the rest
 
 
-class _Sharded:
-    """Holds rank and world size, which change in elastic jobs."""
-
-    rank: int
-    world_size: int
-
-    def set_ranks(self, rank: int, world_size: int) -> None:
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} is not below world_size={world_size}; ranks count from 0.")
-        self.rank = rank
-        self.world_size = world_size
-
-
-class TrainSampler(_Sharded):
+class TrainSampler:
     """Each epoch's images, each exactly once, `batch_size` per optimizer step over all ranks.
 
     All images of a step share a canvas. A step's n images are split into `accumulate` groups, and each group into
@@ -65,10 +52,11 @@ class TrainSampler(_Sharded):
         min_sizes: Sequence[int] | None = None,
     ) -> None:
         _check_counts(batch_size=batch_size, accumulate=accumulate)
+        _check_rank(rank, world_size)
         self.buckets = buckets
         self.batch_size = batch_size
         self.accumulate = accumulate
-        self.set_ranks(rank, world_size)
+        self.rank, self.world_size = rank, world_size
         self.seed = seed
         self.shuffle = shuffle
         self.min_sizes = tuple(min_sizes or buckets.min_sizes)
@@ -110,7 +98,7 @@ class TrainSampler(_Sharded):
         return self._cached[1]
 
 
-class EvalSampler(_Sharded):
+class EvalSampler:
     """This rank's share of one pass over a split; all ranks together cover every image once.
 
     `batch_size` is per rank. Each image keeps its bucket's canvas whatever the batch size and the number of ranks,
@@ -120,9 +108,10 @@ class EvalSampler(_Sharded):
 
     def __init__(self, *, buckets: Buckets, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         _check_counts(batch_size=batch_size)
+        _check_rank(rank, world_size)
         self.buckets = buckets
         self.batch_size = batch_size
-        self.set_ranks(rank, world_size)
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         return len(self._batches())
@@ -173,3 +162,8 @@ def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name}={value} is not possible; use a whole number of at least 1.")
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} is not below world_size={world_size}; ranks count from 0.")

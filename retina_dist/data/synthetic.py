@@ -39,26 +39,17 @@ class SyntheticData(Generic[AnyBatch]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.make_batch, self.num_images, self.batch_size, self.accumulate = (
-            make_batch,
-            num_images,
-            batch_size,
-            accumulate,
-        )
+        self.batch_size = batch_size
         self.steps_per_epoch = -(-num_images // batch_size)
-        self.reshard(rank, world_size)
-
-    def reshard(self, rank: int, world_size: int) -> None:
-        """Make the micro-batches of another rank of another number of ranks."""
-        if self.batch_size < world_size * self.accumulate:
+        if batch_size < world_size * accumulate:
             raise ConfigError(
-                f"data.batch_size={self.batch_size} leaves some of the {world_size} x {self.accumulate} micro-batches of a step "
-                f"without an image; random data need at least data.batch_size={world_size * self.accumulate}."
+                f"data.batch_size={batch_size} leaves some of the {world_size} x {accumulate} micro-batches of a step "
+                f"without an image; random data need at least data.batch_size={world_size * accumulate}."
             )
-        images = np.arange(self.batch_size) % self.num_images
-        slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, self.accumulate)]
+        images = np.arange(batch_size) % num_images
+        slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)]
         self.num_train_shapes = len({len(slot) for slot in slots})
-        self.batches = [self.make_batch(slot.tolist(), len(slot) * world_size / self.batch_size) for slot in slots]
+        self.batches = [make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots]
 
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:
         """The micro-batches, once for each step from `start` up to `stop`."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.engine.checkpoint_store import write_checkpoint
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CollectiveError
@@ -22,8 +21,6 @@ from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINTS_KEPT = 3  # of a run's events; each is as large as a checkpoint
 
 Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
 
@@ -45,8 +42,7 @@ class NonFiniteGuard:
     """Skips a step on all ranks when its gradient is not finite; raises Divergence after more than `limit` skips in a row.
 
     Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
-    as `inspect` gives them in the precision of the step, loss, gradient norm and learning rate on each rank, and the command that
-    repeats this batch from the weights it had, saved beside it.
+    as `inspect` gives them in the precision of the step, loss, gradient norm and learning rate on each rank.
     """
 
     def __init__(
@@ -58,11 +54,9 @@ class NonFiniteGuard:
         limit: int = 5,
         folder: Path | None = None,
         inspect: Inspect | None = None,
-        checkpoint: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
-        self.folder, self.inspect, self.checkpoint = folder, inspect, checkpoint
-        self._weights: str | None = None  # the file with those of the steps in a row that are left out now
+        self.folder, self.inspect = folder, inspect
         self._statistics: list[Tensor] = []
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # those of one type, as they are and as they were
 
@@ -137,26 +131,14 @@ class NonFiniteGuard:
         state, event = self.state, self.folder / f"{name}.json"
         content: dict[str, Any] = {
             "step": state.step + 1,
-            "steps_before": state.step,  # by which replay finds its images
             "epoch": self.plan.epoch_at(state.step + 1),
             "lr": self.plan.lr_at(state.step),
             "grad_norm": norm,
             "loss_scale": state.scaler.get_scale(),
             "in_a_row": state.consecutive_skips,
             "world_size": self.strategy.world_size,
-            "checkpoint": None,
-            "replay": None,
             "ranks": ranks,
         }
-        if state.consecutive_skips == 1:
-            self._weights = None
-        if self._weights:  # the steps in a row before this one left the weights as they were
-            content["checkpoint"] = self._weights
-        elif self.checkpoint and len(list(self.folder.glob("nonfinite_*.pt"))) < CHECKPOINTS_KEPT:
-            write_checkpoint(self.folder / f"{name}.pt", self.checkpoint())
-            content["checkpoint"] = self._weights = f"{name}.pt"
-        if content["checkpoint"]:
-            content["replay"] = f"python -m retina_dist.replay event={event}"
         # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
         text = json.dumps(redacted_tree(content), indent=1) + "\n"
         write_atomically(event, lambda temporary: temporary.write_text(text))

@@ -262,7 +262,6 @@ def _trainer(
         limit=config.trainer.max_nonfinite_steps,
         folder=run.folder,
         inspect=task.inspect,
-        checkpoint=checkpointer.content,
     )
     train_step = build_train_step(config, state, plan, strategy, task, guard)
     return Trainer(

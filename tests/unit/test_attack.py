@@ -25,7 +25,6 @@ from retina_dist.detection.serving import DetectionScorer
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint_store import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.replay import _read as read_event
 from retina_dist.serving.scoring import read_images
 from tests.unit import test_mutations
 from tests.unit.mutations import mutated_bytes, mutated_json
@@ -38,15 +37,6 @@ RESULTS = [
     {"image_id": 3, "category_id": 18, "bbox": [1.0, 2.0, 10.0, 20.0], "score": 0.9},
     {"image_id": 7, "category_id": 1, "bbox": [5.0, 5.0, 4.0, 5.0], "score": 0.5},
 ]
-EVENT = {
-    "step": 12,
-    "steps_before": 2,
-    "checkpoint": "checkpoints/step_00000010.pt",
-    "world_size": 1,
-    "epoch": 0.5,
-    "lr": 0.1,
-    "ranks": [{"rank": 0, "images": [{"image_id": 3, "file_name": "a.jpg", "losses": {"classification": "nan"}}]}],
-}
 FACTS = {"step": 5, "best": None, "metric": 0.5, "ema": None, "scaler": {}, "categories": {"ids": [1], "names": ["a"]}}
 
 
@@ -142,11 +132,6 @@ def shards_case(_: Path, images: Path, draw: random.Random) -> None:
         index.write_bytes(whole)
 
 
-def event_case(folder: Path, _: Path, draw: random.Random) -> None:
-    (folder / "event.json").write_bytes(mutated_json(EVENT, draw))
-    read_event(folder / "event.json")
-
-
 @cache
 def scorer() -> DetectionScorer:
     return DetectionScorer(server.small_detector(), max_pixels=server.MAX_PIXELS)
@@ -198,7 +183,6 @@ RUNS: dict[str, Callable[..., None]] = {
     "manifest": manifest_case,
     "results": results_case,
     "shards": shards_case,
-    "event": event_case,
     "request": request_case,
     "command": command_case,
 }

@@ -29,7 +29,6 @@ from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError
 from retina_dist.files import place
-from retina_dist.replay import _read as read_event
 from retina_dist.run.folder import open_run
 
 PATIENCE_S = 20
@@ -96,7 +95,6 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
     "images": lambda pipe, folder: find_images(str(pipe)),
     "results": lambda pipe, folder: read_results(pipe),
-    "event": lambda pipe, folder: read_event(pipe),
     "baseline": lambda pipe, folder: _compare(str(pipe), "step", {"a": 1.0}, 0.9),
     "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
     "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
@@ -163,7 +161,6 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out")),
         lambda: find_images(text),
         lambda: read_results(Path(text)),
-        lambda: read_event(Path(text)),
     ]
     for reader in readers:
         with pytest.raises(UserError) as caught:

@@ -15,12 +15,10 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES
 from retina_dist.classification.data.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
-from retina_dist.config.commands import ReplayConfig
 from retina_dist.config.compose import load_config
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.replay import replay
 from retina_dist.run.build import task_class, task_of
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.classification.test_task import SMALL
@@ -70,13 +68,6 @@ def test_evaluate_has_the_loss_of_the_validation(drawn: Path, tmp_path: Path) ->
     command = [f"checkpoint={path}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
     ClassificationTask.evaluate(load_config("evaluate", command))
     assert json.loads((tmp_path / "metrics.json").read_text())["loss"] == pytest.approx(expected["val/loss"], rel=1e-5)
-
-
-def test_replay_refuses_a_step_of_classification(checkpoint: Path, tmp_path: Path) -> None:
-    event = {"step": 1, "steps_before": 0, "world_size": 1, "epoch": 0.5, "lr": 0.1, "ranks": [{}]}
-    (tmp_path / "nonfinite_00000001.json").write_text(json.dumps({**event, "checkpoint": str(checkpoint)}))
-    with pytest.raises(ConfigError, match=r"is of task=classification; replay repeats steps of task=detection only"):
-        replay(ReplayConfig(event=str(tmp_path / "nonfinite_00000001.json")))
 
 
 def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:

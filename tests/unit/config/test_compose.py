@@ -104,7 +104,6 @@ def test_no_file_is_out_of_reach() -> None:
         "predict",
         "serve",
         "export",
-        "replay",
         "convert",
     }
     assert not list(CONF.glob("*/*/*.yaml"))

@@ -202,13 +202,6 @@ def test_min_size_varies_by_step_over_its_choices():
     assert {only.step(step)[0].min_size for step in range(20)} == {64}
 
 
-def test_ranks_can_change_in_the_middle():
-    buckets = buckets_of(SHAPES * 4)
-    sampler = TrainSampler(buckets=buckets, batch_size=6, rank=1, world_size=3)
-    sampler.set_ranks(1, 2)
-    assert sampler.step(3) == TrainSampler(buckets=buckets, batch_size=6, rank=1, world_size=2).step(3)
-
-
 @settings(max_examples=40, deadline=None)
 @given(sizes=data_sets, batch_size=st.integers(1, 20))
 def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):

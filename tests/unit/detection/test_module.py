@@ -295,13 +295,6 @@ def test_validation_size_defaults_to_the_largest_of_training(annotations):
     assert int(batch.image_sizes.min()) == 48
 
 
-def test_reshard_takes_over_another_share(annotations):
-    module = make_module(annotations, val=annotations, rank=0, world_size=3)
-    module.reshard(1, 2)
-    other = make_module(annotations, val=annotations, rank=1, world_size=2)
-    assert same_steps(list(module.train_steps(2, 4)), list(other.train_steps(2, 4)))
-
-
 def test_missing_splits_and_impossible_settings(annotations):
     with pytest.raises(ConfigError, match="no validation split"):
         make_module(annotations).val_batches()

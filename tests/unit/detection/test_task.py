@@ -139,7 +139,7 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
         ConfigError, match=f"theirs.pt has its data at a URL, data.{key}=http.* only where you give it: {again}"
     ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
-    with pytest.raises(ConfigError, match="at a URL"):  # as replay does
+    with pytest.raises(ConfigError, match="at a URL"):
         data_of_checkpoint(DataConfig(name="coco", **there), None, path)
 
 
