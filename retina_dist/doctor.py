@@ -21,7 +21,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_atomically
 from retina_dist.preflight.cluster import check_cluster
 from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import task_class
 from retina_dist.task import Examination
 
@@ -41,7 +41,7 @@ def main(config: DoctorConfig) -> None:
 
 def show(config: DoctorConfig, report: Examination) -> None:
     """Print a report and write it to `config.output`."""
-    tell(report.text)
+    print_redacted(report.text)
     if config.output:
         text = json.dumps(redacted_tree(report.content), indent=1) + "\n"
         write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))

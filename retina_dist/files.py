@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 T = TypeVar("T")
 

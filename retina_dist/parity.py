@@ -40,7 +40,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
@@ -201,7 +201,9 @@ def parity(config: ParityConfig) -> bool:
     columns: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for i, (launcher, processes) in enumerate(starts, start=1):
-            tell(f"{launcher}, {processes} process{'es' * (processes > 1)} ({i} of {len(starts)})", sys.stderr)
+            print_redacted(
+                f"{launcher}, {processes} process{'es' * (processes > 1)} ({i} of {len(starts)})", sys.stderr
+            )
             columns[f"{launcher} {processes}"] = _launch(launcher, processes, Path(folder))
     good = _print_table(config, columns)
     if config.output:
@@ -222,7 +224,7 @@ def _launch(launcher: str, processes: int, folder: Path) -> dict[str, dict[str, 
             for text in job.stdout or ():
                 _, mark, progress = text.partition(PROGRESS)
                 if mark:
-                    tell(f"  {progress.rstrip()}", sys.stderr)
+                    print_redacted(f"  {progress.rstrip()}", sys.stderr)
                 else:
                     last.append(text)
         except BaseException:

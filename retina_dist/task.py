@@ -89,7 +89,7 @@ class Task(ABC):
 
     @staticmethod
     def planned_images(config: Any) -> int | None:
-        """Images of an epoch where the settings alone tell, so that an impossible plan is an error before `prepare`."""
+        """Images of an epoch where the settings alone print_redacted, so that an impossible plan is an error before `prepare`."""
         return None
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:

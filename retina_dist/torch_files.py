@@ -13,7 +13,7 @@ import torch
 from retina_dist import __version__
 from retina_dist.errors import CheckpointError
 from retina_dist.files import Place, first_line, read_bytes
-from retina_dist.words import showable
+from retina_dist.text import escape
 
 MAX_VALUES, MAX_DEPTH, MAX_BITS = 200_000, 64, 1024  # of what is in a torch file beside the content of its tensors
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
@@ -113,6 +113,6 @@ def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str
     if wrote in ("", __version__):
         return same_version
     return (
-        f"retina_dist {showable(wrote[:40])} wrote it and this is {__version__}: install that version, or load the weights alone "
+        f"retina_dist {escape(wrote[:40])} wrote it and this is {__version__}: install that version, or load the weights alone "
         "with model.weights=FILE"
     )

@@ -13,7 +13,7 @@ from retina_dist.benchmark.gradient_timeline import Timeline
 from retina_dist.benchmark.recipe import Recipe
 from retina_dist.benchmark.settings import ForecastBenchmarkConfig
 from retina_dist.reporting.scaling import Forecast, plot_forecasts
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 COSTS = {"cost": "cost", "low_priority_cost": "low priority"}  # columns and their titles
 

@@ -35,7 +35,7 @@ from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.engine.precision import Precision
 from retina_dist.errors import ConfigError
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.scaling import plot_steps
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -61,7 +61,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # what earlier paths hold
         try:
-            tell(f"{where}: first steps of {name}", sys.stderr)
+            print_redacted(f"{where}: first steps of {name}", sys.stderr)
             step = make(config, model, batch, way)
             with nullcontext() if flops or way.compiled or way.graph else FlopCounterMode(display=False) as counter:
                 first[name] = float(step())
@@ -103,7 +103,7 @@ def _timed(
     """Seconds a step of each path, by round; the paths take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(config.rounds):
-        tell(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
+        print_redacted(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
         for name, step in steps.items():
             wait(device)
             started = time.perf_counter()
@@ -118,7 +118,7 @@ def count_operators(config: StepConfig, canvas: Sequence[int]) -> list[dict[str,
     """Operators, views apart, and waits for the device of forward and backward pass, by batch size."""
     rows = []
     for size in COUNTED:
-        tell(f"counting operators: batch {size}", sys.stderr)
+        print_redacted(f"counting operators: batch {size}", sys.stderr)
         model = build_model(config.model, config.num_classes)
         theirs = as_torchvision(model, canvas).train()
         batch = random_batch(size, canvas, config.num_classes, config.boxes, config.seed)
@@ -140,7 +140,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     device = SingleDeviceStrategy(config.strategy.device).device
-    tell("measuring what the device can do", sys.stderr)
+    print_redacted("measuring what the device can do", sys.stderr)
     peak = {kind: peak_tflops(device, kind) for kind in {PATHS[name].precision for name in config.paths}}
     bandwidth = copy_gb_per_s(device)
     print(

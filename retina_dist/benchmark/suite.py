@@ -36,7 +36,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
 from retina_dist.gpus import gpu_of
 from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.suite import plot_suite
 from retina_dist.run.environment import versions
 from retina_dist.strategies.devices import nccl_version
@@ -99,8 +99,10 @@ def run(config: SuiteConfig) -> dict[str, Any]:
         _write(result, folder / "suite.json")
     plot_suite(result, folder / "suite.png")
     failed = [name for name, part in result["parts"].items() if part["status"] in ("failed", "timed out")]
-    tell(f"\n{folder / 'suite.json'}\n{folder / 'suite.png'}")
-    tell(f"{len(failed)} of {len(result['parts'])} parts failed" + (f": {', '.join(failed)}" if failed else ""))
+    print_redacted(f"\n{folder / 'suite.json'}\n{folder / 'suite.png'}")
+    print_redacted(
+        f"{len(failed)} of {len(result['parts'])} parts failed" + (f": {', '.join(failed)}" if failed else "")
+    )
     return result
 
 
@@ -113,7 +115,7 @@ def run_part(part: Part, folder: Path, left_s: float = 60.0 * MINUTES) -> dict[s
     """Run a part within its limit and what is left of the suite's time; its figures and status: ok, failed, timed out, left out."""
     reason = part.left_out or (None if left_s > 5 else f"the suite's {MINUTES} minutes were over")
     if reason:
-        tell(f"== {part.name}: left out, {reason}")
+        print_redacted(f"== {part.name}: left out, {reason}")
         return {"status": "left out", "reason": reason}
     written = folder / f"{part.name}.json"
     written.unlink(missing_ok=True)  # of an earlier suite in this folder
@@ -121,7 +123,7 @@ def run_part(part: Part, folder: Path, left_s: float = 60.0 * MINUTES) -> dict[s
     log = folder / f"{part.name}.log"
     log.write_text("")
     for command in part.commands:
-        tell(f"== {part.name}: python {' '.join(command)}")
+        print_redacted(f"== {part.name}: python {' '.join(command)}")
         code, text = _run(line_of(command), limit - (time.monotonic() - began), log)
         if not code or "out of memory" not in text.lower():
             break
@@ -139,7 +141,7 @@ def run_part(part: Part, folder: Path, left_s: float = 60.0 * MINUTES) -> dict[s
     except (KeyError, ValueError, TypeError) as error:
         if status == "ok":
             about |= {"status": "failed", "reason": f"its figures cannot be read ({error!r})"}
-    tell(
+    print_redacted(
         f"== {part.name}: {about['status']} after {seconds:.0f} s{': ' + about['reason'] if 'reason' in about else ''}"
     )
     return about
@@ -161,7 +163,7 @@ def _run(line: Sequence[str], seconds: float, log: Path) -> tuple[int | None, st
                 new = reader.read()
                 text += new
                 for one in new.splitlines():
-                    tell(f"   {one}")
+                    print_redacted(f"   {one}")
                 time.sleep(0 if over else 0.2)
             return child.poll(), text
         finally:

@@ -21,8 +21,8 @@ from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import SyntheticBenchmarkConfig
 from retina_dist.benchmark.throughput import Throughput, measure
 from retina_dist.config.entry_point import entry_point
-from retina_dist.reporting.console import tell
-from retina_dist.words import pluralize
+from retina_dist.reporting.console import print_redacted
+from retina_dist.text import pluralize
 
 
 def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def benchmark(config: SyntheticBenchmarkConfig) -> dict[str, Any] | None:
         steps=config.num_batches_per_iter,
         rounds=config.num_iters,
         predict=config.memory,
-        report=tell,
+        report=print_redacted,
     )
     if found.rank:
         return None
@@ -53,11 +53,13 @@ def summary(found: Throughput) -> dict[str, Any]:
     """Print the two lines of Horovod's benchmark and return the figures; the ratio is what an earlier file is compared by."""
     each = [value / found.world_size for value in found.images_per_s]
     one, all_ = mean_and_deviation(each), mean_and_deviation(found.images_per_s)
-    tell(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
-    tell(f"img/s of {pluralize(found.world_size, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
+    print_redacted(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
+    print_redacted(f"img/s of {pluralize(found.world_size, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
     predicted, peak = (size and round(size / 2**30, 4) for size in (found.predicted_bytes, found.peak_bytes))
     if predicted:
-        tell(f"peak memory: predicted {predicted:.2f} GiB, measured {f'{peak:.2f} GiB' if peak else 'on GPUs only'}")
+        print_redacted(
+            f"peak memory: predicted {predicted:.2f} GiB, measured {f'{peak:.2f} GiB' if peak else 'on GPUs only'}"
+        )
     return {
         "ratios": {"images_per_s_per_process": one["mean"]},
         "job": found.job,

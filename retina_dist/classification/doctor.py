@@ -17,7 +17,7 @@ from retina_dist.data.images import image_size, read_image
 from retina_dist.data.sources import read_in_turn
 from retina_dist.errors import ImageError
 from retina_dist.task import Examination
-from retina_dist.words import pluralize, showable
+from retina_dist.text import escape, pluralize
 
 MOST_IMBALANCE = 5.0  # images of the largest class for one of the smallest
 FEWEST = 10  # images of a class
@@ -34,7 +34,7 @@ class Finding:
 
     def __str__(self) -> str:
         more = f" and {len(self.examples) - NUM_EXAMPLES} more" if len(self.examples) > NUM_EXAMPLES else ""
-        shown = ", ".join(showable(e) for e in self.examples[:NUM_EXAMPLES])
+        shown = ", ".join(escape(e) for e in self.examples[:NUM_EXAMPLES])
         return f"  {self.level:<8}{self.text}" + (f": {shown}{more}" if shown else "")
 
 

@@ -13,7 +13,7 @@ from retina_dist.config.commands import PredictConfig
 from retina_dist.data.image_files import find_images, read_images
 from retina_dist.files import write_atomically
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.words import showable
+from retina_dist.text import escape
 
 
 def predict(config: PredictConfig) -> Path:
@@ -34,7 +34,7 @@ def predict(config: PredictConfig) -> Path:
         rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
         label = f"{classifier.classes[best]} {shares[best]:.3f}"
         _labelled(Image.fromarray(pixels.permute(1, 2, 0).numpy()), label).save(folder / f"{name}.jpg", quality=92)
-        print(showable(f"{file}: {label} -> {folder / name}.jpg"))
+        print(escape(f"{file}: {label} -> {folder / name}.jpg"))
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(rows)
     write_atomically(

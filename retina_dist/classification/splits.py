@@ -12,7 +12,7 @@ from retina_dist.classification.data.samples import Samples, read_samples, root_
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.errors import ConfigError
 from retina_dist.files import Url
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 
 def draw_data(data: ClassificationData) -> None:

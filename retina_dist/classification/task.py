@@ -80,9 +80,9 @@ class ClassificationTask(Task):
         self.train, self.val = (synthetic_samples(synthetic, config.seed), None) if synthetic else read_splits(data)
         self.augments = not config.trainer.overfit_batches
         if config.trainer.overfit_batches:
-            self.train = self.val = self.train.some(config.trainer.overfit_batches * data.batch_size)
+            self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
         elif config.trainer.fast_dev_run and self.val is not None:
-            self.val = self.val.some(2 * data.val_batch_size)
+            self.val = self.val.subsample(2 * data.val_batch_size)
         self.evaluator: ClassificationEvaluator | None = None
         self.metric_names = metric_names(len(self.classes))
         monitor = config.trainer.monitor

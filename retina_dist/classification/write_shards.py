@@ -12,7 +12,7 @@ from retina_dist.data.sources import sizes_of
 from retina_dist.data.write_shards import ShardSplit, write_splits
 from retina_dist.errors import ConfigError
 from retina_dist.files import place
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
 
@@ -22,7 +22,9 @@ def write_shards(config: Any) -> dict[str, int]:
         raise ConfigError("shards are written by one process; start it without a launcher.")
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {split: _split(part) for split, part in parts if part is not None}
-    return write_splits(place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, tell=tell)
+    return write_splits(
+        place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
+    )
 
 
 def _split(part: Samples) -> ShardSplit:

@@ -19,7 +19,7 @@ from retina_dist.config.compose import config_dir, register_schema, to_object
 from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
-from retina_dist.reporting.console import configure_logging, tell
+from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
 # Settings that name what a command writes, and the endings that they may have.
@@ -92,16 +92,16 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
     try:
         launch = detect_launch()
     except ConfigError as error:
-        tell(f"error: {error}", sys.stderr)
+        print_redacted(f"error: {error}", sys.stderr)
         raise SystemExit(2) from None
     label = f"[rank {launch.rank}] " if launch.world_size > 1 else ""
     try:
         yield
     except UserError as error:
         if debug:
-            tell(_labelled(traceback.format_exc(), label), sys.stderr)
+            print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
         if launch.rank == error.reporter or not (error.collective or collective):
-            tell(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
+            print_redacted(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
         elif error.collective:
             time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
         raise SystemExit(error.exit_code) from None
@@ -110,17 +110,17 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         if launch.rank == 0:
-            tell("interrupted", sys.stderr)
+            print_redacted("interrupted", sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
         if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT)) and not debug:
             where = f"{error.filename}: " if error.filename else ""
-            tell(
+            print_redacted(
                 f"{label}error: {where}{error.strerror}; correct that, or give another place (debug=true shows where).",
                 sys.stderr,
             )
             raise SystemExit(2) from None
-        tell(_labelled(traceback.format_exc(), label), sys.stderr)
+        print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from retina_dist.data.images import read_image
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url, place
-from retina_dist.words import showable
+from retina_dist.text import escape
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -51,7 +51,7 @@ def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterato
         try:
             pixels = read_image(file, max_pixels=max_pixels)
         except ImageError as error:
-            print(f"warning: {showable(str(error).split(';')[0])}; left out", file=sys.stderr)
+            print(f"warning: {escape(str(error).split(';')[0])}; left out", file=sys.stderr)
             continue
         name = file.stem
         while name in names:

@@ -26,7 +26,7 @@ from typing import Any
 from retina_dist.data.sources import PIECE, ArchiveMember, Source, read_in_turn, sha256_of
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
-from retina_dist.words import showable
+from retina_dist.text import escape
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
         seen: set[int] = set()
         for shard in index["shards"]:
             if not SHARD_NAME.fullmatch(shard["file"]) or not shard["file"].startswith(f"{split}-"):
-                raise ValueError(f"an entry is of {showable(shard['file'][:80])}")
+                raise ValueError(f"an entry is of {escape(shard['file'], 80)}")
             if type(shard["bytes"]) is not int or not re.fullmatch("[0-9a-f]{64}", shard["sha256"]):
                 raise ValueError(f"length or SHA-256 of {shard['file']} are none")
             for row in shard["images"]:
@@ -295,9 +295,7 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
                     raise ValueError(f"image {row[0]} is in it twice")
                 seen.add(row[0])
         if type(index["complete"]) is not bool or index["split"] != split:
-            raise ValueError(
-                f"it is of split {showable(index['split'])[:80]}, complete {showable(index['complete'])[:80]}"
-            )
+            raise ValueError(f"it is of split {escape(index['split'], 80)}, complete {escape(index['complete'], 80)}")
         return {"complete": index["complete"], "input": str(index["input"]), "shards": list(index["shards"])}
     except DataError:
         raise
@@ -312,7 +310,7 @@ def _check_row(row: Any, shard: dict[str, Any]) -> None:
     image_id, name, offset, length, crc32 = row
     named = MEMBER_NAME.fullmatch(name)
     if named is None or int(named[1]) != image_id:
-        raise ValueError(f"image {image_id} has the member {showable(name[:80])}")
+        raise ValueError(f"image {image_id} has the member {escape(name, 80)}")
     if min(offset, length, crc32) < 0 or offset + length > shard["bytes"]:
         raise ValueError(f"image {image_id} reaches out of {shard['file']}")
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import Place
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ShardSplit(NamedTuple):
 
 
 def write_splits(
-    output: Place, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, tell: Callable[[str], object]
+    output: Place, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, report: Callable[[str], object]
 ) -> dict[str, int]:
     """Write the splits to `output`; return how many shards of each were written, not counting those that were there."""
     if shard_mb > MOST_MB:
@@ -49,7 +49,7 @@ def write_splits(
         if verify:
             with _bar(f"verifying {split}", writer) as bar:
                 writer.verify(bar.update)
-        tell(_summary(split, writer, written[split], verify))
+        report(_summary(split, writer, written[split], verify))
     return written
 
 

@@ -17,7 +17,7 @@ from retina_dist.detection.draw_boxes import draw_boxes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.files import write_atomically
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.words import showable
+from retina_dist.text import escape
 
 
 def predict(config: PredictConfig) -> Path:
@@ -42,7 +42,7 @@ def predict(config: PredictConfig) -> Path:
         image.save(target, quality=92)
         counts = torch.bincount(found["labels"][shown], minlength=len(names)).tolist()
         what = ", ".join(f"{n} {label}" for n, label in zip(counts, names, strict=True) if n) or "nothing"
-        print(showable(f"{file}: {what} -> {target}"))
+        print(escape(f"{file}: {what} -> {target}"))
     write_results(np.concatenate(rows), folder / "results.json")
     write_image_list(done, detector.categories, folder / "images.json")
     left_out = f", {len(files) - len(done)} unreadable files left out" if len(done) < len(files) else ""

@@ -16,7 +16,7 @@ from retina_dist.detection.readers.torch_dataset import DatasetConfig
 from retina_dist.detection.settings import DataConfig, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 
 def draw_data(data: DataConfig) -> None:

@@ -43,7 +43,7 @@ from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.files import Place
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, deferred
-from retina_dist.words import amount
+from retina_dist.text import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -355,4 +355,6 @@ def _describe_cache(folder: str, parts: list[Annotations]) -> str:
     sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
     there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
     free = shutil.disk_usage(there).free
-    return f"up to {amount(sum(sizes.values()))} of decoded pixels in {folder}, where {amount(free)} are free"
+    return (
+        f"up to {format_bytes(sum(sizes.values()))} of decoded pixels in {folder}, where {format_bytes(free)} are free"
+    )

@@ -14,7 +14,7 @@ from retina_dist.detection.settings import DataConfig
 from retina_dist.detection.splits import read_split, split_files
 from retina_dist.errors import ConfigError
 from retina_dist.files import place, read_bytes
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
 
@@ -27,7 +27,9 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
     splits = {split: _split(data, split, part) for split, part in parts.items() if part is not None}
-    return write_splits(place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, tell=tell)
+    return write_splits(
+        place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
+    )
 
 
 def _split(data: DataConfig, split: str, part: Annotations) -> ShardSplit:

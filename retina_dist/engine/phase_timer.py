@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     return {"slowest": int(np.argmax(own_ms)), "ranks": ranks}
 
 
-def in_words(found: dict[str, Any]) -> str:
+def format_timings(found: dict[str, Any]) -> str:
     """A table: each part's share of the main rank's time, and its milliseconds in a step; the slowest rank if it stands out."""
     main = found["ranks"][0]
     lines = [

@@ -17,7 +17,7 @@ from retina_dist.engine.stop import StopAction
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, build_decay
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 AUTO_WARMUP_STEPS = 50
 

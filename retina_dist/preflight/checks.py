@@ -10,7 +10,7 @@ from typing import Literal
 from retina_dist.preflight.clock import offset
 from retina_dist.preflight.facts import Facts, is_loopback
 from retina_dist.preflight.needs import Needs
-from retina_dist.words import amount, pluralize, ranks_in_words
+from retina_dist.text import format_bytes, format_ranks, pluralize
 
 Level = Literal["error", "warning"]
 
@@ -61,7 +61,7 @@ def gpu_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "devices",
-                f"{ranks_in_words(f.rank for f in sharing)} on {hosts} have the same GPU, {uuid}",
+                f"{format_ranks(f.rank for f in sharing)} on {hosts} have the same GPU, {uuid}",
                 "Start at most as many processes on a host as it has GPUs, and let each of them, and each container, see another "
                 "one (CUDA_VISIBLE_DEVICES, docker run --gpus).",
             )
@@ -76,8 +76,8 @@ def memory_findings(ranks: Sequence[Facts], needs: Needs) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "/dev/shm",
-                f"{facts.host} has {amount(facts.shm_bytes)} free in /dev/shm, and the data workers of its "
-                f"{pluralize(count[facts.machine], 'rank')} need {amount(wanted)}",
+                f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data workers of its "
+                f"{pluralize(count[facts.machine], 'rank')} need {format_bytes(wanted)}",
                 "Give the container more (docker run --shm-size=16g; on Kubernetes a memory-backed emptyDir), or lower "
                 "data.num_workers.",
             )
@@ -102,8 +102,8 @@ def disk_findings(ranks: Sequence[Facts], needs: Needs, folder: str) -> Iterator
         yield Finding(
             "error",
             "disk",
-            f"{ranks[0].host} has {amount(free)} free for {folder}, and the checkpoints need {amount(needs.disk)}"
-            + (f", of which {amount(there)} are there" if (there := ranks[0].checkpoint_bytes) else ""),
+            f"{ranks[0].host} has {format_bytes(free)} free for {folder}, and the checkpoints need {format_bytes(needs.disk)}"
+            + (f", of which {format_bytes(there)} are there" if (there := ranks[0].checkpoint_bytes) else ""),
             "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k).",
         )
 
@@ -186,7 +186,7 @@ def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
         for fact, why in facts.unread.items():
             reasons[fact, why].append(facts.rank)
     for (fact, why), found in reasons.items():
-        everyone = "no rank" if len(found) == len(ranks) else f"{ranks_in_words(found)}"
+        everyone = "no rank" if len(found) == len(ranks) else f"{format_ranks(found)}"
         verb = "could read" if len(found) == len(ranks) else "could not read"
         yield Finding("warning", "unknown", f"{everyone} {verb} the {fact} ({why})", "Nothing was checked with it.")
 
@@ -203,7 +203,7 @@ def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> s
         if value != usual:
             odd[value].append(rank)
     parts = [
-        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in found))} ({ranks_in_words(found)})"
+        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in found))} ({format_ranks(found)})"
         for value, found in odd.items()
     ]
     return (

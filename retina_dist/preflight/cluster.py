@@ -26,7 +26,7 @@ from retina_dist.preflight.network import Link, expected_machine, measure_links,
 from retina_dist.preflight.report import ClusterReport
 from retina_dist.preflight.speed_checks import link_findings, step_findings
 from retina_dist.preflight.step import time_step
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_strategy, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
@@ -81,7 +81,7 @@ def _check(
         job = f"{strategy.backend} under {detect_launch()}"
         return build_report(config, ranks, links, job, str(folder), time.monotonic() - started, strategy.overhead_ms)
 
-    on_each("the report", lambda: tell(f"{report().machines()}\n") if strategy.is_main else None)
+    on_each("the report", lambda: print_redacted(f"{report().machines()}\n") if strategy.is_main else None)
     strategy.phase = "the measurement of the network"
     links = measure_links(strategy)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from retina_dist.files import Place, Url, check_regular, first_line, names_in
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 MOST_BYTES = 2**30  # read of a file; the rest counts by its size
 MOST_BYTES_OF_URL = 2**26

@@ -12,7 +12,7 @@ from retina_dist.preflight.clock import offset
 from retina_dist.preflight.facts import Facts
 from retina_dist.preflight.network import Link
 from retina_dist.preflight.speed_checks import slowest
-from retina_dist.words import amount, pluralize
+from retina_dist.text import format_bytes, pluralize
 
 TITLES = {"error": "ERRORS", "warning": "WARNINGS"}
 MOST_HOSTS = 64  # rows on the screen
@@ -136,7 +136,7 @@ def _in_lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _amount(size: int | None) -> str:
-    return "?" if size is None else amount(size)
+    return "?" if size is None else format_bytes(size)
 
 
 def _numbers(ranks: Sequence[int]) -> str:

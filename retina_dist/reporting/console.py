@@ -17,7 +17,7 @@ from retina_dist.redaction import redacted
 LOGGER = logging.getLogger("retina_dist")
 
 
-def tell(text: str, file: TextIO | None = None) -> None:
+def print_redacted(text: str, file: TextIO | None = None) -> None:
     """`print(redacted(text), file=file, flush=True)` that ignores BrokenPipeError.
 
     Ctrl-C ends `| tee` too; the run must still save its checkpoint and set its exit code.
@@ -51,7 +51,7 @@ class Console(logging.Handler):
     def reset(self, rank: int) -> None:
         """Restart as another rank: no log file, output to stdout."""
         self.rank = rank
-        self.write: Callable[[str], None] = tell
+        self.write: Callable[[str], None] = print_redacted
         self.log_file: LogFile | None = None
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
@@ -71,7 +71,7 @@ class Progress:
     def write(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is None:
-            tell(text, self.file)
+            print_redacted(text, self.file)
         else:
             self._bar.write(text, file=self.file)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,10 @@ from retina_dist.config.train import RunConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.gpus import Gpu, find_gpu, gpu_of
-from retina_dist.run.memory_estimate import NotEstimated, StepMemory, in_words
+from retina_dist.run.memory_estimate import NotEstimated, StepMemory
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
+from retina_dist.text import format_bytes
 
 # What the CUDA context and the loaded kernels take beside torch's tensors: an assumption. Processes of torch 2 that hold no tensor
 # take 0.5 to 0.7 GiB by nvidia-smi.
@@ -118,9 +119,11 @@ class _Fit:
             if self.is_auto:
                 chosen, found = enough, least
             elif enough > chosen and least.peak <= room:
-                remedy = f"use trainer.accumulate={enough}, with {in_words(least.peak)}"
+                remedy = f"use trainer.accumulate={enough}, with {format_bytes(least.peak)}"
                 remedy += ", which may still run out" if least.peak > SHARE * room else ""
-        share = f"{100 * found.peak / room:.0f} % of the {in_words(room)} that {gpu.name} has beside the CUDA context"
+        share = (
+            f"{100 * found.peak / room:.0f} % of the {format_bytes(room)} that {gpu.name} has beside the CUDA context"
+        )
         lines = [str(found), share]
         if self.is_auto and chosen > 1:
             lines += self._statistics(found.images)
@@ -132,8 +135,8 @@ class _Fit:
             return MemoryPlan(chosen, lines)
         half = "" if self.config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
         problem = (
-            f"data.batch_size={self.total} at trainer.accumulate={chosen} needs {in_words(found.peak)} on each GPU, of which "
-            f"{gpu.name} has {in_words(room)} beside the CUDA context; "
+            f"data.batch_size={self.total} at trainer.accumulate={chosen} needs {format_bytes(found.peak)} on each GPU, of which "
+            f"{gpu.name} has {format_bytes(room)} beside the CUDA context; "
             f"{remedy or f'a single image is too much: use {half}smaller images or a larger GPU'}."
         )
         return MemoryPlan(chosen, lines, problem)

@@ -49,7 +49,7 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import describe_nccl
 from retina_dist.strategies.select import why_alone
 from retina_dist.task import Task, TaskData
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 

@@ -34,6 +34,7 @@ from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.run.build import build_state, build_train_step, graph_blockers
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
+from retina_dist.text import format_bytes
 
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
 PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.prefetch`
@@ -68,17 +69,12 @@ class MemoryEstimate:
         return {name: size for name, size in named.items() if size}
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {in_words(size)}" for name, size in self.parts().items() if size >= 2**19)
-        return f"peak {in_words(self.peak)} at micro-batches of {self.images}: {parts}"
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items() if size >= 2**19)
+        return f"peak {format_bytes(self.peak)} at micro-batches of {self.images}: {parts}"
 
 
 class NotEstimated(UserError):
     """The step does not run on fake tensors, or the task does not say what its batches are like."""
-
-
-def in_words(size: float) -> str:
-    """Bytes as "5.3 GiB" or "12 MiB"."""
-    return f"{size / 2**30:.1f} GiB" if size >= 0.1 * 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 class StepMemory:

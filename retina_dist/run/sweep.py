@@ -30,7 +30,7 @@ from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
-from retina_dist.reporting.console import configure_logging, tell
+from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.run.build import monitor_of
 from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
@@ -111,7 +111,7 @@ class Sweep:
     def say(self, text: str) -> None:
         """Words for the user, from one process."""
         if self.launch.rank == 0:
-            tell(text)
+            print_redacted(text)
 
     def run(self, number: int, job: SweepJob, train: Callable[[RunConfig], Any]) -> None:
         """Train one job and add its row, also when it ends the sweep."""
@@ -144,7 +144,7 @@ class Sweep:
             if not (failure or config.dry_run or read_result(folder)):
                 failure = f"launcher={config.launcher} started no training: it ended well, but left no {RESULT}"
             if failure:
-                tell(f"the job failed: {read_result(folder).get('error') or failure}", sys.stderr)
+                print_redacted(f"the job failed: {read_result(folder).get('error') or failure}", sys.stderr)
             return failure
         try:
             train(as_child(replace(config, output_dir=str(folder)), self.parent))
@@ -163,7 +163,7 @@ class Sweep:
     def _failed(self, error: Exception, show: bool = False) -> str:
         text, rank = sentence(error), self.launch.rank
         if show:
-            tell(traceback.format_exc(), sys.stderr)
+            print_redacted(traceback.format_exc(), sys.stderr)
         if rank == 0:
             print(f"the job failed: {text}", file=sys.stderr, flush=True)
         elif rank == getattr(error, "reporter", 0):

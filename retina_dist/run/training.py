@@ -13,12 +13,12 @@ from typing import Any
 
 from retina_dist.config.train import RunConfig
 from retina_dist.engine.nonfinite import Divergence
-from retina_dist.engine.phase_timer import in_words, summary
+from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import UserError, is_collective
 from retina_dist.files import write_atomically
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.loggers import MetricLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun, status_of
 from retina_dist.run.build import monitor_of
@@ -67,7 +67,7 @@ class Training:
         if self.strategy.is_main:
             text = json.dumps(times, indent=1) + "\n"
             write_atomically(self.run.folder / "timings.json", lambda temporary: temporary.write_text(text))
-            logger.info(in_words(times))
+            logger.info(format_timings(times))
             self._write_result(time.perf_counter() - started, metrics=metrics)
             self._draw_results()
             self._log_results()
@@ -79,7 +79,7 @@ class Training:
             if self.strategy.is_main:
                 self._write_result(seconds, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
-            tell(f"warning: {other}", sys.stderr)
+            print_redacted(f"warning: {other}", sys.stderr)
         if is_collective(error):
             for tracked in self.tracked:
                 tracked.end(status_of(error), within_s=self.config.strategy.timeout_s / 2)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from retina_dist.errors import ConfigError
-from retina_dist.reporting.console import tell
+from retina_dist.reporting.console import print_redacted
 from retina_dist.serving.scoring import Scorer
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -58,7 +58,7 @@ def serve(config: ServeConfig, load_scorer: Callable[..., Scorer[Any]]) -> None:
 
     with listen(config.host, config.port) as listener:
         address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
-        tell(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
+        print_redacted(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
         if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
             logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
         settings = uvicorn.Config(

@@ -25,9 +25,9 @@ from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
-from retina_dist.strategies.missing_ranks import lost, missing_ranks
+from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 from retina_dist.strategies.settings import StrategyConfig
-from retina_dist.words import ranks_in_words
+from retina_dist.text import format_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # torch's messages, without a specific exception class, when the other end of a connection is gone or silent.
@@ -156,7 +156,7 @@ class DDPStrategy(DistributedStrategy):
             return store.check([key]) and store.get(key).decode().startswith(own)
 
         def silent() -> str:
-            return ranks_in_words(other for other in others if not has_answered(other))
+            return format_ranks(other for other in others if not has_answered(other))
 
         others = range(1, self.world_size)
         if self.rank:
@@ -199,7 +199,9 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-            raise PeerLost(lost(self.rank, self._missing_ranks(), self.phase, _first_line(error))) from error
+            raise PeerLost(
+                peer_lost_message(self.rank, self._missing_ranks(), self.phase, _first_line(error))
+            ) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(
                 f"rank {self.rank}: NCCL failed at {self.phase} ({_first_line(error)}); NCCL_DEBUG=INFO says more."

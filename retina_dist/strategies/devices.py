@@ -14,7 +14,7 @@ import torch
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.words import ranks_in_words
+from retina_dist.text import format_ranks
 
 # The oldest driver that CUDA of a major version starts on.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -136,7 +136,7 @@ def check_nccl(versions: Sequence[str]) -> None:
         if version:
             ranks[version].append(rank)
     if len(ranks) > 1:
-        found = "; ".join(f"{version} on {ranks_in_words(those)}" for version, those in ranks.items())
+        found = "; ".join(f"{version} on {format_ranks(those)}" for version, those in ranks.items())
         raise ConfigError(
             f"NCCL joins equal versions only, but there are several ({found}); install the same torch and nvidia-nccl on every "
             "host, and look at LD_LIBRARY_PATH and LD_PRELOAD.",
@@ -164,7 +164,7 @@ def check_devices(identities: Sequence[str]) -> None:
     if shared:
         identity, found = next(iter(shared.items()))
         problem = (
-            f"{ranks_in_words(found)} all have the GPU {identity}; start at most as many processes on a host as it has "
+            f"{format_ranks(found)} all have the GPU {identity}; start at most as many processes on a host as it has "
             "GPUs, or let each process see another GPU."
         )
     elif on_cpu and len(on_cpu) < len(ranks):

@@ -33,9 +33,9 @@ from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, f
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.horovod_elastic import RENDEZVOUS, Membership, has_note, put_note
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.missing_ranks import lost, missing_ranks
+from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 from retina_dist.strategies.settings import StrategyConfig
-from retina_dist.words import number
+from retina_dist.text import parse_number
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class HorovodStrategy(DistributedStrategy):
         self._left.set()
         if kind is not None and kind.__name__ == "HorovodInternalError":
             missing = missing_ranks(rank, world_size, put_note, has_note) if RENDEZVOUS in os.environ else []
-            raise PeerLost(lost(rank, missing, self.phase, str(error).strip().splitlines()[0])) from error
+            raise PeerLost(peer_lost_message(rank, missing, self.phase, str(error).strip().splitlines()[0])) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
@@ -245,7 +245,7 @@ class HorovodStrategy(DistributedStrategy):
     @property
     def overhead_ms(self) -> float:
         """Two cycles: the ranks agree on a collective at the end of one and send it at the end of the next."""
-        cycle_ms = number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
+        cycle_ms = parse_number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
         return 2 * (1.0 if math.isnan(cycle_ms) else cycle_ms)  # Horovod's default
 
     def _forget(self) -> None:

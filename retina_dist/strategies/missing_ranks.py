@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from retina_dist.words import ranks_in_words
+from retina_dist.text import format_ranks
 
 WAIT_S = 5.0  # for the others to notice too
 
@@ -30,9 +30,9 @@ def missing_ranks(
     return missing
 
 
-def lost(rank: int, missing: list[int], phase: str, reason: str) -> str:
+def peer_lost_message(rank: int, missing: list[int], phase: str, reason: str) -> str:
     """The sentence of the error."""
     if not missing:
         return f"rank {rank} lost another process at {phase} ({reason})."
-    names = ranks_in_words(missing)
+    names = format_ranks(missing)
     return f"rank {rank} waited for {names} at {phase} ({reason}); what {names} printed last says more."

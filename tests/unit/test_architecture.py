@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {"errors", "gpus", "redaction", "seeding", "files", "torch_files", "words", "task", "__init__", "__version__"}
+GROUND = {"errors", "gpus", "redaction", "seeding", "files", "torch_files", "text", "task", "__init__", "__version__"}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
     "data": set(),

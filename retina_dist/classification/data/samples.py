@@ -21,9 +21,7 @@ from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, objects_in
 from retina_dist.errors import DataError
 from retina_dist.files import Place, Url, place, read_bytes
-from retina_dist.words import pluralize, showable
-
-MAX_NAMED = 5
+from retina_dist.text import escape, pluralize, truncate
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Samples:
         """[K] images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes))
 
-    def some(self, count: int) -> Samples:
+    def subsample(self, count: int) -> Samples:
         """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
         rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
         return replace(
@@ -86,7 +84,7 @@ def read_samples(
     unknown = sorted({label for _, _, label in rows} - set(number))
     if unknown:
         raise DataError(
-            f"{root}: {split} has {pluralize(len(unknown), 'class')} that train has not: {_shortened(unknown)}; rename them, or "
+            f"{root}: {split} has {pluralize(len(unknown), 'class')} that train has not: {truncate(unknown)}; rename them, or "
             "add training images of them."
         )
     names, sources, labels = zip(*rows, strict=True)
@@ -135,14 +133,12 @@ def _from_csv(root: Place, split: str) -> list[Row] | None:
             continue
         name, label = (row[0].strip().replace("\\", "/"), row[1].strip()) if len(row) == 2 else ("", "")
         if not name or not label:
-            raise DataError(f"{path}: line {number} is {showable(','.join(row))[:80]}, not file,label.")
+            raise DataError(f"{path}: line {number} is {escape(','.join(row), 80)}, not file,label.")
         inside = os.path.normpath(name)
         if os.path.isabs(inside) or inside.split(os.sep)[0] == ".." or "://" in name:
-            raise DataError(
-                f"{path}: line {number} names {showable(name)[:80]}, which is outside {root}; move it there."
-            )
+            raise DataError(f"{path}: line {number} names {escape(name, 80)}, which is outside {root}; move it there.")
         if labels.setdefault(inside, label) != label:
-            raise DataError(f"{path}: line {number} gives {showable(inside)[:80]} a second label; keep one.")
+            raise DataError(f"{path}: line {number} gives {escape(inside, 80)} a second label; keep one.")
         source: Source = RemoteFile(str(root), inside) if isinstance(root, Url) else str(root / inside)
         rows.append((inside, source, label))
     if len(labels) != len(rows):
@@ -185,14 +181,10 @@ def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list
             missing.append(name)
     if not missing:
         return found, []
-    text = f"{len(missing)} of {len(rows)} images are not in {root}: {_shortened(missing)}"
+    text = f"{len(missing)} of {len(rows)} images are not in {root}: {truncate(missing)}"
     if policy == "error":
         raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
     return found, [f"{text}; left out"]
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(showable(n)[:80] for n in names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
 
 
 def root_of(text: str | None, name: str) -> Place:

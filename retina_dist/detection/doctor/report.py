@@ -18,7 +18,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DataConfig, ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.task import Examination
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
 WORTH_SAYING = 0.05  # share of boxes without an anchor

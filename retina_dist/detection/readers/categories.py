@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from retina_dist.errors import CheckpointError, DataError
-from retina_dist.words import is_text, pluralize
+from retina_dist.text import is_text, pluralize
 
 LabelMapping = Literal["contiguous", "category_id"]
 # More come from a mistake, such as an id that was never meant as a label, and make a head of gigabytes. V3Det, the published

@@ -18,11 +18,11 @@ from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories, LabelMapping
 from retina_dist.detection.readers.keras_csv import read_csv
-from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record, shortened, shown
+from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import Place, Url, read_bytes
-from retina_dist.words import is_text, pluralize
+from retina_dist.text import escape, is_text, pluralize, truncate
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
@@ -197,19 +197,23 @@ def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
                 raise DataError(
-                    f"{source}: annotation {entry['id']} is of {key} {shown(value)}, which is not listed, as is the {key} of "
+                    f"{source}: annotation {entry['id']} is of {key} {escape(value, 80)}, which is not listed, as is the {key} of "
                     f"{_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}; correct the ids, or list them."
                 )
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise DataError(f"{source}: annotation {entry['id']} has bbox {shown(box)}, not [x, y, width, height].")
+            raise DataError(
+                f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}, not [x, y, width, height]."
+            )
         if "area" in entry and not _is_number(entry["area"]):
-            raise DataError(f"{source}: annotation {entry['id']} has area {shown(entry['area'])}, not a number.")
+            raise DataError(f"{source}: annotation {entry['id']} has area {escape(entry['area'], 80)}, not a number.")
         if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
             without_area.append(entry)
             invented += [f"annotation {entry['id']}: {entry['area']}"] if "area" in entry else []
         if entry.setdefault("iscrowd", 0) not in (0, 1):
-            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {shown(entry['iscrowd'])}, not 0 or 1.")
+            raise DataError(
+                f"{source}: annotation {entry['id']} has iscrowd {escape(entry['iscrowd'], 80)}, not 0 or 1."
+            )
         entry["iscrowd"] = int(entry["iscrowd"])  # 0.0 and false are the same, but not to the evaluators
     for entry in without_area:
         *_, width, height = entry["bbox"]
@@ -217,7 +221,7 @@ def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
         entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
     if not invented:
         return []
-    what = f"{pluralize(len(invented), 'area')} that no metric can use ({shortened(invented)})"
+    what = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
     return [f"{source}: {what}; width x height is taken instead"]
 
 
@@ -235,7 +239,9 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise DataError(f"{source}: an entry of '{key}' has id {shown(value)!r}, not a whole number up to 2^53.")
+            raise DataError(
+                f"{source}: an entry of '{key}' has id {escape(value, 80)!r}, not a whole number up to 2^53."
+            )
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import Place, read_bytes
-from retina_dist.words import number
+from retina_dist.text import parse_number
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
@@ -90,7 +90,7 @@ def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(text: str, path: Place, line: int) -> float:
-    value = number(text)
+    value = parse_number(text)
     if not math.isfinite(value):
         raise DataError(f"{path}:{line} has {text[:80]!r} where a coordinate in pixels belongs.")
     return value

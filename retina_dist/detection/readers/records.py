@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from retina_dist.data.images import image_size
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Place, Url
-from retina_dist.words import showable
+from retina_dist.text import escape, truncate
 
-MAX_NAMED = 5  # how many of many are named in a message
 MAX_SIDE = 2**31
 
 
@@ -33,16 +31,6 @@ class ImageRecord:
     file_name: str
     width: int
     height: int
-
-
-def shown(value: object) -> str:
-    """The beginning of a value, on one line."""
-    return showable(" ".join(str(value)[:80].split()))
-
-
-def shortened(names: Sequence[str]) -> str:
-    """The first of many names."""
-    return ", ".join(map(shown, names[:MAX_NAMED])) + (", …" if len(names) > MAX_NAMED else "")
 
 
 def make_record(
@@ -66,7 +54,7 @@ def make_record(
     for side in ("width", "height"):
         value = entry.get(side)
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
-            raise DataError(f"{source}: image {entry['id']} has {side} {shown(value)}, not a number of pixels.")
+            raise DataError(f"{source}: image {entry['id']} has {side} {escape(value, 80)}, not a number of pixels.")
         size.append(value or 0)
     where = RemoteFile(str(images), inside) if isinstance(images, Url) else images / inside
     return ImageRecord(entry["id"], (slices or {}).get(entry["id"], where), name, size[0], size[1])
@@ -104,7 +92,7 @@ def drop_missing(records: list[ImageRecord], images: Place, policy: str, warning
         missing = [record for record in records if not _is_there(record.path)]
     if not missing:
         return records
-    named = shortened([record.file_name for record in missing])
+    named = truncate([record.file_name for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
     if policy == "error":
         remedy = "or leave them out with data.missing_images=skip"
@@ -147,7 +135,7 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
         warnings.append("some images have no size in the annotations; it was read from the files")
     if unreadable:
         warnings.append(
-            f"{len(unreadable)} of {len(records)} images cannot be read: {shortened(unreadable)}; left out of training, "
+            f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; left out of training, "
             "and evaluated as images without detections"
         )
     return found

@@ -24,7 +24,7 @@ from retina_dist.detection.readers.coco import Annotations, annotations_of
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DataConfig
 from retina_dist.errors import ConfigError, DataError, ImageError
-from retina_dist.words import pluralize
+from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 

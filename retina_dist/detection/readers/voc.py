@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from retina_dist import words
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
+from retina_dist.text import is_text, parse_number
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
@@ -70,7 +70,7 @@ def _read_list(root: Path, split: str) -> list[str]:
         raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
     names = [line.split()[0] for line in lines if line.strip()]
     for name in names:
-        if "/" in name or "\\" in name or name.startswith("..") or not words.is_text(name):
+        if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
     return list(dict.fromkeys(names))
 
@@ -106,7 +106,7 @@ def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:
 
 def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> float:
     text = thing.findtext(f"bndbox/{tag}")
-    value = words.number(text or "")
+    value = parse_number(text or "")
     if not math.isfinite(value):
         raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.")
     return value

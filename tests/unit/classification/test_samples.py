@@ -31,7 +31,7 @@ def test_folders_name_the_classes(drawn: Path) -> None:
     assert train.names[0] == "circle/000000.png"
     assert list(train.names) == sorted(train.names)
     assert train.fingerprint() == read(drawn).fingerprint() != val.fingerprint()
-    assert set(train.some(7).labels.tolist()) == set(range(6))
+    assert set(train.subsample(7).labels.tolist()) == set(range(6))
 
 
 def test_hidden_files_and_folders_are_no_images(drawn: Path, tmp_path: Path) -> None:

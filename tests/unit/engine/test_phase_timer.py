@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.engine import phase_timer as module
-from retina_dist.engine.phase_timer import IN_A_STEP, PARTS, PhaseTimer, in_words, summary
+from retina_dist.engine.phase_timer import IN_A_STEP, PARTS, PhaseTimer, format_timings, summary
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import Data, Rows, trainer
 
@@ -60,7 +60,7 @@ def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
     assert rank["step_ms"]["data"] == {"p50": 2000.0, "p90": 2800.0, "p99": 2980.0}
     assert rank["step_ms"]["own"]["p50"] == rank["step_ms"]["step"]["p50"] == 8500.0
     assert (rank["steps"], rank["wall_s"], found["slowest"]) == (2, 25.5, 0)
-    words = in_words(found)
+    words = format_timings(found)
     assert "time: 25.5 s, 2 steps" in words
     assert "slowest" not in words
     assert [line.split()[0] for line in words.splitlines()[2:]] == list(PARTS)
@@ -102,8 +102,9 @@ class OfThreeRanks(SingleDeviceStrategy):
 def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
     found = summary(two_steps(clock), OfThreeRanks("cpu"))
     assert found["slowest"] == 1
-    assert "slowest rank: 1, 17000.0 ms of its own work in the median step; the fastest has 8500.0 ms" in in_words(
-        found
+    assert (
+        "slowest rank: 1, 17000.0 ms of its own work in the median step; the fastest has 8500.0 ms"
+        in format_timings(found)
     )
 
 

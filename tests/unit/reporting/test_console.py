@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.reporting.console import configure_logging, tell
+from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.reporting.loggers import RankLog
 
 
@@ -133,5 +133,5 @@ def test_words_nobody_reads_any_more_are_dropped() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        tell("first", pipe)
-        tell("second", pipe)
+        print_redacted("first", pipe)
+        print_redacted("second", pipe)

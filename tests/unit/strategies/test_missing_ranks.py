@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retina_dist.strategies import missing_ranks as module
-from retina_dist.strategies.missing_ranks import lost, missing_ranks
+from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 
 
 def test_those_that_do_not_answer_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_all_there_or_no_way_to_ask_names_nobody(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_sentence_names_ranks_and_what_was_going_on() -> None:
-    assert lost(0, [2, 3], "step 7", "timed out") == (
+    assert peer_lost_message(0, [2, 3], "step 7", "timed out") == (
         "rank 0 waited for ranks 2, 3 at step 7 (timed out); what ranks 2, 3 printed last says more."
     )
-    assert lost(1, [], "the start", "closed") == "rank 1 lost another process at the start (closed)."
+    assert peer_lost_message(1, [], "the start", "closed") == "rank 1 lost another process at the start (closed)."

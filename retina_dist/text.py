@@ -1,10 +1,10 @@
-"""Numbers in sentences and in text files, and text that may be shown."""
+"""Numbers and names in messages; text from files, made safe to print."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 # Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a character (JSON's "\ud800").
@@ -16,16 +16,26 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and value != "" and UNSHOWABLE.search(value) is None
 
 
-def showable(text: object) -> str:
-    """Text that others wrote, with what a terminal acts on written out, as Python does.
+def escape(text: object, most: int | None = None) -> str:
+    """Text that others wrote, control characters written out as Python does; with `most`, its first characters on one line.
 
-    >>> showable("a\\x1b[2J")
-    'a\\\\x1b[2J'
+    >>> escape("a\\x1b[2J"), escape("one\\ntwo three", 7)
+    ('a\\\\x1b[2J', 'one two')
     """
-    return UNSHOWABLE.sub(lambda found: repr(found[0])[1:-1], str(text))
+    text = str(text) if most is None else " ".join(str(text)[:most].split())
+    return UNSHOWABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def number(text: str) -> float:
+def truncate(names: Sequence[object], most: int = 5) -> str:
+    """The first `most` of many names, escaped.
+
+    >>> truncate(["a", "b"]), truncate(["a", "b"], most=1)
+    ('a, b', 'a, …')
+    """
+    return ", ".join(escape(name, 80) for name in names[:most]) + (", …" if len(names) > most else "")
+
+
+def parse_number(text: str) -> float:
     """The decimal number that a text file holds; NaN for anything else, such as the "1_0" and "nan" that `float` takes."""
     return float(text) if NUMBER.fullmatch(text) else math.nan
 
@@ -40,21 +50,21 @@ def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     return f"{number or none} {noun}{ending}"
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """The first eight ranks, and how many more there are.
 
-    >>> ranks_in_words([3]), ranks_in_words(range(10))
+    >>> format_ranks([3]), format_ranks(range(10))
     ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
     """
-    found = list(ranks)
-    shown = ", ".join(map(str, found[:8])) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
-    return f"rank{'s' * (len(found) > 1)} {shown}"
+    ranks = list(ranks)
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"
 
 
-def amount(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes in MiB or GiB.
 
-    >>> amount(3 * 2**20), amount(2**31)
+    >>> format_bytes(3 * 2**20), format_bytes(2**31)
     ('3.0 MiB', '2.0 GiB')
     """
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
