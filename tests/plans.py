@@ -15,7 +15,6 @@ def plan_of(
     num_images: int,
     batch_size: int,
     world_size: int = 1,
-    participants: int = 1,
     schedule: str = "constant",
     **settings: Any,
 ) -> Plan:
@@ -32,7 +31,6 @@ def plan_of(
         optimizer=section(OptimizerConfig),
         schedule=section(ScheduleConfig, name=schedule),
         world_size=world_size,
-        participants=participants,
     )
     assert not settings, settings
     return plan

@@ -57,7 +57,7 @@ def measure(
         config = _endless(config, total, warmup + rounds * steps)
         seed_everything(config.seed)
         task = strategy.run_collectively(lambda: build_task(config, strategy))
-        plan = build_plan(config, task.num_images, strategy.world_size, strategy.world_size // strategy.ranks_averaged)
+        plan = build_plan(config, task.num_images, strategy.world_size)
         data = strategy.run_collectively(task.build_data)
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)

@@ -116,16 +116,13 @@ def resolve_plan(
     optimizer: OptimizerSettings,
     schedule: ScheduleSettings,
     world_size: int = 1,
-    participants: int = 1,
 ) -> Plan:
     """Turn durations into steps and the total batch into per-process batches.
 
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
     `optimizer.lr_rule` scales the learning rate by batch_size / lr_reference_batch ("linear": Goyal et al. 2017,
-    https://arxiv.org/abs/1706.02677) or by its square root. "adasum" scales it by the batch of one of the `participants` that
-    Adasum combines, which needs no more for their number
-    (https://horovod.readthedocs.io/en/stable/adasum_user_guide_include.html). Raises ConfigError for a plan that is impossible,
-    with the nearest possible values.
+    https://arxiv.org/abs/1706.02677) or by its square root. Raises ConfigError for a plan that is impossible, with the nearest
+    possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -152,7 +149,7 @@ def resolve_plan(
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,
-        lr=optimizer.lr * _lr_scale(optimizer, batch_size, participants),
+        lr=optimizer.lr * _lr_scale(optimizer, batch_size),
         schedule=Schedule(build_decay(schedule, total, warmup, steps), warmup, schedule.warmup_factor),
         validate_every=steps("trainer.validate_every", trainer.validate_every),
         checkpoint_every=steps("trainer.checkpoint_every", trainer.checkpoint_every),
@@ -161,12 +158,6 @@ def resolve_plan(
     )
 
 
-def _lr_scale(optimizer: OptimizerSettings, batch_size: int, participants: int) -> float:
-    rule, reference = optimizer.lr_rule, optimizer.lr_reference_batch
-    if (rule == "adasum") != (participants > 1):
-        raise ConfigError(
-            f"optimizer.lr_rule={rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum "
-            "belongs to strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
-        )
-    scales = {"none": 1.0, "linear": batch_size / reference, "sqrt": math.sqrt(batch_size / reference)}
-    return {**scales, "adasum": batch_size / participants / reference}[rule]
+def _lr_scale(optimizer: OptimizerSettings, batch_size: int) -> float:
+    ratio = batch_size / optimizer.lr_reference_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.lr_rule]

@@ -16,8 +16,8 @@ class OptimizerSettings:
     lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
     lr_rule: str = setting(
         "none",
-        "linear, sqrt: scale lr by data.batch_size / lr_reference_batch; adasum: by one participant's batch",
-        choices=("none", "linear", "sqrt", "adasum"),
+        "linear, sqrt: scale lr by data.batch_size / lr_reference_batch",
+        choices=("none", "linear", "sqrt"),
     )
     lr_reference_batch: int = setting(16, at_least=1, at_most=10**6)
     weight_decay: float = setting(0.0, at_least=0, at_most=10**3)

@@ -90,10 +90,9 @@ def assemble(
     """
     is_restart = carryover.is_restart
     _log_environment(config, strategy)
-    participants = strategy.world_size // strategy.ranks_averaged
-    strategy.on_main(lambda: _prepare_data(config, strategy.world_size, participants, fresh=not is_restart))
+    strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
     task = strategy.run_collectively(lambda: build_task(config, strategy))
-    config, plan, memory = _settled(config, task, strategy, participants)
+    config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     _log_plan(config, task, plan, best if task.validates else None, memory)
     strategy.run_collectively(memory.check)
@@ -138,7 +137,7 @@ def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
             logger.info(note)
 
 
-def _prepare_data(config: RunConfig, world_size: int, participants: int, fresh: bool) -> None:
+def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
     if fresh and not (config.resume or config.dry_run):
@@ -146,20 +145,18 @@ def _prepare_data(config: RunConfig, world_size: int, participants: int, fresh: 
     task = task_class(config)
     num_images = task.planned_images(config)
     if num_images is not None:
-        build_plan(config, num_images, world_size, participants)
+        build_plan(config, num_images, world_size)
     task.prepare(config)
 
 
-def _settled(
-    config: RunConfig, task: Task, strategy: DistributedStrategy, participants: int
-) -> tuple[RunConfig, Plan, MemoryPlan]:
+def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tuple[RunConfig, Plan, MemoryPlan]:
     """The settings with `trainer.accumulate` as a number, for the task too, and the plan that they give."""
 
     def with_accumulate(number: int) -> RunConfig:
         return replace(config, trainer=replace(config.trainer, accumulate=number))
 
     def plan_of(number: int) -> Plan:
-        return build_plan(with_accumulate(number), task.num_images, strategy.world_size, participants)
+        return build_plan(with_accumulate(number), task.num_images, strategy.world_size)
 
     strategy.run_collectively(lambda: plan_of(config.trainer.micro_batches))
     memory = plan_memory(config, task, strategy, plan_of)

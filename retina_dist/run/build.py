@@ -62,7 +62,7 @@ def monitor_of(config: RunConfig) -> str:
     return config.trainer.monitor or task_class(config).default_monitor
 
 
-def build_plan(config: RunConfig, num_images: int, world_size: int, participants: int = 1) -> Plan:
+def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
     trainer, schedule = config.trainer, config.schedule
     if trainer.fast_dev_run:
@@ -75,7 +75,6 @@ def build_plan(config: RunConfig, num_images: int, world_size: int, participants
         optimizer=config.optimizer,
         schedule=schedule,
         world_size=world_size,
-        participants=participants,
     )
 
 

@@ -74,11 +74,6 @@ class DistributedStrategy(ABC):
         """Whether this process writes files and speaks to the user."""
         return self.rank == 0
 
-    @property
-    def ranks_averaged(self) -> int:
-        """How many ranks' gradients make a mean; fewer than all only where Adasum combines such means."""
-        return self.world_size
-
     # lifetime
 
     def __enter__(self) -> Self:

@@ -54,8 +54,7 @@ class HorovodStrategy(DistributedStrategy):
     a shorter cycle takes CPU time, a longer one holds messages back. `hierarchical` sums within each host first, which pays on
     slow Ethernet only.
     Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
-    `reduction="adasum"` combines gradients by Adasum (https://arxiv.org/abs/2006.02924) instead of averaging them; it needs MPI
-    and a power of two of processes. A collective that some rank has not joined after `timeout_s` seconds ends the job.
+    A collective that some rank has not joined after `timeout_s` seconds ends the job.
     `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` sends each gradient on its own, because
     which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
 
@@ -66,7 +65,7 @@ class HorovodStrategy(DistributedStrategy):
     """
 
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
-        self.launch, self.reduction = launch, settings.reduction
+        self.launch = launch
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self.commit_every = settings.commit_every
         self._membership = Membership(self._forget)
@@ -104,12 +103,6 @@ class HorovodStrategy(DistributedStrategy):
     @property
     def world_size(self) -> int:
         return int(self.hvd.size())
-
-    @property
-    def ranks_averaged(self) -> int:
-        if self.reduction == "average":
-            return self.world_size
-        return int(self.hvd.local_size()) if self._transport() == "NCCL" else 1
 
     @property
     def backend(self) -> str:  # type: ignore[override]
@@ -169,16 +162,6 @@ class HorovodStrategy(DistributedStrategy):
                 "Horovod was built without NCCL, so it cannot add up gradients on GPUs; run scripts/install_horovod.py --gpu yes, "
                 "or give strategy=ddp or strategy.device=cpu."
             )
-        if self.reduction == "adasum":
-            if not hvd.mpi_enabled():
-                raise ConfigError(
-                    "strategy.reduction=adasum needs Horovod with MPI; start by mpirun or horovodrun --mpi."
-                )
-            nodes = hvd.size() // self.ranks_averaged
-            if nodes & (nodes - 1):
-                raise ConfigError(
-                    f"strategy.reduction=adasum combines pairs; {nodes} is no power of two of participants."
-                )
 
     def _check_devices(self) -> None:
         if self.world_size == 1:
@@ -227,7 +210,7 @@ class HorovodStrategy(DistributedStrategy):
     def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
         self._forget()
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if hooks and self._sends_each_gradient() and self.world_size > 1:
+        if hooks and self.compression != "bf16" and self.world_size > 1:
             self._hooks = [
                 p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)) for name, p in self._parameters
             ]
@@ -255,9 +238,6 @@ class HorovodStrategy(DistributedStrategy):
         self._hooks.clear()
         self._sent.clear()
 
-    def _sends_each_gradient(self) -> bool:
-        return self.reduction == "average" and self.compression != "bf16"
-
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         self._sending = enabled
         return nullcontext()
@@ -276,9 +256,7 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:
             return
         gradients = {name: p.grad for name, p in self._parameters if p.grad is not None}
-        if self.reduction == "adasum":
-            self._all_reduce_in_place(gradients, self.hvd.Adasum)
-        elif self.compression == "bf16":
+        if self.compression == "bf16":
             self._average_bf16(list(gradients.values()))
         else:
             for name, gradient in gradients.items():
@@ -296,20 +274,17 @@ class HorovodStrategy(DistributedStrategy):
             for name, gradient in gradients.items():
                 in_memory_order(gradient).copy_(from_wire(wires[name], "fp16", self.fp16_scale, gradient.dtype))
             return
-        self._all_reduce_in_place(gradients, self.hvd.Average)
+        handles = [
+            self.hvd.allreduce_async_(in_memory_order(gradient), name=f"again.{name}", op=self.hvd.Average)
+            for name, gradient in gradients.items()
+        ]
+        for handle in handles:
+            self._wait(self.hvd.synchronize, handle)
         # Gradients that are infinite before compression are left to the loss scale.
         self._fp16_overflows += all_finite(gradients.values())
 
     def counters(self) -> dict[str, float]:
         return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
-
-    def _all_reduce_in_place(self, gradients: dict[str, Tensor], op: Any) -> None:
-        handles = [
-            self.hvd.allreduce_async_(in_memory_order(gradient), name=f"again.{name}", op=op)
-            for name, gradient in gradients.items()
-        ]
-        for handle in handles:
-            self._wait(self.hvd.synchronize, handle)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
         """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.

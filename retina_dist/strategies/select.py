@@ -73,10 +73,6 @@ def strategy_of(
         return strategy
     assert isinstance(settings, StrategyConfig)
     name = choose_strategy(settings.name, launch)
-    if settings.reduction != "average" and name != "horovod":
-        raise ConfigError(
-            f"strategy.reduction={settings.reduction} is Horovod's; use strategy=horovod, or reduction=average."
-        )
     if name == "single":
         return SingleDeviceStrategy(settings.device)
     if name == "ddp":

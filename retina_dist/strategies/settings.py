@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retina_dist.config.fields import MISSING, setting
-from retina_dist.errors import ConfigError
 
 
 @dataclass
@@ -38,18 +37,9 @@ class StrategyConfig(StrategySettings):
         None, "horovod: interval of its negotiation; null: its own 1 ms", at_least=0, at_most=10**6
     )
     hierarchical: bool = setting(False, "horovod: sum within each host first; pays on slow Ethernet")
-    reduction: str = setting("average", "adasum: horovod over MPI", choices=("average", "adasum"))
     commit_every: int = setting(
         10, "horovod elastic: steps between commits to memory, where surviving processes restart", at_least=1
     )
-
-    def check(self) -> None:
-        """Raise ConfigError where settings exclude each other."""
-        if self.reduction == "adasum" and self.compression != "none":
-            raise ConfigError(
-                f"strategy.compression={self.compression} is for averaged gradients; give strategy.compression=none with "
-                "strategy.reduction=adasum."
-            )
 
 
 @dataclass

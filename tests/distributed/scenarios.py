@@ -59,7 +59,6 @@ def properties(strategy: DistributedStrategy) -> Any:
         "is_main": strategy.is_main,
         "device": str(strategy.device),
         "backend": strategy.backend,
-        "ranks_averaged": strategy.ranks_averaged,
     }
 
 

@@ -44,7 +44,6 @@ def test_ranks_know_who_they_are(job: Job) -> None:
             "is_main": rank == 0,
             "device": "cpu",
             "backend": "",
-            "ranks_averaged": world,
         }
 
 

@@ -204,25 +204,6 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
         assert f"16 images a step = {world_size} process{s} x 1 accumulated x {each}\n" in str(p)
 
 
-@pytest.mark.parametrize(
-    ("participants", "lr"),
-    [(2, 0.02), (4, 0.01), (8, 0.005)],  # 0.01 * 64 / participants / 16
-)
-def test_adasum_scales_by_the_batch_of_one_participant(participants: int, lr: float) -> None:
-    result = plan(batch_size=64, world_size=8, lr_rule="adasum", lr_reference_batch=16, participants=participants)
-    assert result.lr == pytest.approx(lr)
-
-
-@pytest.mark.parametrize(("rule", "participants"), [("none", 2), ("linear", 2), ("sqrt", 4), ("adasum", 1)])
-def test_adasum_and_the_rules_for_averages_do_not_mix(rule: str, participants: int) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(lr_rule=rule, participants=participants)
-    assert str(caught.value) == (
-        f"optimizer.lr_rule={rule} does not go with {participants} participants of Adasum; optimizer.lr_rule=adasum belongs to "
-        "strategy.reduction=adasum with more than one, and the other rules to averaged gradients."
-    )
-
-
 @pytest.mark.parametrize(("text", "steps"), [("0steps", 0), ("5steps", 5), ("1epoch", 7), ("33images", 3)])
 def test_the_replicas_are_checked_at_steps_of_any_duration(text: str, steps: int) -> None:
     assert plan(check_replicas_every=text).check_every == steps

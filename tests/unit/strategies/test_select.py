@@ -147,18 +147,10 @@ def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
         strategy.__enter__()
 
 
-@pytest.mark.parametrize(("name", "launch"), [("auto", PYTHON), ("ddp", TORCHRUN)])
-def test_adasum_is_horovods_alone(name: str, launch: Launch) -> None:
-    with pytest.raises(
-        ConfigError, match=r"strategy\.reduction=adasum is Horovod's; use strategy=horovod, or reduction="
-    ):
-        make_strategy(name, launch=launch, device="cpu", reduction="adasum")
-
-
 def test_one_process_needs_no_backend() -> None:
     strategy = make_strategy(launch=PYTHON, device="cpu")
     assert type(strategy) is SingleDeviceStrategy
-    assert (strategy.rank, strategy.world_size, strategy.is_main, strategy.ranks_averaged) == (0, 1, True, 1)
+    assert (strategy.rank, strategy.world_size, strategy.is_main) == (0, 1, True)
 
 
 def test_ddp_gets_its_settings() -> None:
@@ -213,7 +205,7 @@ def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout_s=7.0,
     )
     assert isinstance(strategy, HorovodStrategy)
-    assert (strategy.compression, strategy.fp16_scale, strategy.reduction) == ("bf16", 8.0, "average")
+    assert (strategy.compression, strategy.fp16_scale) == ("bf16", 8.0)
     assert strategy.variables["HOROVOD_FUSION_THRESHOLD"] == "2097152"
     assert strategy.variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
     assert strategy.variables["HOROVOD_CYCLE_TIME"] == "5.0"
