@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.classification.settings import ClassifierConfig as ClassifierConfig
     from retina_dist.classification.settings import DrawnClassesConfig as DrawnClassesConfig
     from retina_dist.config.compose import load_config as load_config
-    from retina_dist.config.train import TrainConfig as TrainConfig
     from retina_dist.detection.batch import Batch as Batch
     from retina_dist.detection.batch import Detections as Detections
     from retina_dist.detection.coco_metrics import CocoEvaluator as CocoEvaluator
@@ -31,8 +30,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.detection.model.weights import load_weights as load_weights
     from retina_dist.detection.readers.coco import Annotations as Annotations
     from retina_dist.detection.readers.coco import load_annotations as load_annotations
-    from retina_dist.detection.readers.torch_dataset import DatasetConfig as DatasetConfig
-    from retina_dist.detection.settings import DataConfig as DataConfig
+    from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig as TorchDatasetConfig
+    from retina_dist.detection.settings import DetectionData as DetectionData
+    from retina_dist.detection.settings import DetectionRunConfig as DetectionRunConfig
     from retina_dist.detection.settings import ModelConfig as ModelConfig
     from retina_dist.detection.settings import ShapesConfig as ShapesConfig
     from retina_dist.engine.plan import resolve_plan as resolve_plan
@@ -58,7 +58,6 @@ _NAMES = {  # of each module
     "classification.metrics": "ClassificationResult",
     "classification.settings": "ClassificationData ClassifierConfig DrawnClassesConfig",
     "config.compose": "load_config",
-    "config.train": "TrainConfig",
     "detection.batch": "Batch Detections",
     "detection.coco_metrics": "CocoEvaluator CocoResult",
     "detection.data.module": "CocoDataModule",
@@ -66,8 +65,8 @@ _NAMES = {  # of each module
     "detection.model.retinanet": "RetinaNet build_retinanet",
     "detection.model.weights": "load_weights",
     "detection.readers.coco": "Annotations load_annotations",
-    "detection.readers.torch_dataset": "DatasetConfig",
-    "detection.settings": "DataConfig ModelConfig ShapesConfig",
+    "detection.readers.torch_dataset": "TorchDatasetConfig",
+    "detection.settings": "DetectionData DetectionRunConfig ModelConfig ShapesConfig",
     "engine.plan": "resolve_plan",
     "engine.settings": "TrainerConfig",
     "engine.state": "TrainState",

@@ -1,6 +1,6 @@
 """Training from Python: settings as objects instead of a command line, run by the same assembler.
 
-trainer = Trainer(data=DataConfig(root="/data/mine"), optimizer=OptimizerConfig(lr=0.01), max_duration="12epochs")
+trainer = Trainer(data=DetectionData(root="/data/mine"), optimizer=OptimizerConfig(lr=0.01), max_duration="12epochs")
 metrics = trainer.fit()
 detector = trainer.detector()
 
@@ -21,13 +21,11 @@ from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.config.builtin_tasks import schema_of_task
-from retina_dist.config.fields import MISSING, check_types, validate
-from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskConfig
-from retina_dist.config.train import RunConfig, TrainConfig
+from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig, TaskConfig
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.readers.torch_dataset import DatasetConfig
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.precision import Precision
 from retina_dist.engine.settings import TrainerConfig
@@ -37,6 +35,7 @@ from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
 from retina_dist.run.folder import checkpoint_folder
+from retina_dist.settings import MISSING, check_types, validate
 from retina_dist.strategies.settings import NcclConfig, StrategyConfig
 
 
@@ -54,15 +53,15 @@ class _Run(TrainerConfig):
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    seed: int = TrainConfig.seed
-    output_dir: str | None = TrainConfig.output_dir
-    resume: str | None = TrainConfig.resume
-    dry_run: bool = TrainConfig.dry_run
-    gpu: str | None = TrainConfig.gpu
+    seed: int = DetectionRunConfig.seed
+    output_dir: str | None = DetectionRunConfig.output_dir
+    resume: str | None = DetectionRunConfig.resume
+    dry_run: bool = DetectionRunConfig.dry_run
+    gpu: str | None = DetectionRunConfig.gpu
 
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
-        if isinstance(self.data, DataConfig | ClassificationData) and self.data.name == MISSING:
+        if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
             name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
             self.data = self.data.with_values(name=name)
         check_types(self, type(self))
@@ -72,7 +71,7 @@ class _Run(TrainerConfig):
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if not (isinstance(config, TrainConfig) and config.task.name == cls._task):
+        if not (isinstance(config, DetectionRunConfig) and config.task.name == cls._task):
             made = {"detection": "use Trainer", "classification": "use ClassifierTrainer"}
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; {made.get(config.task.name, 'train on the command line')}."
@@ -81,11 +80,15 @@ class _Run(TrainerConfig):
         return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)
 
     @property
-    def config(self) -> TrainConfig:
+    def config(self) -> DetectionRunConfig:
         """The settings as the command line has them."""
         trainer = TrainerConfig(**{f.name: getattr(self, f.name) for f in fields(TrainerConfig)})
-        sections = {f.name: getattr(self, f.name) for f in fields(TrainConfig) if f.name in self.__dataclass_fields__}
-        config: TrainConfig = schema_of_task(self._task)(task=TaskConfig(self._task), trainer=trainer, **sections)
+        sections = {
+            f.name: getattr(self, f.name) for f in fields(DetectionRunConfig) if f.name in self.__dataclass_fields__
+        }
+        config: DetectionRunConfig = schema_of_task(self._task)(
+            task=TaskConfig(self._task), trainer=trainer, **sections
+        )
         return config
 
     def fit(self) -> dict[str, float]:
@@ -115,8 +118,8 @@ class Trainer(_Run):
     """A detector's training by its settings, which have the command line's names, defaults and limits: docs/settings.md lists them.
 
     `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`; those of the other sections are
-    the arguments of `DataConfig`, `ModelConfig` and so on. `data` is a `DataConfig` for files or a `DatasetConfig` for your own
-    `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
+    the arguments of `DetectionData`, `ModelConfig` and so on. `data` is a `DetectionData` for files or a `TorchDatasetConfig` for your
+    own `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
 
     Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same methods. A script needs no
     `if __name__ == "__main__":`, because data workers do not import it.
@@ -124,7 +127,7 @@ class Trainer(_Run):
 
     _task: ClassVar[str] = "detection"
     _predictor: ClassVar[type] = Detector
-    data: DataConfig | DatasetConfig
+    data: DetectionData | TorchDatasetConfig
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def detector(self, device: str = "cpu", precision: Precision = "fp32") -> Detector:

@@ -12,7 +12,7 @@ python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
 from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import monitor_of
@@ -20,7 +20,7 @@ from retina_dist.run.sweep import run_sweep
 
 
 @entry_point("train", sweep=run_sweep)
-def main(config: TrainConfig) -> float | None:
+def main(config: DetectionRunConfig) -> float | None:
     """Train; another sweeper of Hydra's than its basic one gets the monitored metric."""
     if config.launcher:
         raise ConfigError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from retina_dist.benchmark.communication import LEAVING_MS, VARIATION
-from retina_dist.config.fields import setting
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.settings import setting
 
 
 @dataclass
-class SyntheticBenchmarkConfig(TrainConfig):
+class SyntheticBenchmarkConfig(DetectionRunConfig):
     """`python -m retina_dist.benchmark synthetic`: takes what a training takes; data.batch_size is that of one process."""
 
     num_warmup_batches: int = setting(10, "steps not timed", at_least=0)
@@ -23,7 +23,7 @@ class SyntheticBenchmarkConfig(TrainConfig):
 
 
 @dataclass
-class ScalingConfig(TrainConfig):
+class ScalingConfig(DetectionRunConfig):
     """`python -m retina_dist.benchmark scaling`: takes what a training takes; data.batch_size is that of one process."""
 
     processes: list[int] = setting([2], "beside one plain process, the base of the speed-up")
@@ -41,7 +41,7 @@ class ScalingConfig(TrainConfig):
 
 
 @dataclass
-class StepConfig(TrainConfig):
+class StepConfig(DetectionRunConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
     paths: list[str] = setting(
@@ -74,7 +74,7 @@ class SuiteConfig:
 
 
 @dataclass
-class DataBenchmarkConfig(TrainConfig):
+class DataBenchmarkConfig(DetectionRunConfig):
     """`python -m retina_dist.benchmark data`: takes the settings of a training."""
 
     num_images: int = setting(
@@ -125,7 +125,7 @@ class StorageConfig:
 
 
 @dataclass
-class ForecastBenchmarkConfig(TrainConfig):
+class ForecastBenchmarkConfig(DetectionRunConfig):
     """`python -m retina_dist.benchmark forecast`: a calculation; nothing is run but the counting of the model's gradients.
 
     Takes what a training takes, so that experiment=NAME gives a recipe's model, length and batch.

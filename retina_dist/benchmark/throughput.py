@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import UserError
 from retina_dist.optim.settings import ScheduleConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retina_dist.config.fields import setting
-from retina_dist.config.task_settings import DataSettings, ModelSettings
+from retina_dist.config.run_config import DataSettings, ModelSettings
 from retina_dist.errors import ConfigError
+from retina_dist.settings import setting
 
 
 @dataclass

@@ -7,8 +7,8 @@ from dataclasses import field, fields, make_dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
 
-from retina_dist.config.task_settings import TASKS
-from retina_dist.config.train import TrainConfig
+from retina_dist.config.run_config import TASKS
+from retina_dist.detection.settings import DetectionRunConfig
 
 
 def builtin_task(name: str) -> Any:
@@ -22,7 +22,7 @@ def settings_of_task(name: str) -> type:
     return found
 
 
-def schema_of_task(name: str, schema: type = TrainConfig) -> type:
+def schema_of_task(name: str, schema: type = DetectionRunConfig) -> type:
     """`schema`, a command's settings that hold a training's, with the sections of the task `name`."""
     settings = settings_of_task(name)
     hints = get_type_hints(settings)

@@ -12,15 +12,14 @@ from retina_dist.benchmark.settings import (
     SuiteConfig,
     SyntheticBenchmarkConfig,
 )
-from retina_dist.config.fields import MISSING, setting
-from retina_dist.config.train import TrainConfig
-from retina_dist.detection.settings import check_category_map
+from retina_dist.detection.settings import DetectionRunConfig, check_category_map
 from retina_dist.serving.settings import ServeConfig
+from retina_dist.settings import MISSING, setting
 from retina_dist.strategies.settings import NcclConfig
 
 
 @dataclass
-class DoctorConfig(TrainConfig):
+class DoctorConfig(DetectionRunConfig):
     """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
     images: str = setting(
@@ -40,7 +39,7 @@ class DoctorConfig(TrainConfig):
 
 
 @dataclass
-class ShardsConfig(TrainConfig):
+class ShardsConfig(DetectionRunConfig):
     """`python -m retina_dist.shards`: takes the settings of a training, and writes what `data` names."""
 
     output: str = setting(MISSING, "a folder or a URL")
@@ -51,7 +50,7 @@ class ShardsConfig(TrainConfig):
 
 
 @dataclass
-class ParityConfig(TrainConfig):
+class ParityConfig(DetectionRunConfig):
     """`python -m retina_dist.parity`: takes the settings of a training."""
 
     processes: list[int] = setting([2])
@@ -135,7 +134,7 @@ class ConvertConfig:
 
 
 COMMANDS: dict[str, type] = {
-    "train": TrainConfig,
+    "train": DetectionRunConfig,
     "doctor": DoctorConfig,
     "shards": ShardsConfig,
     "parity": ParityConfig,

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.config.commands import ACTIVE, COMMANDS
-from retina_dist.config.fields import leaves, validate
 from retina_dist.config.messages import settings_by_key, translate_hydra_errors, unknown_key
 from retina_dist.config.plugins import load_plugins, schema_with, without_outside
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.settings import leaves, validate
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def register_for(name: str, overrides: list[str]) -> None:
 
 
 def load_config(name: str, overrides: list[str]) -> Any:
-    """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. TrainConfig), validated.
+    """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. DetectionRunConfig), validated.
 
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
     Raises ConfigError.

@@ -13,11 +13,10 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from retina_dist.config.builtin_tasks import schema_of_task
-from retina_dist.config.fields import MISSING, setting
-from retina_dist.config.task_settings import TASKS, DataSettings, ModelSettings, TaskConfig
-from retina_dist.config.train import RunConfig, TrainConfig
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.config.run_config import TASKS, DataSettings, ModelSettings, RunConfig, TaskConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.errors import ConfigError
+from retina_dist.settings import MISSING, setting
 
 PLUGINS = "retina_dist.plugins"
 
@@ -33,14 +32,14 @@ class Seam:
 
 TASK = Seam("task", "retina_dist.task.Task")
 DATA = Seam(
-    "data", "retina_dist.detection.readers.reader.AnnotationReader", "retina_dist.detection.settings.DataConfig"
+    "data", "retina_dist.detection.readers.reader.AnnotationReader", "retina_dist.detection.settings.DetectionData"
 )
 MODEL = Seam(
     "model",
     "retina_dist.detection.model.plugin_model.DetectionModel",
     "retina_dist.detection.settings.DetectorSettings",
 )
-DETECTION = {DATA: DataConfig, MODEL: ModelConfig}  # where the task has these sections
+DETECTION = {DATA: DetectionData, MODEL: ModelConfig}  # where the task has these sections
 SEAMS = (
     DATA,
     MODEL,
@@ -76,7 +75,7 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
     A task's settings stand in place of detection's. Raises ConfigError unless each is a class that implements its seam's contract.
     """
     for seam in (TASK, MODEL):
-        if names_class(groups.get(seam.group)) and schema is not TrainConfig:
+        if names_class(groups.get(seam.group)) and schema is not DetectionRunConfig:
             raise ConfigError(
                 f"an entry of {seam.group} from outside the package is for training; this command takes none."
             )
@@ -184,4 +183,4 @@ def _with_sections(settings: type) -> type:
         for base in (settings, RunConfig):
             getattr(base, "check", lambda config: None)(self)
 
-    return make_dataclass(TrainConfig.__name__, [], bases=(settings, RunConfig), namespace={"check": check})
+    return make_dataclass(DetectionRunConfig.__name__, [], bases=(settings, RunConfig), namespace={"check": check})

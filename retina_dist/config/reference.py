@@ -8,9 +8,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from retina_dist.config.builtin_tasks import settings_of_task
 from retina_dist.config.commands import COMMANDS
-from retina_dist.config.fields import MISSING, Limits, limits_of
-from retina_dist.config.task_settings import TASKS
-from retina_dist.config.train import TrainConfig
+from retina_dist.config.run_config import TASKS
+from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.settings import MISSING, Limits, limits_of
 
 HEAD = """# Settings
 
@@ -24,12 +24,12 @@ def key_reference() -> str:
     for command, schema in COMMANDS.items():
         blocks.append(f"## `python -m retina_dist.{command.replace('benchmark_', 'benchmark ')}`")
         skipped: set[str] = set()
-        if schema is not TrainConfig and issubclass(schema, TrainConfig):
+        if schema is not DetectionRunConfig and issubclass(schema, DetectionRunConfig):
             blocks.append("Also takes the settings of `train`.")
             stated_again = schema.__dict__.get("__annotations__", {})
-            skipped = {f.name for f in dataclasses.fields(TrainConfig)} - set(stated_again)
+            skipped = {f.name for f in dataclasses.fields(DetectionRunConfig)} - set(stated_again)
         blocks += _tables(schema, skipped)
-        if schema is TrainConfig:
+        if schema is DetectionRunConfig:
             for name in TASKS[1:]:
                 blocks.append(f"## `task={name}`\n\nThese sections take the places of those above.")
                 blocks += _tables(settings_of_task(name), set())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from retina_dist.config.fields import limits_of, validate
 from retina_dist.data.images import read_image
 from retina_dist.data.sizes import resized_size
 from retina_dist.detection.batch import Batch, Detections
@@ -22,11 +21,12 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights, torchvision_categories
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError
 from retina_dist.model.weight_sources import is_torchvision_name
+from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.torch_files import remedy_of
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from retina_dist.detection.coco_metrics import Backend, CocoResult
 
 CANVAS_DIVISOR = 32
-MAX_SIZE = limits_of(DataConfig, "max_size").at_most or 0  # px
+MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
 
 
 class Detector:
@@ -114,7 +114,7 @@ class Detector:
         return [self.detect([self.prepare(image)])[0] for image in images]
 
     def evaluate(
-        self, data: DataConfig, *, strategy: StrategySettings | None = None, backend: Backend = "auto"
+        self, data: DetectionData, *, strategy: StrategySettings | None = None, backend: Backend = "auto"
     ) -> CocoResult:
         """COCO metrics over the validation set of `data`, of which each process takes its share; every rank calls it.
 

@@ -10,7 +10,6 @@ import torch
 
 from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import data_settings_of
-from retina_dist.config.fields import validate
 from retina_dist.detection.artifacts import write_metrics
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
@@ -23,7 +22,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.settings import DataConfig, category_names
+from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.detection.splits import data_of_checkpoint, read_split
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
@@ -31,6 +30,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import place
 from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.reporting.console import configure_logging
+from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
@@ -114,7 +114,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
     return evaluator.last_result
 
 
-def evaluate_on(detector: Detector, data: DataConfig, settings: StrategySettings, backend: str) -> CocoResult:
+def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings, backend: str) -> CocoResult:
     """The metrics over the validation set of `data`; see `Detector.evaluate`."""
     with strategy_of(settings) as strategy, configure_logging(strategy.rank):
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
@@ -127,7 +127,7 @@ def evaluate_on(detector: Detector, data: DataConfig, settings: StrategySettings
     return result
 
 
-def _validation_set(data: DataConfig, detector: Detector) -> Annotations:
+def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
     validate(data, "data.")
     found = read_split(data, "val", detector.categories)
     if found is None:
@@ -140,7 +140,7 @@ def _validation_set(data: DataConfig, detector: Detector) -> Annotations:
 def evaluate_detector(
     detector: Detector,
     annotations: Annotations,
-    data: DataConfig,
+    data: DetectionData,
     strategy: DistributedStrategy,
     precision: str,
     backend: str,
@@ -166,16 +166,16 @@ def evaluate_detector(
     return evaluator
 
 
-def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DataConfig, Annotations]:
+def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
     """The detector and the images to judge it on."""
     path = str(config.checkpoint)
     if is_torchvision_name(path):
         detector = Detector.from_torchvision(path, device=str(device))
-        data = DataConfig(name="coco")
+        data = DetectionData(name="coco")
     else:
         content = load_checkpoint(path)
         detector = Detector.from_content(content, path, device=str(device))
-        data = data_settings_of(content, DataConfig, path)
+        data = data_settings_of(content, DetectionData, path)
     if config.annotations:
         data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retina_dist.config.fields import setting
-from retina_dist.config.task_settings import DataSettings, ModelSettings
+from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.errors import ConfigError
+from retina_dist.settings import setting
 
 
 @dataclass
@@ -37,7 +37,7 @@ class SyntheticConfig:
 
 
 @dataclass
-class DataConfig(DataSettings):
+class DetectionData(DataSettings):
     """Where the images are and how they become batches."""
 
     format: str = setting("coco", choices=("coco", "csv", "voc", "shards"))
@@ -182,7 +182,15 @@ class ModelConfig(DetectorSettings):
 class DetectionSettings:
     """The sections of the task `detection`."""
 
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DetectionData = field(default_factory=DetectionData)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass
+class DetectionRunConfig(RunConfig):
+    """The settings of a detector's training."""
+
+    data: DetectionData = field(default_factory=DetectionData)
     model: ModelConfig = field(default_factory=ModelConfig)
 
 

@@ -12,14 +12,14 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.readers.reader import AnnotationReader
-from retina_dist.detection.readers.torch_dataset import DatasetConfig
-from retina_dist.detection.settings import DataConfig, category_names
+from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
+from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
 from retina_dist.text import pluralize
 
 
-def draw_data(data: DataConfig) -> None:
+def draw_data(data: DetectionData) -> None:
     """Draw the shapes data set where the settings ask for it and it is not there yet."""
     if data.shapes is not None:
         if data.root is None:
@@ -32,7 +32,7 @@ def draw_data(data: DataConfig) -> None:
         make_shapes(root, **asdict(data.shapes))
 
 
-def read_split(data: DataConfig, split: str, categories: Categories | None = None) -> Annotations | None:
+def read_split(data: DetectionData, split: str, categories: Categories | None = None) -> Annotations | None:
     """The annotations of "train" or "val"; None for a validation set that the settings do not name.
 
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
@@ -43,7 +43,7 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
         "category_map": category_names(data.category_map),
         "keep_empty": data.keep_empty_images or split == "val",
     }
-    if isinstance(data, DatasetConfig):
+    if isinstance(data, TorchDatasetConfig):
         return data.read(split, **options)
     draw_data(data)
     if reader := getattr(data, "implementation", None):
@@ -70,7 +70,7 @@ def read_split(data: DataConfig, split: str, categories: Categories | None = Non
 
 
 def _read_outside(
-    reader: AnnotationReader, data: DataConfig, split: str
+    reader: AnnotationReader, data: DetectionData, split: str
 ) -> tuple[dict[str, Any] | None, tuple[Place, Place] | None]:
     """What a reader from outside the package gives: a COCO dictionary, its source and the folder of the images."""
     found = reader.read(split)
@@ -82,7 +82,7 @@ def _read_outside(
     return coco, (place(data.root or images), place(images))
 
 
-def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> DataConfig:
+def data_of_checkpoint(data: DetectionData, root: str | None, source: object) -> DetectionData:
     """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
 
     Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
@@ -105,7 +105,7 @@ def data_of_checkpoint(data: DataConfig, root: str | None, source: object) -> Da
     return data
 
 
-def split_files(data: DataConfig, split: str) -> tuple[Place, Place] | None:
+def split_files(data: DetectionData, split: str) -> tuple[Place, Place] | None:
     """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
     annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
     if annotations is None and data.root is None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from retina_dist.config.train import TrainConfig
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
@@ -29,8 +28,8 @@ from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.readers.torch_dataset import DatasetConfig
-from retina_dist.detection.settings import DetectionSettings, category_names
+from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
+from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings, category_names
 from retina_dist.detection.splits import (
     describe_split,
     draw_data,
@@ -75,7 +74,7 @@ class DetectionTask(Task):
         )
     )
 
-    def __init__(self, config: TrainConfig, strategy: DistributedStrategy) -> None:
+    def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         synthetic = config.data.synthetic
         train = synthetic_annotations(synthetic, config.seed) if synthetic else read_split(config.data, "train")
@@ -93,22 +92,22 @@ class DetectionTask(Task):
         self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
 
     @staticmethod
-    def prepare(config: TrainConfig) -> None:
+    def prepare(config: DetectionRunConfig) -> None:
         """Draw the data set of shapes."""
         if not config.data.synthetic:
             draw_data(config.data)
 
     @classmethod
-    def data_files(cls, config: TrainConfig) -> list[Place]:
+    def data_files(cls, config: DetectionRunConfig) -> list[Place]:
         """The annotation files; none of random data, of a Dataset or a reader from outside, or not drawn yet."""
         data = config.data
         drawn_later = data.shapes is not None and not (data.root and Path(data.root).is_dir())
-        if drawn_later or data.synthetic or isinstance(data, DatasetConfig) or hasattr(data, "implementation"):
+        if drawn_later or data.synthetic or isinstance(data, TorchDatasetConfig) or hasattr(data, "implementation"):
             return []
         return [files[0] for split in ("train", "val") if (files := split_files(data, split))]
 
     @classmethod
-    def sizes(cls, config: TrainConfig) -> tuple[int, int | None]:
+    def sizes(cls, config: DetectionRunConfig) -> tuple[int, int | None]:
         """Of the usual canvas, and of the detector with as many classes as COCO where the settings leave them open."""
         data, model = config.data, config.model
         height, width = data.synthetic.canvas if data.synthetic else (max(data.min_sizes), data.max_size)
@@ -119,7 +118,7 @@ class DetectionTask(Task):
         return 3 * height * width, sum(tensor.nbytes for tensor in net.state_dict().values())
 
     @staticmethod
-    def planned_images(config: TrainConfig) -> int | None:
+    def planned_images(config: DetectionRunConfig) -> int | None:
         """The images of random data, or of a data set of shapes that are all trained on."""
         if config.data.synthetic:
             return config.data.synthetic.num_images

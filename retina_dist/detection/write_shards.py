@@ -10,7 +10,7 @@ from retina_dist.data.shards import Member
 from retina_dist.data.sources import sizes_of
 from retina_dist.data.write_shards import ShardSplit, write_splits
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, split_files
 from retina_dist.errors import ConfigError
 from retina_dist.files import place, read_bytes
@@ -32,13 +32,13 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
     )
 
 
-def _split(data: DataConfig, split: str, part: Annotations) -> ShardSplit:
+def _split(data: DetectionData, split: str, part: Annotations) -> ShardSplit:
     sizes = sizes_of([record.path for record in part.records])
     members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]
     return ShardSplit(members, lambda: _annotations(data, split, part), part.warnings)
 
 
-def _annotations(data: DataConfig, split: str, part: Annotations) -> bytes:
+def _annotations(data: DetectionData, split: str, part: Annotations) -> bytes:
     """The annotation file as it is, if it is COCO's and says how large each image is; else all of that as COCO json."""
     sized = all(entry.get("width") and entry.get("height") for entry in part.coco["images"])
     if data.format in ("coco", "shards") and sized and not hasattr(data, "implementation"):

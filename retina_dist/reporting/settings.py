@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.config.fields import setting
+from retina_dist.settings import setting
 
 
 @dataclass

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.gpus import Gpu, find_gpu, gpu_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import retina_dist
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.engine.checkpointer import Checkpointer

@@ -10,8 +10,7 @@ from dataclasses import asdict, replace
 import torch
 
 from retina_dist.config.builtin_tasks import builtin_task, task_of_checkpoint
-from retina_dist.config.task_settings import TASKS
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import TASKS, RunConfig
 from retina_dist.engine.best import BestMetric, check_metric
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.compiled import compile_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.files import place
 from retina_dist.reporting.mlflow_logger import TrackedRun

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint_store import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
 from retina_dist.errors import CheckpointError, ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from retina_dist.config.overrides import SweepJob
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.best import default_mode
 from retina_dist.engine.folder_lock import FolderLocks
 from retina_dist.errors import ConfigError, Preempted, UserError

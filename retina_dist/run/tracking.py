@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint_store import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place

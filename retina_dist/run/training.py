@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.preemption import PreemptionWatch

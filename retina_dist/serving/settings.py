@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.config.fields import MISSING, check_limits, setting
 from retina_dist.errors import ConfigError
+from retina_dist.settings import MISSING, check_limits, setting
 
 
 @dataclass

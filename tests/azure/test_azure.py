@@ -24,7 +24,7 @@ from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint, load_latest
@@ -75,9 +75,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def steps(root: Path | str, count: int, *, form: str = "coco", **settings: object) -> list[list[Batch]]:
-    train = read_split(DataConfig(name="x", format=form, root=str(root)), "train")
+    train = read_split(DetectionData(name="x", format=form, root=str(root)), "train")
     chosen = {"batch_size": 8, "min_sizes": [64], "max_size": 96, "photometric": 0.5, "num_workers": 0, **settings}
-    data = DataConfig(name="x", **chosen)  # type: ignore[arg-type]
+    data = DetectionData(name="x", **chosen)  # type: ignore[arg-type]
     return list(CocoDataModule(data, train=train, val=None).train_steps(0, count))
 
 
@@ -129,7 +129,7 @@ def test_an_epoch_from_storage_is_that_of_the_folder(coco: Path, uploaded: str, 
 
 def test_a_forked_worker_reads_from_storage(uploaded: str) -> None:
     """Though this process has read from there, and so has the file system's connections and thread."""
-    train = read_split(DataConfig(name="x", format="shards", root=f"az://{uploaded}"), "train")
+    train = read_split(DetectionData(name="x", format="shards", root=f"az://{uploaded}"), "train")
     assert train is not None
     dataset = DetectionDataset(train, EvalTransform(max_size=96))
     specs = [BatchSpec(0, (i, i + 1), canvas=(96, 96), min_size=64) for i in range(0, 8, 2)]
@@ -145,7 +145,7 @@ def test_a_shard_cut_short_in_storage_is_named(storage: Storage, shards: Path) -
     for name, content in tree(shards).items():
         (there / name).write_bytes(content)
     whole = (shards / "train-00000.tar").read_bytes()
-    train = read_split(DataConfig(name="x", format="shards", root=there.text), "train")
+    train = read_split(DetectionData(name="x", format="shards", root=there.text), "train")
     assert train is not None
     dataset = DetectionDataset(train, EvalTransform(max_size=96))
     last = max(i for i, record in enumerate(train.records) if record.path.file == "train-00000.tar")  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ import yaml
 
 from retina_dist.config.compose import load_config, register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
@@ -133,7 +133,7 @@ def artifacts(client: Any, run: Any, folder: str | None = None) -> set[str]:
     return {file.path for file in client.list_artifacts(run.info.run_id, folder)}
 
 
-def trained(*overrides: str) -> TrainConfig:
+def trained(*overrides: str) -> DetectionRunConfig:
     config = load_config("train", [*overrides, f"data.root={os.getcwd()}/data", "output_dir=run"])
     train(config)
     return config

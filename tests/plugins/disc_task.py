@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retina_dist.config.fields import setting
-from retina_dist.config.task_settings import DataSettings, ModelSettings
+from retina_dist.config.run_config import DataSettings, ModelSettings
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.seeding import derived_seed
+from retina_dist.settings import setting
 from retina_dist.task import Task, Validator
 
 SIZE = 32  # px

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.config.fields import setting
 from retina_dist.optim.schedule import Decay
 from retina_dist.optim.settings import ScheduleSettings
+from retina_dist.settings import setting
 
 
 @dataclass

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.train import TrainConfig
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
@@ -72,4 +72,4 @@ def test_a_checkpoint_names_no_class() -> None:
     content = asdict(load_config("train", [*CHOSEN, "model.num_classes=9"]))
     content["model"]["_target_"] = "no.such.module.Model"
     with pytest.raises(ConfigError, match="the checkpoint's model is of a class from outside the package"):
-        settings_of(content, TrainConfig)
+        settings_of(content, DetectionRunConfig)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import build_plan
@@ -81,6 +81,6 @@ def test_a_checkpoint_names_no_class() -> None:
     """What all optimizers have is read back; nothing that it names is imported."""
     content = asdict(load_config("train", [*CHOSEN, "optimizer.lr=0.3"]))
     content["optimizer"]["_target_"] = content["schedule"]["_target_"] = "no.such.module.Class"
-    found = settings_of(content, TrainConfig)
-    assert type(found) is TrainConfig
+    found = settings_of(content, DetectionRunConfig)
+    assert type(found) is DetectionRunConfig
     assert (found.optimizer.lr, found.schedule.name) == (0.3, "cosine")

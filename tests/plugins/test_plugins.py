@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import plugins
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -66,7 +66,7 @@ def test_the_mpi_strategy_trains_what_one_process_trains(tmp_path: Path) -> None
 
 def test_the_settings_of_a_class_from_outside_are_typed() -> None:
     config = load_config("train", [FOUND, "strategy=mpi4py", "strategy.chunk_mb=2", "strategy.timeout_s=9"])
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, DetectionRunConfig)
     assert isinstance(config.strategy, MPISettings)
     assert (config.strategy.chunk_mb, config.strategy.timeout_s, config.strategy.name) == (2.0, 9.0, "mpi4py")
     assert config.strategy.implementation is MPIStrategy  # type: ignore[attr-defined]
@@ -149,6 +149,6 @@ def test_a_checkpoint_names_no_class() -> None:
     """Its settings are read back without an import of what they name, and without the keys that only that class knows."""
     content = asdict(load_config("train", [FOUND, "strategy=mpi4py"]))
     content["strategy"]["_target_"] = "no.such.module.Strategy"
-    found = settings_of(content, TrainConfig)
-    assert type(found) is TrainConfig
+    found = settings_of(content, DetectionRunConfig)
+    assert type(found) is DetectionRunConfig
     assert found.data.name == "shapes"

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.train import TrainConfig
 from retina_dist.detection.data.shapes import make_shapes
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.run.assemble import train
@@ -57,7 +56,7 @@ def test_it_reads_what_coco_has(root: Path) -> None:
     assert isinstance(config.data, YoloData)
     for split in ("train", "val"):
         found = read_split(config.data, split)
-        expected = read_split(DataConfig(name="coco", root=str(root / "coco")), split)
+        expected = read_split(DetectionData(name="coco", root=str(root / "coco")), split)
         assert found is not None
         assert expected is not None
         assert found.categories.names == expected.categories.names
@@ -78,8 +77,8 @@ def test_it_trains(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_checkpoint_names_no_class(root: Path) -> None:
     content = asdict(load_config("train", overrides(root)))
     content["data"]["_target_"] = "no.such.module.Reader"
-    whole, data = settings_of(content, TrainConfig), settings_of(content["data"], DataConfig)
-    assert type(data) is type(whole.data) is DataConfig
+    whole, data = settings_of(content, DetectionRunConfig), settings_of(content["data"], DetectionData)
+    assert type(data) is type(whole.data) is DetectionData
     assert (data.name, data.root) == (whole.data.name, whole.data.root) == ("yolo", str(root / "yolo"))
 
 

@@ -13,7 +13,7 @@ import torch
 from retina_dist.config.commands import ACTIVE
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.overrides import check_overrides
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
@@ -61,7 +61,7 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pyt
     result = json.loads(Path("whole/result.json").read_text())
     assert result["step"] == 8
     with pytest.raises(ConfigError, match="the checkpoint's task is of a class from outside"):
-        settings_of(one["config"], TrainConfig)
+        settings_of(one["config"], DetectionRunConfig)
 
 
 def test_a_command_that_a_task_does_not_define_is_named() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from PIL import Image
 
-from retina_dist.config.fields import setting
 from retina_dist.detection.readers.reader import AnnotationReader
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
+from retina_dist.settings import setting
 
 
 @dataclass
-class YoloData(DataConfig):
+class YoloData(DetectionData):
     class_names: list[str] = setting([], "in the order of their numbers")
 
 

@@ -25,17 +25,16 @@ from PIL import Image
 
 from retina_dist.config.commands import PredictConfig
 from retina_dist.config.compose import load_config
-from retina_dist.config.fields import validate
-from retina_dist.config.train import TrainConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.doctor.data_checks import box_findings, category_findings, check_image
 from retina_dist.detection.prediction import predict
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import DataError, ImageError
 from retina_dist.run.build import build_plan
+from retina_dist.settings import validate
 from tests.unit import mutations
 from tests.unit.mutations import JUNK, Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
 
@@ -88,7 +87,7 @@ def train_on(found: Annotations) -> None:
         category_findings(found, None)
         return
     json.dumps(found.coco)
-    settings = DataConfig(
+    settings = DetectionData(
         name="x", batch_size=2, val_batch_size=2, min_sizes=[32], max_size=64, num_workers=0, bad_images="skip",
         max_pixels=MAX_PIXELS,
     )  # fmt: skip
@@ -217,7 +216,7 @@ def override_case(_: Path, __: Path, draw: random.Random) -> None:
         "nope",
         "data.shapes.seed",
     ]
-    keys = keys_of(TrainConfig()) * (draw.random() < 0.8) or groups
+    keys = keys_of(DetectionRunConfig()) * (draw.random() < 0.8) or groups
     how = draw.choice(("", "", "", "", "++", "~"))
     overrides = [f"{how}{draw.choice(keys)}={draw.choice(OVERRIDES)}"]
     if draw.random() < 0.2:
@@ -226,9 +225,9 @@ def override_case(_: Path, __: Path, draw: random.Random) -> None:
 
 
 @cache
-def composed() -> TrainConfig:
+def composed() -> DetectionRunConfig:
     config = load_config("train", ["data=coco"])
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, DetectionRunConfig)
     return config
 
 
@@ -411,7 +410,7 @@ def test_the_two_limits_agree() -> None:
     from retina_dist.data.images import MAX_PIXELS as of_the_reader
 
     config = load_config("predict", ["checkpoint=a", "input=b"])
-    assert config.max_pixels == TrainConfig().data.max_pixels == of_the_reader == 2 * int(1024**3 // 4 // 3)
+    assert config.max_pixels == DetectionRunConfig().data.max_pixels == of_the_reader == 2 * int(1024**3 // 4 // 3)
     assert Image.MAX_IMAGE_PIXELS is not None
 
 
@@ -434,7 +433,7 @@ def bombs(tmp_path: Path) -> Annotations:
 
 @pytest.mark.filterwarnings("error")
 def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations, said: list[str]) -> None:
-    settings = DataConfig(
+    settings = DetectionData(
         name="x", batch_size=4, val_batch_size=4, num_workers=0, min_sizes=[32], max_size=64, num_buckets=1
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -455,7 +454,7 @@ def test_no_bomb_is_decoded_in_training_or_evaluation(bombs: Annotations, said: 
 @pytest.mark.filterwarnings("error")
 def test_no_bomb_is_decoded_by_the_doctor(bombs: Annotations) -> None:
     for decode in (False, True):
-        found = [check_image(r, decode=decode, max_pixels=TrainConfig().data.max_pixels) for r in bombs.records]
+        found = [check_image(r, decode=decode, max_pixels=DetectionRunConfig().data.max_pixels) for r in bombs.records]
         assert [check.problem for check in found] == ["unreadable"] * len(BOMBS) + [None]
         assert (
             "plain.jpg has 3600000000 pixels, more than max_pixels=178956970; raise data.max_pixels" in found[1].detail

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from retina_dist.benchmark.report import _compare
-from retina_dist.config.fields import validate
-from retina_dist.config.train import TrainConfig
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
@@ -22,7 +20,7 @@ from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.prediction import find_images
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint_store import load_checkpoint, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks
@@ -30,6 +28,7 @@ from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError
 from retina_dist.files import place
 from retina_dist.run.folder import open_run
+from retina_dist.settings import validate
 
 PATIENCE_S = 20
 
@@ -66,7 +65,7 @@ def voc(folder: Path, *, pipe: str) -> Path:
 
 
 def run(**named: Any) -> Callable[[Path, Path], Any]:
-    return lambda pipe, folder: open_run(TrainConfig(data=DataConfig(name="a"), **named))
+    return lambda pipe, folder: open_run(DetectionRunConfig(data=DetectionData(name="a"), **named))
 
 
 def pipe_at(name: str, read: Callable[[Path], Any]) -> Callable[[Path, Path], Any]:
@@ -156,9 +155,9 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: load_annotations(place(text), tmp_path, format="voc"),
         lambda: load_annotations(coco(tmp_path), place(text)),
         lambda: load_annotations(coco(tmp_path), place(text), format="shards"),
-        lambda: read_split(DataConfig(name="a", root=text), "train"),
-        lambda: read_split(DataConfig(name="a", format="csv", root=text), "train"),
-        lambda: open_run(TrainConfig(data=DataConfig(name="a"), resume=text, output_dir="out")),
+        lambda: read_split(DetectionData(name="a", root=text), "train"),
+        lambda: read_split(DetectionData(name="a", format="csv", root=text), "train"),
+        lambda: open_run(DetectionRunConfig(data=DetectionData(name="a"), resume=text, output_dir="out")),
         lambda: find_images(text),
         lambda: read_results(Path(text)),
     ]
@@ -170,7 +169,9 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["://", "az://", "nonsense://box", "a\0b", "n" * 300, "/dev/null", "/proc/x"])
 def test_odd_places_for_checkpoints(text: str) -> None:
-    config = TrainConfig(data=DataConfig(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text))
+    config = DetectionRunConfig(
+        data=DetectionData(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text)
+    )
     with FolderLocks() as locks, pytest.raises(UserError):
         open_run(config, locks)
     assert os.listdir() == []
@@ -179,7 +180,7 @@ def test_odd_places_for_checkpoints(text: str) -> None:
 @pytest.mark.parametrize("text", ["a\0b", "a\nb", "\x1b[2J", "a\x7f", "a\x85b", "\ud800"])
 @pytest.mark.parametrize("key", ["data.name", "data.root", "output_dir", "logging.run_name"])
 def test_settings_have_no_control_characters(key: str, text: str) -> None:
-    config = TrainConfig(data=DataConfig(name="a"))
+    config = DetectionRunConfig(data=DetectionData(name="a"))
     section = config
     for part in key.split(".")[:-1]:
         section = getattr(section, part)

@@ -79,8 +79,8 @@ class Shapes(torch.utils.data.Dataset):
 
 train, val = Shapes("train"), Shapes("val")
 batches = {"batch_size": 4, "val_batch_size": 2, "min_sizes": [64], "max_size": 64, "photometric": 0.5}
-own = rd.DatasetConfig(train=train, val=val, categories=train.names, **batches)
-for name, data in {"files": rd.DataConfig(root=str(FOLDER), **batches), "own": own}.items():
+own = rd.TorchDatasetConfig(train=train, val=val, categories=train.names, **batches)
+for name, data in {"files": rd.DetectionData(root=str(FOLDER), **batches), "own": own}.items():
     trainer = rd.Trainer(
         data=data,
         model=rd.ModelConfig(backbone="resnet18", variant="v2", fpn_channels=64, norm="sync_bn", score_threshold=0.001),
@@ -162,7 +162,7 @@ def test_the_same_script_under_a_launcher(launcher: str, alone: Path, shapes: Pa
     assert losses(tmp_path / "own") == pytest.approx(losses(alone / "own"), rel=1e-4)
 
 
-DATA = rd.DataConfig(root="/data/mine")
+DATA = rd.DetectionData(root="/data/mine")
 SGD = rd.OptimizerConfig(lr=0.01)
 
 
@@ -170,8 +170,8 @@ def test_settings_are_those_of_the_command_line() -> None:
     trainer = rd.Trainer(
         data=DATA, optimizer=SGD, max_duration="2epochs", precision="bf16", seed=3, output_dir="runs/x"
     )
-    expected = rd.TrainConfig(
-        data=rd.DataConfig(name="mine", root="/data/mine"),
+    expected = rd.DetectionRunConfig(
+        data=rd.DetectionData(name="mine", root="/data/mine"),
         optimizer=SGD,
         trainer=rd.TrainerConfig(max_duration="2epochs", precision="bf16"),
         seed=3,
@@ -244,7 +244,7 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
 def test_a_classifiers_settings_are_those_of_the_command_line() -> None:
     config = rd.load_config("train", ["task=classification", "data=folders", "data.root=/data/mine", "seed=4"])
     assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
-    with pytest.raises(ConfigError, match="data is of type DataConfig; give ClassificationData"):
+    with pytest.raises(ConfigError, match="data is of type DetectionData; give ClassificationData"):
         rd.ClassifierTrainer(data=DATA, optimizer=SGD, max_duration="1epoch")  # type: ignore[arg-type]
 
 
@@ -258,15 +258,15 @@ def test_a_classifiers_settings_are_those_of_the_command_line() -> None:
         ({"gradient_clip": "1"}, r"gradient_clip='1' is of type str; give float or None"),
         ({"seed": True}, r"seed=True is of type bool; give int"),
         ({"max_duration": "ten"}, r"max_duration=ten is not a duration; write a number and a unit"),
-        ({"data": "/data/mine"}, r"data='/data/mine' is of type str; give DataConfig or DatasetConfig"),
+        ({"data": "/data/mine"}, r"data='/data/mine' is of type str; give DetectionData or TorchDatasetConfig"),
         ({"model": torch.nn.Linear(1, 1)}, r"model is of type Linear; give ModelConfig"),
         (
-            {"data": rd.DataConfig(root=Path("/x"))},
+            {"data": rd.DetectionData(root=Path("/x"))},
             r"data\.root=PosixPath\('/x'\) is of type PosixPath; give str or None",
         ),  # type: ignore[arg-type]
-        ({"data": rd.DataConfig(root="/x", min_sizes=[0])}, r"data\.min_sizes=\[0\] needs at least one size"),
+        ({"data": rd.DetectionData(root="/x", min_sizes=[0])}, r"data\.min_sizes=\[0\] needs at least one size"),
         (
-            {"data": rd.DataConfig(root="/x", min_sizes=(800,))},
+            {"data": rd.DetectionData(root="/x", min_sizes=(800,))},
             r"data\.min_sizes=\(800,\) is of type tuple; give list\[int\]",
         ),  # type: ignore[arg-type]
         ({"model": rd.ModelConfig(backbone=18)}, r"model\.backbone=18 is of type int; give str"),  # type: ignore[arg-type]
@@ -307,7 +307,7 @@ BOXES = torch.tensor([[1.0, 2.0, 11.0, 12.5], [0.0, 0.0, 30.0, 20.0]])
 
 
 def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "train") -> rd.Annotations:
-    found = rd.DatasetConfig(train=dataset, categories=names).read(split)
+    found = rd.TorchDatasetConfig(train=dataset, categories=names).read(split)
     assert found is not None
     return found
 
@@ -400,9 +400,9 @@ def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) 
 
 def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
-        rd.DatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
+        rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="categories='cat' is no list of names"):
-        rd.DatasetConfig(train=Items(), categories="cat")
+        rd.TorchDatasetConfig(train=Items(), categories="cat")
     with pytest.raises(DataError, match="train dataset leaves no image"):
         read(Items())
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
@@ -411,11 +411,11 @@ def test_wrong_datasets_are_named() -> None:
     unsendable = ItemReader(Items(threading.Lock()), "train")
     with pytest.raises(ConfigError, match="train dataset cannot be sent to data workers .*; open files in __getitem__"):
         pickle.dumps(unsendable)
-    assert rd.DatasetConfig(train=Items(), categories=["a"]).read("val") is None
+    assert rd.TorchDatasetConfig(train=Items(), categories=["a"]).read("val") is None
 
 
 def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Path) -> None:
-    data = rd.DatasetConfig(
+    data = rd.TorchDatasetConfig(
         train=Items(*[(PIXELS, BOXES, [1, 0])] * 4), categories=["cat", "dog"], min_sizes=[32, 64], max_size=64,
         batch_size=2, photometric=0.5, num_workers=0, name="own",
     )  # fmt: skip
@@ -444,9 +444,9 @@ def test_an_item_that_changes_its_size_is_an_error() -> None:
 
 
 def test_datasets_stay_out_of_the_saved_settings() -> None:
-    data = rd.DatasetConfig(train=Items(), categories=["a"])
+    data = rd.TorchDatasetConfig(train=Items(), categories=["a"])
     trainer = rd.Trainer(data=data, optimizer=SGD, max_duration="1epoch")
-    assert asdict(trainer.config)["data"] == {**asdict(rd.DataConfig()), "name": "data"}
+    assert asdict(trainer.config)["data"] == {**asdict(rd.DetectionData()), "name": "data"}
 
 
 @pytest.mark.long

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from retina_dist.config.overrides import SweepJob
-from retina_dist.config.train import TrainConfig
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
@@ -132,7 +131,7 @@ def test_errors_are_clean_from_the_start() -> None:
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConfig:
     """A run of two steps whose every free text has secrets in it, and which needs those of its data and checkpoints."""
     import fsspec
 
@@ -147,7 +146,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
         memory.pipe_file(f"{box}/{path}?token=SECRET", path.read_bytes())
     shutil.rmtree("shapes")
     texts = iter(KINDS)
-    data = DataConfig(
+    data = DetectionData(
         name="shapes",
         train_annotations=f"{box}/shapes/annotations/instances_train.json?token=SECRET",
         train_images=f"{box}/shapes/train",
@@ -174,7 +173,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     )
     model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
-    return TrainConfig(data, model, optimizer, schedule, trainer, logging=logging, output_dir="run")
+    return DetectionRunConfig(data, model, optimizer, schedule, trainer, logging=logging, output_dir="run")
 
 
 def leaks(found: Iterator[tuple[str, bytes]]) -> list[str]:
@@ -200,7 +199,7 @@ def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
         yield from unpacked(name, (folder / name).read_bytes())
 
 
-def test_a_run_keeps_its_secrets(planted: TrainConfig, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.CaptureFixture[str]) -> None:
     from retina_dist.run.assemble import train
 
     checkpoints = str(planted.trainer.checkpoint_dir)
@@ -226,7 +225,7 @@ def test_a_run_keeps_its_secrets(planted: TrainConfig, capfd: pytest.CaptureFixt
     assert b"mine.blob.core.windows.net" in found["run/config.yaml"]
 
 
-def test_mlflow_gets_no_secret(planted: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: dict[str, Any] = {}
 
     class Recorder(TrackedRun):
@@ -241,14 +240,14 @@ def test_mlflow_gets_no_secret(planted: TrainConfig, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sweep_gets_no_secret(
-    planted: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     swept = {"data.classes": redacted(KINDS[0])}  # as config.py makes them
     jobs = [SweepJob("train", (f"data.classes={KINDS[0]}", "optimizer.lr=1"), swept)]
     config = replace(planted, output_dir=None)
     monkeypatch.setattr(SweepJob, "load", lambda job: config)
 
-    def fails(config: TrainConfig) -> None:
+    def fails(config: DetectionRunConfig) -> None:
         raise OSError(f"{KINDS[0]} is not there")
 
     assert sweep.run_sweep(jobs, fails) == 2
@@ -288,7 +287,7 @@ def test_what_a_rank_says_and_logs() -> None:
     assert heard == [warning, f"[rank 1] {warning}", "https://host/x", "https://host/x"]
 
 
-def test_changes_of_a_secret_are_no_change(planted: TrainConfig) -> None:
+def test_changes_of_a_secret_are_no_change(planted: DetectionRunConfig) -> None:
     before = redacted_tree(asdict(planted))
     assert changed_settings(before, asdict(planted)) == []
     assert changed_settings(asdict(planted), asdict(planted)) == []  # of a checkpoint from before

@@ -15,7 +15,7 @@ from retina_dist.detection.data.collate import padded_rows
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
 
     def __init__(
         self,
-        settings: DataConfig,
+        settings: DetectionData,
         *,
         train: Annotations | None,
         val: Annotations | None,
@@ -75,13 +75,13 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         return len(canvases) * len(rows) * self.num_fillings(dataset.on_bad_image == "skip")
 
 
-def _buckets(settings: DataConfig, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:
+def _buckets(settings: DetectionData, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:
     return make_buckets(
         dataset.sizes, min_sizes=min_sizes, max_size=settings.max_size, num_buckets=settings.num_buckets
     )
 
 
-def _train_transform(settings: DataConfig) -> TrainTransform:
+def _train_transform(settings: DetectionData) -> TrainTransform:
     return TrainTransform(
         max_size=settings.max_size,
         hflip=settings.hflip,

@@ -15,7 +15,7 @@ from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_covera
 from retina_dist.detection.doctor.data_checks import Finding, ImageCheck, Level
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.task import Examination
 from retina_dist.text import pluralize
@@ -40,7 +40,7 @@ class Remedy:
 class Report:
     """What the doctor found."""
 
-    data: DataConfig
+    data: DetectionData
     findings: list[Finding]  # errors first
     images: dict[str, int]  # of each split
     objects: dict[str, dict[str, dict[str, int]]]  # split -> class -> size -> boxes
@@ -132,12 +132,12 @@ def _read_images(part: Annotations, split: str, config: DoctorConfig) -> list[Im
     return list(tqdm(results, f"reading {split}", total, unit=" images", leave=False, disable=not sys.stderr.isatty()))
 
 
-def _tolerated(data: DataConfig) -> set[str]:
+def _tolerated(data: DetectionData) -> set[str]:
     missing = {"missing"} if data.missing_images == "skip" else set()
     return missing | ({"unreadable", "of another size"} if data.bad_images == "skip" else set())
 
 
-def _coverage(train: Annotations, data: DataConfig, model: ModelConfig) -> Coverage:
+def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
     return anchor_coverage(
         train,
         [anchors.numpy() for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors],
@@ -148,7 +148,7 @@ def _coverage(train: Annotations, data: DataConfig, model: ModelConfig) -> Cover
     )
 
 
-def remedies(train: Annotations, data: DataConfig, model: ModelConfig, now: Coverage) -> list[Remedy]:
+def remedies(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> list[Remedy]:
     """The usual changes of anchors, each tried on the data: the best, then simpler ones. Empty where little is amiss."""
     if now.unreached <= WORTH_SAYING:
         return []

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.files import Place
 
 
 class AnnotationReader(ABC):
-    """Reads a data set as COCO; an entry of the group `data` names the class. `settings` are below `DataConfig`."""
+    """Reads a data set as COCO; an entry of the group `data` names the class. `settings` are below `DetectionData`."""
 
-    settings: ClassVar[type[DataConfig]] = DataConfig
+    settings: ClassVar[type[DetectionData]] = DetectionData
 
     def __init__(self, settings: Any) -> None:
         self.options = settings

@@ -22,7 +22,7 @@ from retina_dist.data.sources import DatasetItem
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, annotations_of
 from retina_dist.detection.readers.records import ImageRecord
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.text import pluralize
 
@@ -32,8 +32,8 @@ ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 
 
 @dataclass(kw_only=True)
-class DatasetConfig(DataConfig):
-    """Data of your own datasets. `DataConfig`'s other settings hold too, but for `cache` and those that name files.
+class TorchDatasetConfig(DetectionData):
+    """Data of your own datasets. `DetectionData`'s other settings hold too, but for `cache` and those that name files.
 
     An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
 

@@ -17,7 +17,7 @@ from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import task_class
@@ -78,7 +78,7 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
 
 def test_the_sections_of_the_configuration_are_the_tasks() -> None:
     config = load_config("train", SMALL)
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, DetectionRunConfig)
     assert isinstance(config.data, ClassificationData)
     assert isinstance(config.model, ClassifierConfig)
     assert task_class(config) is ClassificationTask

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from retina_dist.config.compose import config_dir, load_config, register_schema, settings_of
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.overrides import check_overrides
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.optim.schedule import Constant
 from retina_dist.run.build import build_plan
@@ -114,7 +114,7 @@ def test_values_have_the_types_of_the_schema() -> None:
     config = load_config(
         "train", ["trainer.gradient_clip=2", "data.min_sizes=[64,96]", "output_dir=7", "optimizer.lr=1e-3"]
     )
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, DetectionRunConfig)
     assert (config.trainer.gradient_clip, type(config.trainer.gradient_clip)) == (2.0, float)
     assert (config.data.min_sizes, config.output_dir, config.optimizer.lr) == ([64, 96], "7", 0.001)
     assert config.data.val_min_size is None
@@ -345,7 +345,7 @@ def test_hydras_own_classes_may_be_named() -> None:
 )
 def test_the_settings_of_a_checkpoint_are_data(content: dict) -> None:
     with pytest.raises(ConfigError, match="the checkpoint's"):
-        settings_of(content, TrainConfig)
+        settings_of(content, DetectionRunConfig)
 
 
 def test_config_dir_on_the_command_line(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.fields import validate
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import best_metric, build_plan
+from retina_dist.settings import validate
 
 # What 0 means, where it means something.
 ZERO = {
@@ -54,7 +54,7 @@ ANY_SIZE += ("trainer.save_top_k", "trainer.max_nonfinite_steps", "strategy.comm
 
 
 @pytest.fixture(scope="module")
-def config() -> TrainConfig:
+def config() -> DetectionRunConfig:
     return load_config("train", [])
 
 
@@ -68,7 +68,9 @@ def keys(section: Any, kind: str, prefix: str = "") -> Iterator[str]:
             yield prefix + field.name
 
 
-def refuses(config: TrainConfig, key: str, value: object, check: Callable[[TrainConfig], object] = validate) -> bool:
+def refuses(
+    config: DetectionRunConfig, key: str, value: object, check: Callable[[DetectionRunConfig], object] = validate
+) -> bool:
     changed = copy.deepcopy(config)
     *path, name = key.split(".")
     section = changed
@@ -83,13 +85,13 @@ def refuses(config: TrainConfig, key: str, value: object, check: Callable[[Train
 
 
 @pytest.mark.parametrize("value", [-1, math.inf, -math.inf, math.nan, 2**62, 1e300])
-def test_numbers_far_off_are_refused(config: TrainConfig, value: float) -> None:
+def test_numbers_far_off_are_refused(config: DetectionRunConfig, value: float) -> None:
     for key in keys(config, "int float"):
         if value != 2**62 or key not in (*ANY_SIZE, "optimizer.lr"):  # tests of divergence train with 1e30
             assert refuses(config, key, value) or (value == 1e300 and key in ANY_SIZE), key
 
 
-def test_zero_is_refused_where_it_means_nothing(config: TrainConfig) -> None:
+def test_zero_is_refused_where_it_means_nothing(config: DetectionRunConfig) -> None:
     assert {key for key in keys(config, "int float") if not refuses(config, key, 0)} == set(ZERO)
 
 
@@ -97,8 +99,8 @@ FREE = ("name", "root", "annotations", "images", "classes", "cache", "weights", 
 FREE += ("_parent", "experiment", "_events", "resume", "launcher", "backbone", "device")  # tried when they are opened
 
 
-def test_a_text_without_meaning_is_refused_before_the_first_step(config: TrainConfig) -> None:
-    def before_the_first_step(changed: TrainConfig) -> None:
+def test_a_text_without_meaning_is_refused_before_the_first_step(config: DetectionRunConfig) -> None:
+    def before_the_first_step(changed: DetectionRunConfig) -> None:
         validate(changed)
         best_metric(changed, validates=True)
         build_plan(changed, 800, 1)
@@ -109,7 +111,7 @@ def test_a_text_without_meaning_is_refused_before_the_first_step(config: TrainCo
         assert refuses(config, key, "banana", before_the_first_step), key
 
 
-def test_patience_without_validations_is_refused(config: TrainConfig) -> None:
+def test_patience_without_validations_is_refused(config: DetectionRunConfig) -> None:
     config = copy.deepcopy(config)
     config.trainer.patience = 3
     assert best_metric(config, validates=True).patience == 3
@@ -117,7 +119,7 @@ def test_patience_without_validations_is_refused(config: TrainConfig) -> None:
         best_metric(config, validates=False)
 
 
-def test_a_monitor_that_no_validation_gives_is_refused(config: TrainConfig) -> None:
+def test_a_monitor_that_no_validation_gives_is_refused(config: DetectionRunConfig) -> None:
     config = copy.deepcopy(config)
     config.trainer.monitor = "coco/ap"
     with pytest.raises(ConfigError, match=r"monitor=coco/ap is no metric; did you mean coco/AP\? There are coco/AP, "):

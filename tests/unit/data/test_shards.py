@@ -26,7 +26,7 @@ from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.detection.write_shards import write_shards
@@ -87,7 +87,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def split(root: Path | str, name: str = "train", **settings: Any) -> Annotations:
-    found = read_split(DataConfig(name="x", root=str(root), **settings), name)
+    found = read_split(DetectionData(name="x", root=str(root), **settings), name)
     assert found is not None
     return found
 
@@ -225,7 +225,7 @@ def test_shards_may_be_cut_anew_and_lack_a_validation_set(coco: Path, written: P
     write_shards(load_config("shards", line))
     assert same_steps(epochs(split(tmp_path / "larger", format="shards")), epochs(split(coco)))
     (written / "val.index.json").unlink()
-    assert read_split(DataConfig(name="x", format="shards", root=str(written)), "val") is None
+    assert read_split(DetectionData(name="x", format="shards", root=str(written)), "val") is None
     with pytest.raises(
         DataError, match=r"has no train\.index\.json, so it holds no shards; .*python -m retina_dist\.shards"
     ):

@@ -29,7 +29,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
-from retina_dist.detection.settings import DataConfig, ShapesConfig
+from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.files import Url, place
@@ -118,7 +118,7 @@ def in_memory(root: Path) -> str:
 
 
 def train(root: Path | str, **settings: Any) -> Annotations:
-    found = read_split(DataConfig(name="x", root=str(root), **settings), "train")
+    found = read_split(DetectionData(name="x", root=str(root), **settings), "train")
     assert found is not None
     return found
 
@@ -137,7 +137,7 @@ def test_training_sees_the_batches_of_the_folder(coco: Path, kind: str) -> None:
 
 
 def train_of(**named: str) -> Annotations:
-    found = read_split(DataConfig(name="x", **named), "train")
+    found = read_split(DetectionData(name="x", **named), "train")
     assert found is not None
     return found
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.fields import limits_of
 from retina_dist.detection.readers.categories import MAX_LABELS, Categories
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.errors import CheckpointError, ConfigError, DataError
+from retina_dist.settings import limits_of
 
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
 

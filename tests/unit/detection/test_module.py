@@ -23,7 +23,7 @@ from retina_dist.detection.data.collate import NO_IMAGE
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError, ImageError
 
 SIZES = [(30, 40), (40, 30), (32, 32), (24, 48)]  # (height, width)
@@ -60,7 +60,7 @@ def annotations(tmp_path):
 
 
 def make_module(annotations, val=None, *, accumulate=1, seed=3, rank=0, world_size=1, **settings) -> CocoDataModule:
-    config = DataConfig(name="x", **SETTINGS | settings)
+    config = DetectionData(name="x", **SETTINGS | settings)
     job = {"accumulate": accumulate, "seed": seed, "rank": rank, "world_size": world_size}
     return CocoDataModule(config, train=annotations, val=val, **job)
 

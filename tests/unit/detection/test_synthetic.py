@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.fields import validate
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
+from retina_dist.settings import validate
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
 

@@ -18,7 +18,7 @@ from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.settings import DataConfig, ShapesConfig
+from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import write_checkpoint
@@ -116,7 +116,7 @@ def checkpoint_of(folder: Path, **data: Any) -> Path:
         "model_arguments": arguments,
         "categories": Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state(),
         "input": {"min_size": 32, "max_size": 48},
-        "config": {"data": asdict(replace(DataConfig(name="coco"), **data))},
+        "config": {"data": asdict(replace(DetectionData(name="coco"), **data))},
     }
     write_checkpoint(folder / "theirs.pt", content)
     return folder / "theirs.pt"
@@ -140,7 +140,7 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
     ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
     with pytest.raises(ConfigError, match="at a URL"):
-        data_of_checkpoint(DataConfig(name="coco", **there), None, path)
+        data_of_checkpoint(DetectionData(name="coco", **there), None, path)
 
 
 def test_data_of_a_checkpoint_that_is_not_here_is_named_by_its_own_setting(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ import torch
 
 from retina_dist import torch_files
 from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.train import TrainConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.torch_files import load_torch
@@ -206,7 +205,7 @@ def test_a_large_training_is_within_the_bounds(monkeypatch: pytest.MonkeyPatch) 
     tensors = {f"layer{i}": torch.zeros(1) for i in range(2000)}
     state = {"model": tensors, "optimizer": {"state": {i: dict(tensors=1, step=2) for i in range(2000)}}}
     names = {"ids": list(range(20_000)), "names": ["name"] * 20_000}
-    torch_files._check_tree({**state, "categories": names, "config": asdict(TrainConfig())}, Path("a.pt"))
+    torch_files._check_tree({**state, "categories": names, "config": asdict(DetectionRunConfig())}, Path("a.pt"))
     monkeypatch.setattr(torch_files, "MAX_VALUES", 10**4)
     with pytest.raises(CheckpointError):
         torch_files._check_tree(names, Path("a.pt"))
@@ -218,15 +217,15 @@ def test_a_large_training_is_within_the_bounds(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("schema", "content"),
     [
-        (TrainConfig, None),
-        (TrainConfig, [1]),
-        (TrainConfig, "text"),
-        (TrainConfig, {"data": {"root": "${oc.env:HOME}"}}),
-        (TrainConfig, {"data": {"num_workers": "many"}}),
-        (TrainConfig, {"data": {"min_sizes": {"a": 1}}}),
-        (DataConfig, {"name": "a", "num_buckets": []}),
-        (DataConfig, {"name": "a", "made_up": 1}),
-        (DataConfig, {"root": "a"}),
+        (DetectionRunConfig, None),
+        (DetectionRunConfig, [1]),
+        (DetectionRunConfig, "text"),
+        (DetectionRunConfig, {"data": {"root": "${oc.env:HOME}"}}),
+        (DetectionRunConfig, {"data": {"num_workers": "many"}}),
+        (DetectionRunConfig, {"data": {"min_sizes": {"a": 1}}}),
+        (DetectionData, {"name": "a", "num_buckets": []}),
+        (DetectionData, {"name": "a", "made_up": 1}),
+        (DetectionData, {"root": "a"}),
         (ModelConfig, {"anchor_sizes": [["a"]]}),
     ],
 )

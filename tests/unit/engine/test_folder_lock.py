@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import TrainConfig
-from retina_dist.detection.settings import DataConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine import folder_lock
 from retina_dist.engine.checkpoint_store import CheckpointStore, load_latest
 from retina_dist.engine.folder_lock import LOCK, FolderLocks, Holder
@@ -78,15 +77,17 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def settings(checkpoint_dir: str | None = None, **named: str) -> TrainConfig:
+def settings(checkpoint_dir: str | None = None, **named: str) -> DetectionRunConfig:
     """Without Hydra, which takes longer than all the rest."""
-    return TrainConfig(data=DataConfig(name="shapes"), trainer=TrainerConfig(checkpoint_dir=checkpoint_dir), **named)  # type: ignore[arg-type]
+    return DetectionRunConfig(
+        data=DetectionData(name="shapes"), trainer=TrainerConfig(checkpoint_dir=checkpoint_dir), **named
+    )  # type: ignore[arg-type]
 
 
 # what two processes do
 
 
-def _starts(number: int, barrier: Any, answers: Any, config: TrainConfig) -> None:
+def _starts(number: int, barrier: Any, answers: Any, config: DetectionRunConfig) -> None:
     barrier.wait(20)
     with FolderLocks() as locks:
         try:
@@ -105,7 +106,7 @@ def _starts(number: int, barrier: Any, answers: Any, config: TrainConfig) -> Non
     ],
     ids=["numbered", "named", "auto"],
 )
-def test_two_processes_started_together(config: TrainConfig, folders: list[str]) -> None:
+def test_two_processes_started_together(config: DetectionRunConfig, folders: list[str]) -> None:
     barrier, answers = FORK.Barrier(2), FORK.Queue()
     processes = [FORK.Process(target=_starts, args=(i, barrier, answers, config)) for i in range(2)]
     for process in processes:

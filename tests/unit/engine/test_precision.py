@@ -10,9 +10,9 @@ import torch
 
 from retina_dist.benchmark.step_paths import PATHS
 from retina_dist.config import commands
-from retina_dist.config.fields import limits_of
 from retina_dist.engine.precision import Precision, autocast, describe_precision
 from retina_dist.engine.settings import TrainerConfig
+from retina_dist.settings import limits_of
 from tests.unit.engine.test_trainer import Classifier, trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

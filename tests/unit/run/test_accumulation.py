@@ -14,7 +14,7 @@ import yaml
 
 from retina_dist import gpus
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.run import accumulation, assemble

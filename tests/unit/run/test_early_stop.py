@@ -17,7 +17,7 @@ from torch import nn
 
 from retina_dist.classification.batch import ImageBatch
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import best_metric, build_plan, build_state, task_class
@@ -101,7 +101,7 @@ class Seen:
             yield batches
 
 
-def fit(config: TrainConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
+def fit(config: DetectionRunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     """Train by `config` on one rank; what it knows at the end."""
     task = task_class(config)(config, strategy)
     plan = build_plan(config, task.num_images, strategy.world_size)
@@ -113,21 +113,21 @@ def fit(config: TrainConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=list(TASKS))
-def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DetectionRunConfig:
     root = f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"
-    found: TrainConfig = load_config("train", [f"task={request.param}", *SETTINGS, *TASKS[request.param], root])
+    found: DetectionRunConfig = load_config("train", [f"task={request.param}", *SETTINGS, *TASKS[request.param], root])
     task_class(found).prepare(found)
     return found
 
 
 @pytest.fixture(scope="module")
-def model(config: TrainConfig) -> nn.Module:
+def model(config: DetectionRunConfig) -> nn.Module:
     torch.manual_seed(0)
     return task_class(config)(config, SingleDeviceStrategy("cpu")).build_model().double()
 
 
 @pytest.fixture(scope="module")
-def alone(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
+def alone(config: DetectionRunConfig, model: nn.Module) -> dict[str, Any]:
     return fit(config, model, SingleDeviceStrategy("cpu"))
 
 
@@ -142,7 +142,7 @@ def test_one_process_stops_when_its_patience_is_used_up(alone: dict[str, Any]) -
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_stop_at_the_same_step_with_the_same_metric(
-    world_size: int, config: TrainConfig, model: nn.Module, alone: dict[str, Any]
+    world_size: int, config: DetectionRunConfig, model: nn.Module, alone: dict[str, Any]
 ) -> None:
     ranks = on_ranks(world_size, lambda s: fit(config, model, EqualRank(s.rank, s.job)))
     for rank in ranks:

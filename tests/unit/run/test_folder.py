@@ -10,14 +10,14 @@ import torch
 import yaml
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.run.folder import changed_settings, open_run, write_config
 
 
-def settings(*overrides: str) -> TrainConfig:
+def settings(*overrides: str) -> DetectionRunConfig:
     return load_config("train", list(overrides))
 
 
@@ -143,7 +143,9 @@ def test_checkpoints_of_others_and_of_older_versions() -> None:
 def test_the_config_is_written_whole() -> None:
     config = settings("optimizer.lr=0.25")
     write_config(config, Path("run"))
-    assert TrainConfig(**yaml.safe_load(Path("run/config.yaml").read_text())) == TrainConfig(**asdict(config))
+    assert DetectionRunConfig(**yaml.safe_load(Path("run/config.yaml").read_text())) == DetectionRunConfig(
+        **asdict(config)
+    )
     assert [p.name for p in Path("run").iterdir()] == ["config.yaml"]
 
 

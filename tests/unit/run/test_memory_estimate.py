@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import RunConfig
+from retina_dist.config.run_config import RunConfig
 from retina_dist.detection.model.focal_loss import focal_loss
 from retina_dist.errors import DataError
 from retina_dist.model.assumed_device import assume_cuda

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.mlflow_logger import (
     LONGEST,
@@ -83,7 +83,7 @@ def test_the_setting_takes_three_words() -> None:
 
 
 def test_no_server_no_run(tmp_path: Path) -> None:
-    config = TrainConfig()
+    config = DetectionRunConfig()
     with tracked_run(None, config, Run(tmp_path), {}) as run:
         run.log({"a": 1.0}, 1)
         run.end("FAILED")
@@ -94,7 +94,7 @@ def test_no_server_no_run(tmp_path: Path) -> None:
 
 
 def test_a_job_of_a_sweep_is_a_child_with_a_name_of_its_own() -> None:
-    config = TrainConfig(logging=LoggingConfig(run_name="all"))
+    config = DetectionRunConfig(logging=LoggingConfig(run_name="all"))
     assert as_child(config, "p").logging == LoggingConfig(mlflow_parent="p", run_name=None)
 
 

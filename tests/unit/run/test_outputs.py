@@ -29,13 +29,13 @@ from retina_dist.config.commands import (
     ShardsConfig,
 )
 from retina_dist.config.entry_point import check_outputs, reported_errors
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.files import check_output, write_atomically
 
 # A command's settings and what it writes; a folder, or a file with that ending.
 OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {
-    "train": (TrainConfig, "output_dir", ""),
+    "train": (DetectionRunConfig, "output_dir", ""),
     "predict": (PredictConfig, "output_dir", ""),
     "evaluate": (EvaluateConfig, "output_dir", ""),
     "shards": (ShardsConfig, "output", ""),
@@ -127,8 +127,8 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
     check_outputs(DoctorConfig(output=str(tmp_path / "there.json")))
     check_outputs(DoctorConfig(output=str(tmp_path / "a" / "b" / "new.json")))
     check_outputs(PredictConfig(output_dir=str(tmp_path / "new" / "folder")))
-    check_outputs(TrainConfig(output_dir=str(tmp_path)))
-    check_outputs(TrainConfig(output_dir="/dev/null", dry_run=True))  # writes nothing
+    check_outputs(DetectionRunConfig(output_dir=str(tmp_path)))
+    check_outputs(DetectionRunConfig(output_dir="/dev/null", dry_run=True))  # writes nothing
     assert [path.name for path in tmp_path.rglob("*")] == ["there.json"]
     assert (tmp_path / "there.json").read_text() == "mine"
 

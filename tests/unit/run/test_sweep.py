@@ -13,7 +13,7 @@ from PIL import Image
 
 from retina_dist.config.compose import register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.config.train import TrainConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.loggers import CsvLogger
@@ -38,7 +38,7 @@ def jobs_of(*arguments: str) -> list[SweepJob]:
     return check_overrides("train", ["-m", *arguments])
 
 
-def trained(config: TrainConfig) -> None:
+def trained(config: DetectionRunConfig) -> None:
     """A training that is over at once: AP is ten times the learning rate."""
     assert config.output_dir
     folder = Path(config.output_dir)
@@ -125,7 +125,7 @@ def test_every_job_has_a_folder_and_a_row(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_in_one_process_any_failure_is_marked(error: Exception, sentence: str) -> None:
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         if config.seed == 1:
             raise error
         trained(config)
@@ -142,7 +142,7 @@ def test_a_combination_that_cannot_be_is_a_failed_job() -> None:
 
 
 def test_a_sweep_without_success_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         raise Divergence("no.")
 
     assert run_sweep(jobs_of("seed=0,1", "output_dir=s"), train) == 2
@@ -155,7 +155,7 @@ def test_among_processes_only_a_common_error_lets_the_sweep_go_on(monkeypatch: p
         monkeypatch.setenv(name, value)
     errors: dict[int, Exception] = {0: Divergence("on all."), 1: DataError("here alone.")}
 
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         raise errors[config.seed]
 
     with pytest.raises(DataError, match="here alone"):
@@ -173,7 +173,7 @@ def test_other_ranks_write_nothing_and_leave_the_verdict(
         monkeypatch.setenv(name, value)
     begun: list[int] = []
 
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         begun.append(config.seed)
         raise Divergence("on all.")
 
@@ -184,7 +184,7 @@ def test_other_ranks_write_nothing_and_leave_the_verdict(
 
 
 def test_an_interrupted_sweep_leaves_what_it_did() -> None:
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         if config.seed == 1:
             raise KeyboardInterrupt
         trained(config)
@@ -223,7 +223,7 @@ def test_the_best_is_by_the_monitors_mode(mode: str, number: int, capsys: pytest
 
 
 def test_without_validation_the_lowest_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    def train(config: TrainConfig) -> None:
+    def train(config: DetectionRunConfig) -> None:
         folder = Path(str(config.output_dir))
         CsvLogger(folder / "metrics.csv").log({LOSS: 3.0 - config.seed, SPEED: 1.0}, 1)
         write_result(folder, best=None)

@@ -1,18 +1,57 @@
-"""The settings of a training: one section for each component."""
+"""The settings of a training, whatever its task: one section for each component. A task has subclasses of `data` and `model`."""
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import dataclass, field
+from typing import Any
 
-from retina_dist.config.fields import setting
-from retina_dist.config.task_settings import DataSettings, ModelSettings, TaskConfig
-from retina_dist.detection.settings import DataConfig, ModelConfig
+from typing_extensions import Self
+
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
 from retina_dist.gpus import find_gpu
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
+from retina_dist.settings import MISSING, setting
 from retina_dist.strategies.settings import NcclConfig, StrategyConfig
+
+TASKS = ("detection", "classification")  # of the package, each in the folder of its name
+
+
+@dataclass
+class TaskConfig:
+    """Which task is trained; an entry from outside the package names its class by `_target_`."""
+
+    name: str = setting(TASKS[0], choices=TASKS)
+
+
+@dataclass
+class DataSettings:
+    """What every task's data has."""
+
+    name: str = MISSING
+    batch_size: int = setting(
+        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that cannot be a folder's."""
+        if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
+            raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values. `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again."""
+        found = copy.copy(self)
+        for name, value in values.items():
+            setattr(found, name, value)
+        return found
+
+
+@dataclass
+class ModelSettings:
+    """What every task's model has: no setting."""
 
 
 @dataclass
@@ -54,11 +93,3 @@ class RunConfig:
             find_gpu(self.gpu)
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
-
-
-@dataclass
-class TrainConfig(RunConfig):
-    """`python -m retina_dist.train`, with the data and the model of the task `detection`."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
