@@ -118,8 +118,8 @@ class Trainer(_Run):
     """A detector's training by its settings, which have the command line's names, defaults and limits: docs/settings.md lists them.
 
     `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`; those of the other sections are
-    the arguments of `DetectionData`, `ModelConfig` and so on. `data` is a `DetectionData` for files or a `TorchDatasetConfig` for your
-    own `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
+    the arguments of `DetectionData`, `ModelConfig` and so on. `data` is a `DetectionData` for files or a `TorchDatasetConfig` for
+    your own `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
 
     Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same methods. A script needs no
     `if __name__ == "__main__":`, because data workers do not import it.
