@@ -7,13 +7,12 @@ import io
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.config.commands import PredictConfig
-from retina_dist.data.image_files import find_images, read_images
 from retina_dist.files import write_atomically
-from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.text import escape
+from retina_dist.predictor import predict_files
 
 
 def predict(config: PredictConfig) -> Path:
@@ -22,19 +21,18 @@ def predict(config: PredictConfig) -> Path:
     A row has the file, its class, that one's probability and those of all classes. A file that cannot be read is named and left
     out; with none left, DataError.
     """
-    files = find_images(config.input)
-    device = SingleDeviceStrategy(config.device).device
-    classifier = TrainedClassifier.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
+
+    def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
+        best = int(output.argmax())
+        words = f"{classifier.classes[best]} {float(output[best]):.3f}"
+        return _labelled(Image.fromarray(pixels.permute(1, 2, 0).numpy()), words), words
+
+    classifier, outputs = predict_files(config, TrainedClassifier, draw)
     folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [["file", "class", "probability", *classifier.classes]]
-    for _, file, pixels, name in read_images(files, config.input, config.max_pixels):
-        shares = classifier.predict([pixels])[0].tolist()
-        best = max(range(len(shares)), key=shares.__getitem__)
+    for file, output in outputs.values():
+        shares, best = output.tolist(), int(output.argmax())
         rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
-        label = f"{classifier.classes[best]} {shares[best]:.3f}"
-        _labelled(Image.fromarray(pixels.permute(1, 2, 0).numpy()), label).save(folder / f"{name}.jpg", quality=92)
-        print(escape(f"{file}: {label} -> {folder / name}.jpg"))
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(rows)
     write_atomically(

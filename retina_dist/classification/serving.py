@@ -7,28 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
-from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.classifier import ImageResult, TrainedClassifier
 from retina_dist.serving.scoring import Prepared, Scorer
 from retina_dist.serving.settings import ServeConfig
-
-MOST_CLASSES = 5  # in an answer
-
-
-class ClassScore(TypedDict):
-    """A class and its probability."""
-
-    name: str
-    score: float
-
-
-class ImageResult(TypedDict):
-    """The most probable classes of one image, best first."""
-
-    width: int
-    height: int
-    classes: list[ClassScore]
 
 
 class ClassificationScorer(Scorer[Tensor]):
@@ -44,18 +26,11 @@ class ClassificationScorer(Scorer[Tensor]):
         return self.classifier.prepare(pixels)
 
     def predict(self, images: Sequence[Prepared[Tensor]]) -> list[dict[str, Any]]:
-        """An `ImageResult` of each image. The network gets one image at a time, so that no answer depends on another image."""
-        results = []
-        for image in images:
-            best = self.classifier.probabilities(image.input)[0].topk(min(MOST_CLASSES, len(self.classifier.classes)))
-            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            classes = [
-                {"name": self.classifier.classes[i], "score": score}
-                for i, score in rows
-                if score >= self.score_threshold
-            ]
-            results.append({"width": image.width, "height": image.height, "classes": classes})
-        return results
+        outputs = self.classifier.run([image.input for image in images])
+        return [
+            {"width": image.width, "height": image.height, **self.classifier.answer(output, self.score_threshold)}
+            for image, output in zip(images, outputs, strict=True)
+        ]
 
 
 def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> ClassificationScorer:

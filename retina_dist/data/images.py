@@ -94,7 +94,7 @@ def read_image(
             if decoded is not None:
                 return decoded
         with _decoding(path):
-            pixels = _to_rgb(image)
+            pixels = to_rgb(image)
     if applied != wanted:
         pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
@@ -251,7 +251,8 @@ def _orientation_of_annotations(
     )
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
     image.load()
     if image.mode == "F":
         raise ValueError("floating-point pixels of unknown range; store it with 8 bits")

@@ -72,7 +72,7 @@ def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: E
     worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
     for batch in batches:
         height, width = batch.image_sizes[0].tolist()
-        (expected,) = detector.detect([batch])
+        (expected,) = detector.run([batch])
         found = run(batch.images[..., :height, :width].contiguous())
         worst["detections"] += len(expected["scores"])
         for one, other in ((expected, found), (found, expected)):

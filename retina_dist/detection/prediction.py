@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from retina_dist.config.commands import PredictConfig
-from retina_dist.data.image_files import find_images, read_images
+from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.draw_boxes import draw_boxes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.files import write_atomically
-from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.text import escape
+from retina_dist.predictor import predict_files
 
 
 def predict(config: PredictConfig) -> Path:
@@ -26,27 +26,20 @@ def predict(config: PredictConfig) -> Path:
     results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
     also names its category ids, those of the training data.
     """
-    files = find_images(config.input)
-    device = SingleDeviceStrategy(config.device).device
-    detector = Detector.from_checkpoint(config.checkpoint, device=str(device), precision=config.precision)  # type: ignore[arg-type]
+
+    def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
+        names, kept = detector.categories.names, output["scores"] >= config.score_threshold
+        labels = output["labels"][kept]
+        counts = torch.bincount(labels, minlength=len(names)).tolist()
+        words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
+        return draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept]), words
+
+    detector, outputs = predict_files(config, Detector, draw)
+    rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)
     folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    rows, done, names = [], {}, detector.categories.names
-    for image_id, file, pixels, name in read_images(files, config.input, config.max_pixels):
-        done[image_id] = file
-        found = detector.predict([pixels])[0]
-        rows.append(detections_to_rows([found], [image_id], detector.categories))
-        shown = found["scores"] >= config.score_threshold
-        image = draw_boxes(pixels, found["boxes"][shown], found["labels"][shown], names, found["scores"][shown])
-        target = folder / f"{name}.jpg"
-        image.save(target, quality=92)
-        counts = torch.bincount(found["labels"][shown], minlength=len(names)).tolist()
-        what = ", ".join(f"{n} {label}" for n, label in zip(counts, names, strict=True) if n) or "nothing"
-        print(escape(f"{file}: {what} -> {target}"))
-    write_results(np.concatenate(rows), folder / "results.json")
-    write_image_list(done, detector.categories, folder / "images.json")
-    left_out = f", {len(files) - len(done)} unreadable files left out" if len(done) < len(files) else ""
-    print(f"{len(done)} images and results.json in {folder}{left_out}")
+    write_results(rows, folder / "results.json")
+    write_image_list({i: file for i, (file, _) in outputs.items()}, detector.categories, folder / "images.json")
+    print(f"{len(outputs)} images and results.json in {folder}")
     return folder
 
 

@@ -7,29 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.detector import Detector
+from retina_dist.detection.detector import Detector, ImageResult
 from retina_dist.serving.scoring import Prepared, Scorer
 from retina_dist.serving.settings import ServeConfig
-
-
-class Detection(TypedDict):
-    """One object; `bbox` is x, y, width, height in pixels of the image as it is displayed (EXIF orientation applied)."""
-
-    category_id: int
-    category_name: str
-    bbox: tuple[float, float, float, float]
-    score: float
-
-
-class ImageResult(TypedDict):
-    """What was found in one image, best first."""
-
-    width: int
-    height: int
-    detections: list[Detection]
 
 
 class DetectionScorer(Scorer[Batch]):
@@ -45,24 +27,11 @@ class DetectionScorer(Scorer[Batch]):
         return self.detector.prepare(pixels)
 
     def predict(self, images: Sequence[Prepared[Batch]]) -> list[dict[str, Any]]:
-        categories = self.detector.categories
-        results = []
-        for image, found in zip(images, self.detector.detect([image.input for image in images]), strict=True):
-            boxes = found["boxes"].to(torch.float64)
-            boxes[:, 2:] -= boxes[:, :2]  # x, y, width, height
-            rows = zip(boxes.tolist(), found["scores"].tolist(), found["labels"].tolist(), strict=True)
-            detections = [
-                {
-                    "category_id": categories.category_id_of(label),
-                    "category_name": categories.name_of(label),
-                    "bbox": box,
-                    "score": score,
-                }
-                for box, score, label in rows
-                if score >= self.score_threshold and categories.category_id_of(label) >= 0
-            ]
-            results.append({"width": image.width, "height": image.height, "detections": detections})
-        return results
+        outputs = self.detector.run([image.input for image in images])
+        return [
+            {"width": image.width, "height": image.height, **self.detector.answer(output, self.score_threshold)}
+            for image, output in zip(images, outputs, strict=True)
+        ]
 
 
 def load_scorer(config: ServeConfig, device: torch.device, **limits: int) -> DetectionScorer:

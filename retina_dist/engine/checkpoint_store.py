@@ -52,6 +52,9 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "pending_metrics": dict,
     "sampler": dict,
     "config": dict,
+    "model_arguments": dict,
+    "input": dict,
+    "classes": (list, tuple),
 }
 
 

@@ -36,9 +36,9 @@ ALLOWED = {
     "reporting": set(),
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
-    "detection": {"config", "data", "engine", "model", "reporting", "serving", "strategies"},
-    "serving": {"data.images", "reporting.console", "strategies.single_device"},
-    "classification": {"config", "data", "engine", "model", "reporting", "serving", "strategies"},
+    "detection": {"config", "data", "engine", "model", "predictor", "reporting", "serving", "strategies"},
+    "serving": {"data.images", "predictor", "reporting.console", "strategies.single_device"},
+    "classification": {"config", "data", "engine", "model", "predictor", "reporting", "serving", "strategies"},
     "config": {
         "benchmark.settings",
         "detection.settings",

@@ -159,7 +159,7 @@ def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
 def test_whatever_a_decoder_raises_is_an_image_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Damaged AVIF is a RuntimeError, for one; not every Pillow has the plugin to show it."""
     path = save(tmp_path / "a.png")
-    monkeypatch.setattr("retina_dist.data.images._to_rgb", lambda image: {}["tile"])
+    monkeypatch.setattr("retina_dist.data.images.to_rgb", lambda image: {}["tile"])
     with pytest.raises(ImageError, match="a.png cannot be decoded"):
         read_image(path)
     monkeypatch.setattr(Image, "open", lambda path: {}["tile"])
@@ -315,7 +315,7 @@ def test_jpeg_has_pillows_bits_whoever_decodes_it(tmp_path: Path, mode: str, opt
 
 def test_upright_jpeg_does_not_go_through_pillows_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "a.jpg")
-    monkeypatch.setattr("retina_dist.data.images._to_rgb", lambda image: {}["tile"])
+    monkeypatch.setattr("retina_dist.data.images.to_rgb", lambda image: {}["tile"])
     assert read_image(tmp_path / "a.jpg").shape == (3, 4, 4)
 
 

@@ -80,11 +80,11 @@ def test_images_of_one_canvas_share_a_pass(detector: Detector, monkeypatch: pyte
     passes = []
     detect = detector._detect
     monkeypatch.setattr(detector, "_detect", lambda batch: passes.append(len(batch)) or detect(batch))
-    together = detector.detect([detector.prepare(image) for image in images])
+    together = detector.run([detector.prepare(image) for image in images])
     assert passes == [3, 2]
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(dict(one), dict(other), rtol=1e-4, atol=1e-3)
-    assert detector.detect([]) == []
+    assert detector.run([]) == []
 
 
 # Batches

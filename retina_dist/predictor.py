@@ -1,0 +1,170 @@
+"""A trained model, ready to use: the base of `Detector` and `TrainedClassifier`.
+
+Pre-processing is that of the validation during training, by what the checkpoint says. Errors are a UserError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from retina_dist.config.builtin_tasks import task_of_checkpoint
+from retina_dist.data.image_files import find_images, read_images
+from retina_dist.data.images import read_image, to_rgb
+from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.precision import Precision, autocast
+from retina_dist.errors import CheckpointError, DataError, UserError
+from retina_dist.files import first_line
+from retina_dist.strategies.devices import resolve_device
+from retina_dist.text import escape
+from retina_dist.torch_files import remedy_of
+
+if TYPE_CHECKING:
+    from retina_dist.config.commands import PredictConfig
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+Image = str | Path | PIL.Image.Image | np.ndarray | Tensor
+FORMS = "a file, a PIL image, an array [h, w, 3] or a tensor [3, h, w], uint8 or floats from 0 to 1"
+
+
+class Predictor(ABC, Generic[Input, Output]):
+    """A network in evaluation mode on a device, and the form in which it takes images.
+
+    `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `answer`.
+    """
+
+    kind: ClassVar[str]
+    task: ClassVar[str]
+    Answer: ClassVar[type]
+
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: Precision = "fp32") -> None:
+        self.device, self.precision = resolve_device(str(device)), precision
+        self.autocast = autocast(self.device, precision)
+        self.model: Any = model.to(self.device).eval()
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path, *, device: str | torch.device = "cpu", precision: Precision = "fp32"
+    ) -> Self:
+        """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError."""
+        return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision)
+
+    @classmethod
+    def from_content(
+        cls,
+        content: Mapping[str, Any],
+        source: str,
+        *,
+        device: str | torch.device = "cpu",
+        precision: Precision = "fp32",
+    ) -> Self:
+        """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
+        if (task := task_of_checkpoint(content)) != cls.task:
+            raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
+        try:
+            model, arguments = cls._read(content)
+            model.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
+            return cls(model, **arguments, device=device, precision=precision)
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
+            reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else first_line(error)
+            if "model_arguments" not in content:
+                reason = "a checkpoint has no model_arguments where the model is from outside the package"
+            raise CheckpointError(
+                f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
+            ) from error
+
+    @classmethod
+    @abstractmethod
+    def _read(cls, content: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+        """The network without its weights, and the other arguments of the class. Raises any error for a wrong value."""
+
+    @abstractmethod
+    def prepare(self, image: Image) -> Input:
+        """The network's input of one image; on the CPU, in any thread."""
+
+    @abstractmethod
+    def run(self, prepared: Sequence[Input]) -> list[Output]:
+        """The output for each of what `prepare` made, on the CPU."""
+
+    @abstractmethod
+    def answer(self, output: Output, score_threshold: float) -> dict[str, Any]:
+        """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
+
+    def run_each(self, images: Image | Iterable[Image]) -> list[Output]:
+        """The output for each image; images are taken one by one, so that no output depends on another image."""
+        return [self.run([self.prepare(image)])[0] for image in images_of(images)]
+
+
+def images_of(images: Image | Iterable[Image]) -> list[Image]:
+    """One image or several as a list. Raises DataError for anything else."""
+    if isinstance(images, Image):
+        return [images]
+    if isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
+        return list(images)
+    raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
+
+
+def pixels_of(image: Image) -> Tensor:
+    """uint8 [3, h, w] RGB of an image: a file, a PIL image, an array [h, w, 3] or [h, w], or a tensor [3, h, w].
+
+    A file is turned as its EXIF orientation says, other images are taken as they are. Raises DataError.
+    """
+    if isinstance(image, str | Path):
+        return read_image(Path(image))
+    if isinstance(image, PIL.Image.Image):
+        try:
+            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+        except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
+            raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
+    if not isinstance(image, np.ndarray | Tensor):
+        raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
+    kind = "an array" if isinstance(image, np.ndarray) else "a tensor"
+    pixels = torch.from_numpy(np.ascontiguousarray(image)) if isinstance(image, np.ndarray) else image.detach().cpu()
+    if isinstance(image, np.ndarray):
+        pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
+        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+    if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
+        raise DataError(f"an image is {kind} of shape {list(image.shape)}; give {FORMS}.")
+    if pixels.is_floating_point():
+        low, high = float(pixels.min()), float(pixels.max())
+        if not 0 <= low <= high <= 1:
+            raise DataError(
+                f"an image is {kind} of floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1, not normalized."
+            )
+        pixels = (pixels * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise DataError(f"an image is {kind} of {pixels.dtype}; give {FORMS}.")
+    return pixels.as_subclass(Tensor)
+
+
+P = TypeVar("P", bound=Predictor[Any, Any])
+
+
+def predict_files(
+    config: PredictConfig, kind: type[P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
+) -> tuple[P, dict[int, tuple[Path, Any]]]:
+    """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
+
+    `draw` makes the picture and a few words about it. An unreadable file is named and left out; with none left, DataError.
+    """
+    files = find_images(config.input)
+    predictor = kind.from_checkpoint(config.checkpoint, device=config.device, precision=config.precision)  # type: ignore[arg-type]
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs: dict[int, tuple[Path, Any]] = {}
+    for number, file, pixels, name in read_images(files, config.input, config.max_pixels):
+        (output,) = predictor.run_each(pixels)
+        picture, words = draw(predictor, pixels, output)
+        picture.save(folder / f"{name}.jpg", quality=92)
+        print(escape(f"{file}: {words} -> {folder / name}.jpg"))
+        outputs[number] = file, output
+    return predictor, outputs
