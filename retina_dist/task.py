@@ -141,10 +141,6 @@ class Task(ABC):
         """
         return None
 
-    def cuda_graph_blockers(self) -> list[str]:
-        """Why the passes of the model cannot be captured; empty if they can."""
-        return []
-
     @abstractmethod
     def fingerprint(self) -> str:
         """A digest of the training data, which a resume must find again."""

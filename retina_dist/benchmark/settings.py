@@ -46,7 +46,7 @@ class StepConfig(DetectionRunConfig):
 
     paths: list[str] = setting(
         ["torchvision", "fp32", "bf16"],
-        "torchvision[-tf32|-fp16] is its loop; fp32[-compile], tf32, fp16, bf16[-compile][-graph] are ours; the first is the base",
+        "torchvision[-tf32|-fp16] is its loop; fp32[-compile], tf32, fp16, bf16[-compile] are ours; the first is the base",
     )
     batch_sizes: list[int] = setting([16])
     canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32")

@@ -63,7 +63,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> dict[
         try:
             print_redacted(f"{where}: first steps of {name}", sys.stderr)
             step = make(config, model, batch, way)
-            with nullcontext() if flops or way.compiled or way.graph else FlopCounterMode(display=False) as counter:
+            with nullcontext() if flops or way.compiled else FlopCounterMode(display=False) as counter:
                 first[name] = float(step())
             flops = flops or (counter.get_total_flops() if counter else 0)
             for _ in range(config.warmup):

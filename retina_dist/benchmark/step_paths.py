@@ -29,7 +29,6 @@ class StepVariant(NamedTuple):
 
     precision: Precision = "fp32"
     compiled: bool = False  # by torch.compile
-    graph: bool = False  # replayed from a CUDA graph
 
 
 # The first three are torchvision's loop.
@@ -43,8 +42,6 @@ PATHS = {
     "fp16": StepVariant("fp16"),
     "fp32-compile": StepVariant(compiled=True),
     "bf16-compile": StepVariant("bf16", compiled=True),
-    "bf16-graph": StepVariant("bf16", graph=True),
-    "bf16-compile-graph": StepVariant("bf16", compiled=True, graph=True),
 }
 
 
@@ -78,15 +75,12 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVarian
         strategy,
         precision=way.precision,
         gradient_clip=config.trainer.gradient_clip,
-        cuda_graphs=way.graph,
     )
     train_step.timer.start()
     batch = batch.to(strategy.device)
 
     def step() -> Tensor:
         values = train_step([batch])
-        if train_step.graphs and train_step.graphs.failed:
-            raise ConfigError("a CUDA graph could not be captured (see the warning); leave the graph paths out.")
         if not values:
             raise ConfigError(f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it.")
         return values["train/loss"]

@@ -211,11 +211,6 @@ class ClassificationTask(Task):
         numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
         return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
 
-    def cuda_graph_blockers(self) -> list[str]:
-        if self.config.model.norm == "sync_bn" and self.strategy.world_size > 1:
-            return ["model.norm=sync_bn talks to other ranks within the pass"]
-        return []
-
     def fingerprint(self) -> str:
         """A digest of the training images' names and classes: the same order of images needs the same images."""
         return self.train.fingerprint()

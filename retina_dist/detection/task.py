@@ -23,7 +23,7 @@ from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.model.build import build_model, count_classes, cuda_graph_blockers
+from retina_dist.detection.model.build import build_model, count_classes
 from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
@@ -298,11 +298,6 @@ class DetectionTask(Task):
         buckets = make_buckets(sizes, min_sizes=data.min_sizes, max_size=data.max_size, num_buckets=data.num_buckets)
         canvas = max(buckets.all_canvases(), key=lambda sides: sides[0] * sides[1])
         return blank_batch(size, canvas, most_boxes, resized_by(data.resize, device))
-
-    def cuda_graph_blockers(self) -> list[str]:
-        if self.outside_model:
-            return ["the model is from outside the package, and may wait for the device"]
-        return cuda_graph_blockers(self.config.model, self.strategy.world_size)
 
     def fingerprint(self) -> str:
         """A digest of the training images' ids and names: the same order of images needs the same images."""

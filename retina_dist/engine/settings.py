@@ -45,9 +45,6 @@ class TrainerConfig:
     )
     channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
-    cuda_graphs: bool = setting(
-        False, "replay forward and backward pass instead of launching each kernel; pays with small batches"
-    )
     deterministic: bool = setting(False, "only operations that give the same bits each time; slower on GPUs")
     num_threads: int | None = setting(
         None, "torch threads of this process; null: torch's own choice", at_least=1, at_most=10**4

@@ -6,14 +6,12 @@ It takes objects, not a configuration; it knows a `DistributedStrategy` but no b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
@@ -40,8 +38,7 @@ class TrainStep:
 
     Call it with this rank's micro-batches, on every rank. It returns the step's losses and gradient norm, scalars on the device,
     or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
-    `state.step`, from which `plan` gives the learning rate. `cuda_graphs` captures the forward and backward pass, one graph for
-    each shape of a batch; gradients are then reduced after the backward pass instead of during it. `timer` measures the phases.
+    `state.step`, from which `plan` gives the learning rate. `timer` measures the phases.
     """
 
     def __init__(
@@ -53,18 +50,16 @@ class TrainStep:
         precision: Precision = "fp32",
         gradient_clip: float | None = None,
         gradient_clip_algorithm: ClipKind = "global_norm",
-        cuda_graphs: bool = False,
         guard: NonFiniteGuard | None = None,
     ) -> None:
         self.state, self.plan, self.strategy = state, plan, strategy
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        self.net = strategy.prepare(state.model, plan.accumulate, hooks=not cuda_graphs)
+        self.net = strategy.prepare(state.model, plan.accumulate)
         self.timer = PhaseTimer(strategy.device)
-        if strategy.world_size > 1 and not cuda_graphs:  # no event may be recorded while a graph is captured
+        if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
-        self.graphs = CUDAGraphRunner(state.model, self._forward_backward, strategy.device) if cuda_graphs else None
         self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
         self._layouts_checked = False
 
@@ -85,7 +80,7 @@ class TrainStep:
         if finite:
             state.scaler.step(state.optimizer)  # 4. on every rank or on none
         state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=self.graphs is None)
+        state.optimizer.zero_grad()
         if finite:
             average_statistics(state.model, self.strategy, sum(batch.weight for batch in micro_batches))
             if state.ema:
@@ -111,24 +106,21 @@ class TrainStep:
         """
         timer = self.timer
         total: dict[str, Tensor] = {}
-        run = self.graphs or partial(self._forward_backward, forward_done=lambda: timer.mark("forward"))
         for i, batch in enumerate(micro_batches):
             batch = batch.to(self.strategy.device, non_blocking=True)
             timer.mark("copy")
             with self.strategy.gradient_sync(self.net, enabled=i == len(micro_batches) - 1):
-                losses = run(batch, batch.weight)
+                losses = self._forward_backward(batch)
             timer.mark_backward()
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() * batch.weight
         return total
 
-    def _forward_backward(
-        self, batch: TrainBatch, weight: float | Tensor, forward_done: Callable[[], None] = lambda: None
-    ) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
         """Forward and backward pass of a micro-batch."""
         with self.autocast():
             losses: dict[str, Tensor] = self.net(batch)
-        loss = torch.stack(list(losses.values())).sum() * weight
-        forward_done()
+        loss = torch.stack(list(losses.values())).sum() * batch.weight
+        self.timer.mark("forward")
         self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
         return losses

@@ -61,8 +61,8 @@ def plan_memory(
         except NotEstimated as error:
             problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number." if gpu and auto else ""
             return MemoryPlan(chosen, [f"not estimated: {error}"], problem)
-        if options := [f"trainer.{name}" for name in ("compile", "cuda_graphs") if getattr(config.trainer, name)]:
-            plan.lines.append(f"estimated for the eager step: {' and '.join(options)} may take more or less")
+        if config.trainer.compile:
+            plan.lines.append("estimated for the eager step: trainer.compile may take more or less")
         if auto and gpu is None:
             plan.lines.append("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
         if plan.problem and not (config.dry_run or named or auto):

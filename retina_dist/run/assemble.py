@@ -260,7 +260,7 @@ def _trainer(
         folder=run.folder,
         inspect=task.inspect,
     )
-    train_step = build_train_step(config, state, plan, strategy, task, guard)
+    train_step = build_train_step(config, state, plan, strategy, guard)
     return Trainer(
         train_step,
         data,

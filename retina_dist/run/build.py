@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import torch
@@ -116,10 +115,9 @@ def build_train_step(
     state: TrainState,
     plan: Plan,
     strategy: DistributedStrategy,
-    task: Task,
     guard: NonFiniteGuard | None = None,
 ) -> TrainStep:
-    """One optimizer step in the settings' precision, clipping and graphs."""
+    """One optimizer step in the settings' precision and clipping."""
     return TrainStep(
         state,
         plan,
@@ -127,25 +125,5 @@ def build_train_step(
         precision=config.trainer.precision,  # type: ignore[arg-type]
         gradient_clip=config.trainer.gradient_clip,
         gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
-        cuda_graphs=uses_graphs(config, strategy, task.cuda_graph_blockers()),
         guard=guard,
     )
-
-
-def uses_graphs(config: RunConfig, strategy: DistributedStrategy, blockers: Sequence[str] = ()) -> bool:
-    """Whether to capture CUDA graphs; logs why not, of which the task's `blockers`, where the setting has no effect."""
-    if not config.trainer.cuda_graphs:
-        return False
-    reasons = graph_blockers(config, strategy.device, blockers)
-    if reasons:
-        logger.info(f"trainer.cuda_graphs=true is without effect, because {reasons[0]}")
-    return not reasons
-
-
-def graph_blockers(config: RunConfig, device: torch.device, of_task: Sequence[str] = ()) -> list[str]:
-    """Why no CUDA graphs can be captured on `device`, of which the task's reasons; empty if they can."""
-    reasons = [] if device.type == "cuda" else [f"the device is {device.type}"]
-    reasons += of_task
-    if config.strategy.compression == "fp16":
-        reasons.append("strategy.compression=fp16 sends gradients during the pass")
-    return reasons

@@ -31,7 +31,7 @@ from retina_dist.errors import UserError
 from retina_dist.files import first_line
 from retina_dist.model.assumed_device import assume_cuda
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
-from retina_dist.run.build import build_state, build_train_step, graph_blockers
+from retina_dist.run.build import build_state, build_train_step
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 from retina_dist.text import format_bytes
@@ -92,16 +92,15 @@ class StepMemory:
         self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
         self.sender = task.strategy
         self.task.strategy = self.strategy
-        self.config = replace(config, trainer=replace(config.trainer, compile=False, cuda_graphs=False))
+        self.config = replace(config, trainer=replace(config.trainer, compile=False))
         try:
-            uses_graphs = config.trainer.cuda_graphs and not graph_blockers(config, device, task.cuda_graph_blockers())
             with torch.random.fork_rng(devices=[]):
                 self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
         except UserError:
             raise
         except Exception as error:  # a task from outside may need what `build_data` leaves
             raise NotEstimated(f"the model cannot be built before its data ({first_line(error)})") from error
-        self.keeps_gradients = uses_graphs or self.sender.keeps_gradients
+        self.keeps_gradients = self.sender.keeps_gradients
         norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
         synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
         self.batch_norm = "sync_bn" if synchronized else "bn" if norms else ""
@@ -122,7 +121,7 @@ class StepMemory:
                     raise NotEstimated(f"{type(self.task).__name__}.largest_batch does not say what batches are like")
                 batch, making = _on_device(batch) if on_gpu else (batch, 0)
                 guard = _Applied(state, plan, self.strategy)
-                step = build_train_step(self.config, state, plan, self.strategy, self.task, guard)
+                step = build_train_step(self.config, state, plan, self.strategy, guard)
                 parts = _traced(state, step, batch, self.keeps_gradients or plan.accumulate > 1)
         except UserError:
             raise

@@ -88,11 +88,9 @@ class DistributedStrategy(ABC):
     # training
 
     @abstractmethod
-    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
-        """The module to call in training.
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        """The module to call in training, whose gradients may be sent during the backward pass.
 
-        With `hooks` gradients are sent during the backward pass; without, all of them by `reduce_gradients`, as must be
-        where a graph replays the pass.
         Called by every rank; nothing of the module needs to be equal yet, `run` sees to that.
         """
 
@@ -109,7 +107,7 @@ class DistributedStrategy(ABC):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients stay allocated from step to step, as `prepare` arranges with hooks."""
+        """Whether gradients stay allocated from step to step, as `prepare` may arrange."""
         return False
 
     def versions(self) -> dict[str, str]:

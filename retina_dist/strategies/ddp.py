@@ -7,7 +7,7 @@ import gc
 import inspect
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -67,7 +67,6 @@ class DDPStrategy(DistributedStrategy):
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None
-        self._parameters: list[nn.Parameter] = []  # of a model without hooks
         self._sent: list[
             tuple[Tensor, Tensor]
         ] = []  # fp16: each bucket's own gradients, and the sum of all ranks' shares
@@ -218,17 +217,14 @@ class DDPStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         if self.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
             raise ConfigError(
                 f"static_graph=True and accumulate={accumulate} do not go together, as torch would no longer average all "
                 "gradients; give static_graph=False."
             )
-        self._net, self._parameters = None, []
+        self._net = None
         if self.world_size == 1:  # nothing to average, and DDP would copy each gradient into its bucket
-            return model
-        if not hooks:
-            self._parameters = [p for p in model.parameters() if p.requires_grad]
             return model
         self._net = net = DistributedDataParallel(
             model,
@@ -255,13 +251,10 @@ class DDPStrategy(DistributedStrategy):
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The backward pass has reduced them, if it had hooks; what is left then is to take fp16's sums or send the step again.
+        """The backward pass has reduced them; what is left is to take fp16's sums or send the step again.
 
         Gradients are views of their bucket, in their parameter's memory order, so a bucket is read and written as one vector.
         """
-        if self._net is None:
-            self._average_after_the_pass()
-            return
         sent, self._sent = self._sent, []
         if all_finite(wire for _, wire in sent):
             for bucket, wire in sent:
@@ -272,20 +265,6 @@ class DDPStrategy(DistributedStrategy):
             bucket.copy_(self.all_reduce(bucket, "mean"))
             finite = finite and bool(bucket.isfinite().all())
         self._fp16_overflows += finite  # gradients that are infinite before compression are left to the loss scale
-
-    def _average_after_the_pass(self) -> None:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        for bucket in _in_buckets(gradients, self.bucket_mb * 2**20):
-            local = torch.cat([gradient.flatten() for gradient in bucket])
-            if self.compression == "none":
-                mean = self.all_reduce(local, "mean")
-            else:
-                wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
-                dist.all_reduce(wire)
-                mean = from_wire(wire, self.compression, self.fp16_scale, local.dtype)
-            parts = mean.split([gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
 
     def counters(self) -> dict[str, float]:
         return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
@@ -335,19 +314,6 @@ class DDPStrategy(DistributedStrategy):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         dist.broadcast(x, src)
         return x
-
-
-def _in_buckets(tensors: Sequence[Tensor], limit: float) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one type, of at most `limit` bytes where they have more than one."""
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        size = sum(x.nbytes for x in bucket) + tensor.nbytes
-        if bucket and (size > limit or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
 
 
 def _loaded_nccl() -> str:

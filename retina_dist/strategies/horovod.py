@@ -207,10 +207,10 @@ class HorovodStrategy(DistributedStrategy):
 
     # training
 
-    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         self._forget()
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if hooks and self.compression != "bf16" and self.world_size > 1:
+        if self.compression != "bf16" and self.world_size > 1:
             self._hooks = [
                 p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)) for name, p in self._parameters
             ]
@@ -260,7 +260,7 @@ class HorovodStrategy(DistributedStrategy):
             self._average_bf16(list(gradients.values()))
         else:
             for name, gradient in gradients.items():
-                if name not in self._sent:  # no hooks, or the last micro-batch did not reach the parameter
+                if name not in self._sent:  # the last micro-batch did not reach the parameter
                     self._send(name, gradient)
             sent, self._sent = self._sent, {}
             for handle, _ in sent.values():

@@ -20,7 +20,7 @@ class SingleDeviceStrategy(DistributedStrategy):
     def __init__(self, device: str = "auto") -> None:
         self.device = resolve_device(device)
 
-    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         return model
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:

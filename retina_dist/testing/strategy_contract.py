@@ -28,7 +28,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"accumulate": 2},
     "clipped": {"clip": 0.1},
-    "without hooks": {"hooks": False},
     "other strides": {"strided": True},
     "a last step with fewer micro-batches": {"accumulate": 3, "backwards": 1},
 }
@@ -149,7 +148,6 @@ def small_training(
     backwards: int | None = None,
     bad: tuple[int, int] | None = None,
     scale: float | None = None,
-    hooks: bool = True,
     strided: bool = False,
 ) -> dict[str, Any]:
     """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
@@ -160,7 +158,7 @@ def small_training(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
-    net = strategy.prepare(model, accumulate, hooks)
+    net = strategy.prepare(model, accumulate)
     norms, moved, scales = [], [], []
 
     def fit() -> None:

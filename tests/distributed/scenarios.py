@@ -115,14 +115,12 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
     if hasattr(strategy, "bucket_mb"):
         strategy.bucket_mb = 0.001
     found = {}
-    for layout, accumulate, hooks in product((torch.contiguous_format, torch.channels_last), (1, 2), (True, False)):
-        if compression == "fp16" and not hooks:  # refused: DDP cannot send such a step again
-            continue
+    for layout, accumulate in product((torch.contiguous_format, torch.channels_last), (1, 2)):
         torch.manual_seed(0)
         model = Pixels().to(dtype).to(memory_format=layout)
         exact = Pixels().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        net = strategy.prepare(model, accumulate, hooks)
+        net = strategy.prepare(model, accumulate)
         before = strategy.counters().get("fp16_overflows", 0)
         errors = {}
         for step, (kind, factor) in enumerate(WIRE_FACTORS.items()):
@@ -146,7 +144,7 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
             clip_gradients(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        found[f"{layout} {accumulate=} {hooks=}"] = {
+        found[f"{layout} {accumulate=}"] = {
             "errors": errors,
             "weights": [checksum(p).item() for p in model.parameters()],
             "overflows": strategy.counters().get("fp16_overflows", 0) - before,
@@ -313,7 +311,6 @@ PARTS = {
     "accumulate": lambda s: small_training(s, accumulate=4),
     "unequal shares": lambda s: small_training(s, accumulate=3),
     "short_group": lambda s: small_training(s, accumulate=4, backwards=3),
-    "without_hooks": lambda s: small_training(s, accumulate=2, hooks=False),
     "strided": lambda s: small_training(s, accumulate=4, strided=True),
     "clip": lambda s: small_training(s, accumulate=2, clip=0.05),
     "skip": lambda s: small_training(s, bad=(s.world_size - 1, 1), scale=8.0),

@@ -65,7 +65,7 @@ def test_collectives_by_hand(job: Job) -> None:
         assert found["object"] == {"a": [0, 1, 2], "b": [1, 2.5, None, "x"], "c": {"d": True}}
 
 
-@pytest.mark.parametrize("part", ["plain", "accumulate", "unequal shares", "clip", "without_hooks", "strided"])
+@pytest.mark.parametrize("part", ["plain", "accumulate", "unequal shares", "clip", "strided"])
 def test_training_is_that_of_one_process(job: Job, alone: dict[str, Any], part: str) -> None:
     for found in (rank[part] for rank in job.ranks):
         assert found["weights"] == job.ranks[0][part]["weights"], "equal on all ranks, to the bit"
@@ -126,7 +126,7 @@ WIRE_ERRORS = {"none": (1e-13, 1e-13), "bf16": (2e-2, 2e-2), "fp16": (2e-3, 1e-5
 
 @pytest.mark.parametrize("compression", list(WIRE_ERRORS))
 def test_gradients_over_the_wire_are_those_of_one_process(job: Job, compression: str) -> None:
-    """In each memory format, accumulated or not, with hooks and without, small and above fp16's range."""
+    """In each memory format, accumulated or not, small and above fp16's range."""
     cases = job.ranks[0][f"wire {compression}"]
     assert len(cases) >= 4
     bound, bound_resent = WIRE_ERRORS[compression]

@@ -1,8 +1,7 @@
-"""What only a GPU can show. `benchmark suite` runs these; without a GPU they are skipped."""
+"""What only a GPU can show. Without a GPU they are skipped."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 from retina_dist.benchmark.step_paths import random_batch
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.model.focal_loss import focal_loss, loss_and_gradient
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
-from retina_dist.engine.cuda_graphs import CUDAGraphRunner
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.model.sync_batch_norm import connect
 
@@ -51,21 +48,6 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str) -> None
         assert (a - b).norm() < 1e-10 * (b.norm() + 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_of_the_focal_loss(dtype: torch.dtype) -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
-    logits = (torch.randn(4, 5001, 91, device="cuda", generator=generator) * 4).to(dtype).requires_grad_()
-    classes = torch.randint(-2, 91, (4, 5001), device="cuda", generator=generator)
-    weight = torch.rand(4, device="cuda", generator=generator)
-    loss = focal_loss(logits, classes, weight)
-    loss.backward()
-    rows = torch.where(classes != -2, weight.double()[:, None], 0.0)
-    expected, slope = loss_and_gradient(logits.detach().double(), classes, rows, 0.25, 2.0)
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(logits.grad.double(), slope, rtol=tolerance, atol=1e-6)
-
-
 def with_filler(batch: Batch) -> Batch:
     return replace(batch, real=torch.arange(len(batch), device="cuda") < len(batch) - 1)
 
@@ -89,38 +71,6 @@ def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dt
         passes()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("norm", ["frozen_bn", "sync_bn"])
-def test_a_captured_pass_gives_the_same_losses_and_gradients(norm: str) -> None:
-    model, batch = model_and_batch("v2", norm=norm)
-    plain = copy.deepcopy(model)
-    connect(model, torch.clone)
-    connect(plain, torch.clone)
-
-    def passes(of: nn.Module) -> Any:
-        def work(batch: Batch, weight: Any) -> dict[str, Tensor]:
-            losses: dict[str, Tensor] = of(batch)
-            (torch.stack(list(losses.values())).sum() * weight).backward()
-            return losses
-
-        return work
-
-    captured, eager = CUDAGraphRunner(model, passes(model), torch.device("cuda")), passes(plain)
-    for seed in range(3):
-        batch = with_filler(random_batch(3, CANVAS, 5, 8, seed).to("cuda"))
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        plain.zero_grad()
-        found, expected = captured(batch, 0.5), eager(batch, 0.5)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
-        ours = [p.grad for p, q in zip(model.parameters(), plain.parameters(), strict=True) if q.grad is not None]
-        for a, b in zip(ours, gradients(plain), strict=True):
-            assert (a - b).norm() < 1e-3 * (b.norm() + 1e-6)
-    assert not captured.failed
-    assert len(captured._slots) == 1
 
 
 def test_prefetched_batches_arrive_whole_and_in_order() -> None:

@@ -58,7 +58,7 @@ class MPIStrategy(DistributedStrategy):
     ) -> None:
         self._parameters = []
 
-    def prepare(self, model: nn.Module, accumulate: int = 1, hooks: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 

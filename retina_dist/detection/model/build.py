@@ -38,12 +38,3 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
             f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
         )
     return stated or num_classes
-
-
-def cuda_graph_blockers(model: ModelConfig, world_size: int) -> list[str]:
-    """Why the passes of a model cannot be captured in CUDA graphs; empty if they can."""
-    reasons = {
-        "model.norm=sync_bn talks to other ranks within the pass": model.norm == "sync_bn" and world_size > 1,
-        "model.loss_impl=torchvision waits for the device": model.loss_impl == "torchvision",
-    }
-    return [reason for reason, holds in reasons.items() if holds]

@@ -1,16 +1,11 @@
 """Focal loss with its gradient made in the forward pass, in a few passes over the logits instead of torchvision's hundred.
 
-Classes are indices, so no one-hot tensor exists. On CUDA it is one Triton kernel where that runs, elsewhere plain
-operators; inside torch.compile the textbook formula, which the compiler fuses itself. Lin et al. 2017, equation 5,
-https://arxiv.org/abs/1708.02002.
+Classes are indices, so no one-hot tensor exists. Inside torch.compile it is the textbook formula, which the compiler fuses
+itself. Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retina_dist.detection.model.targets import IGNORED
-from retina_dist.model.assumed_device import cuda_is_assumed
 
 LINEAR_FROM = 80.0  # softplus(x) is x to the last bit long before; exp() does not overflow before
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def focal_loss(
@@ -56,14 +49,7 @@ class _Focal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float) -> Tensor:
-        fused = _kernel(logits.device) if logits.is_cuda and HAS_TRITON and logits.dtype != torch.float64 else None
-        if cuda_is_assumed():  # what the kernel allocates
-            logits = logits.contiguous()
-            loss, gradient = rows.sum(), torch.empty_like(logits, dtype=gradient_dtype(logits.dtype))
-        elif fused:
-            loss, gradient = fused(logits.contiguous(), classes, rows, alpha, gamma)
-        else:
-            loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)
+        loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
@@ -77,29 +63,6 @@ class _Focal(torch.autograd.Function):
         scaled = torch.empty_like(gradient, dtype=ctx.dtype)
         torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
         return scaled, None, None, None, None
-
-
-@functools.cache
-def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """The Triton kernel, tried once on this device; None, with a warning, where it does not run.
-
-    Triton compiles at run time, its launcher with a C compiler and Python's headers, which slim images lack.
-    """
-    try:
-        from retina_dist.detection.model.focal_loss_triton import loss_and_gradient as fused
-
-        one = torch.ones(1, 1, device=device)
-        fused(one[..., None], one.long(), one, 0.25, 2.0)
-    except Exception as error:  # Triton, the compiler and the driver each have errors of their own
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        warnings.warn(
-            f"the focal loss runs as plain operators, which are slower, because its Triton kernel does not run here "
-            f"({type(error).__name__}: {reason}); install a C compiler and Python's headers (gcc and python3-dev).",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
-    return fused
 
 
 def loss_and_gradient(

@@ -1,8 +1,8 @@
 """From the heads' outputs to the detections of a whole batch.
 
-What torchvision's `RetinaNet.postprocess_detections` finds, in its order, without its loops over images and levels:
-operators and host syncs do not grow with the batch. Instead of every score, one maximum an anchor is looked at: the best k pairs
-of anchor and class of a level lie in its k best anchors, so only those anchors' scores and boxes are computed.
+What torchvision's `RetinaNet.postprocess_detections` finds, in its order, with a loop for NMS alone. Instead of every score, one
+maximum an anchor is looked at: the best k pairs of anchor and class of a level lie in its k best anchors, so only those anchors'
+scores and boxes are computed.
 
 Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
 differ in the last bit from torchvision's, because on a CPU `torch.sigmoid` rounds the last few elements of a tensor otherwise.
@@ -51,16 +51,15 @@ def postprocess(
     boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
     limit = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
     boxes = boxes.clamp(min=0).minimum(limit)
-    shifted = _moved_apart(boxes, labels, found)
+    few = found.sum(dim=1) <= (MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU)
+    shifted = torch.where(few[:, None, None], moved_by_label(boxes, labels, found), boxes)
 
-    # The host waits for a GPU three times a batch: here, in NMS and for the counts.
     image, candidate = found.nonzero(as_tuple=True)
     boxes, shifted, scores, labels = (x[image, candidate] for x in (boxes, shifted, scores, labels))
     group = image * logits.shape[-1] + labels
-    if boxes.is_cuda:
-        kept = nms_at_once(shifted, scores, group, nms_threshold)
-    else:
-        kept = nms_by_group(shifted, scores, group, nms_threshold)
+    if boxes.is_cuda:  # as torchvision: one call for an image, which a GPU does faster than one for each class
+        group = torch.where(few[image], image * logits.shape[-1], group)
+    kept = nms_by_group(shifted, scores, group, nms_threshold)
     kept = kept[scores[kept].argsort(descending=True, stable=True)]
     kept = kept[image[kept].argsort(stable=True)]  # by image, best first
 
@@ -111,13 +110,6 @@ def _best(scores: Tensor, k: int) -> Tensor:
     return keys.topk(min(k, columns), dim=1).indices
 
 
-def _moved_apart(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
-    """Boxes [B, N, 4] as torchvision compares them: moved by label in images with few candidates, in float32."""
-    most = MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU
-    few = found.sum(dim=1) <= most
-    return torch.where(few[:, None, None], moved_by_label(boxes, labels, found), boxes)
-
-
 def moved_by_label(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
     """Boxes [B, N, 4] so far apart that of those `found` [B, N] none overlaps another of a different label [B, N]."""
     largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
@@ -134,15 +126,3 @@ def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: fl
     parts = zip(*(x[order].split(sizes) for x in (boxes, scores)))
     kept = [index[nms(b, s, iou_threshold)] for (b, s), index in zip(parts, order.split(sizes))]
     return torch.cat(kept).sort().values if kept else order
-
-
-def nms_at_once(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:
-    """The same boxes, best first, in one call: groups moved apart in float64, which leaves 10^7 px seven decimals and more.
-
-    Overlaps are then computed in float64, so that one within float32's rounding of the threshold may be decided otherwise. For a
-    GPU, where one call for each group would wait each time; no GPU was at hand to try it on.
-    """
-    apart = boxes.to(torch.float64)
-    if len(boxes):
-        apart = apart + (group * (apart.nan_to_num().amax() + 1))[:, None]
-    return nms(apart, scores.to(torch.float64), iou_threshold)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import warnings
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.ops import sigmoid_focal_loss
 
-from retina_dist.detection.model import focal_loss as focal
-from retina_dist.detection.model.focal_loss import HAS_TRITON, focal_loss, focal_loss_by_element
+from retina_dist.detection.model.focal_loss import focal_loss, focal_loss_by_element
 
 CLASSES = torch.tensor([[0, -1, 4, -2, 2], [-1, -1, -2, 3, 3]])
 WEIGHT = torch.tensor([0.25, 0.5])
@@ -69,60 +61,6 @@ def test_the_textbook_formula_is_what_the_compiler_gets() -> None:
         torch.compile(focal_loss, fullgraph=True, backend="eager")(logits, CLASSES, WEIGHT),
         (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum(),
     )
-
-
-KERNEL = """
-import torch
-from retina_dist.detection.model import focal_loss as focal
-from retina_dist.detection.model import focal_loss_triton as focal_triton
-generator = torch.Generator().manual_seed(1)
-logits = torch.randn(3, 301, 7, generator=generator) * 4
-logits[0, 0] = torch.tensor([100.0, -100.0, 30.0, -30.0, 0.0, 1e-6, -1e-6])
-classes = torch.randint(-2, 7, (3, 301), generator=generator)
-rows = torch.rand(3, 301, generator=generator) * (classes != -2)
-for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
-    for alpha, gamma in ((0.25, 2.0), (0.4, 1.5)):
-        x = logits.to(dtype)
-        loss, gradient = focal_triton.loss_and_gradient(x, classes, rows, alpha, gamma)
-        expected, slope = focal.loss_and_gradient(x.double(), classes, rows.double(), alpha, gamma)
-        torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
-        torch.testing.assert_close(gradient.double(), slope, rtol=tolerance, atol=1e-6)
-print("equal")
-"""
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="Triton comes with the CUDA build of torch only")
-def test_the_kernel_equals_the_operators_in_tritons_interpreter() -> None:
-    """On a CPU Triton interprets its kernels; on a GPU tests/gpu runs them for real."""
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.stdout == "equal\n", done.stderr[-2000:]
-
-
-def test_a_kernel_that_cannot_be_compiled_is_tried_once_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def without_a_compiler(*_: object) -> None:
-        tries.append(1)
-        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
-
-    fake = SimpleNamespace(loss_and_gradient=without_a_compiler)
-    monkeypatch.setitem(sys.modules, "retina_dist.detection.model.focal_loss_triton", fake)
-    monkeypatch.setattr(focal, "HAS_TRITON", True)
-    focal._kernel.cache_clear()
-    with FakeTensorMode(), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            logits = torch.empty(2, 5, 5, device="cuda", requires_grad=True)
-            loss = focal_loss(logits, torch.empty(2, 5, dtype=torch.int64, device="cuda"))
-            assert (loss.device.type, loss.requires_grad) == ("cuda", True)
-    focal._kernel.cache_clear()
-    assert len(tries) == 1
-    (text,) = [str(w.message) for w in said if "Triton" in str(w.message)]
-    assert "Failed to find C compiler" in text
-    assert "gcc and python3-dev" in text
-    assert "\n" not in text
 
 
 @pytest.mark.parametrize("scale", [2.0**15, 2.0**16])

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model import postprocess as module
-from retina_dist.detection.model.postprocess import nms_at_once, nms_by_group, postprocess
+from retina_dist.detection.model.postprocess import moved_by_label, nms_by_group, postprocess
 from retina_dist.detection.model.retinanet import ANCHOR_SIZES, ASPECT_RATIOS, anchor_generator, build_retinanet
 
 CANVAS = (96, 128)
@@ -165,7 +163,7 @@ def test_overlaps_are_rounded_as_torchvision_rounds_them(
     found = ours(*arguments, **settings)
     for a, b in zip(found, theirs(*arguments, **settings), strict=True):
         assert torch.equal(a["boxes"], b["boxes"])
-    monkeypatch.setattr(module, "MOST_MOVED_CPU", 0)
+    monkeypatch.setattr("retina_dist.detection.model.postprocess.MOST_MOVED_CPU", 0)
     assert (len(ours(*arguments, **settings)[0]["boxes"]) != len(found[0]["boxes"])) == moved
 
 
@@ -215,43 +213,17 @@ def test_not_a_number_costs_its_anchor_only(k: int) -> None:
         assert torch.equal(a["boxes"], b["boxes"])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_one_nms_for_all_groups_keeps_what_one_for_each_keeps(seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    corner, size = torch.rand(2000, 2, generator=g) * 100, torch.rand(2000, 2, generator=g) * 60 + 1
-    boxes, scores = torch.cat((corner, corner + size), dim=1), torch.rand(2000, generator=g)
-    group = torch.randint(0, 700, (2000,), generator=g) // 50 * 50
-    once, each = (f(boxes, scores, group, 0.5) for f in (nms_at_once, nms_by_group))
-    assert once.sort().values.tolist() == each.sort().values.tolist()
-    assert each.tolist() == each.sort().values.tolist()
-    assert len(each) < 1900
-    nothing = (boxes[:0], scores[:0], group[:0], 0.5)
-    assert len(nms_at_once(*nothing)) == len(nms_by_group(*nothing)) == 0
-
-
-class Operators(TorchDispatchMode):
-    """The names of all operators that run, views of a slice aside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "slice" not in str(func):
-            self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_operators_do_not_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "nms_by_group", nms_at_once)  # as on a GPU
-    names = []
-    for batch in (1, 8):
-        logits, offsets, sizes = outputs(batch, 4, bias=-4.0, seed=0)
-        with Operators() as operators:
-            ours(logits, offsets, sizes)
-        names.append(operators.names)
-    assert names[0] == names[1]
-    assert sum("nonzero" in name or "nms" in name for name in names[0]) == 2
+def test_one_call_for_an_image_keeps_what_one_for_each_class_keeps() -> None:
+    """As on a GPU, where the boxes of an image's classes are moved apart and compared at once."""
+    g = torch.Generator().manual_seed(0)
+    corner, size = torch.rand(1, 2000, 2, generator=g) * 100, torch.rand(1, 2000, 2, generator=g) * 60 + 1
+    boxes, scores = torch.cat((corner, corner + size), dim=-1), torch.rand(2000, generator=g)
+    labels = torch.randint(0, 14, (1, 2000), generator=g)
+    apart = moved_by_label(boxes, labels, torch.ones(1, 2000, dtype=torch.bool))[0]
+    once = nms_by_group(apart, scores, torch.zeros_like(labels[0]), 0.5)
+    assert once.tolist() == nms_by_group(apart, scores, labels[0], 0.5).tolist()
+    assert len(once) < 1900
+    assert len(nms_by_group(apart[:0], scores[:0], labels[0, :0], 0.5)) == 0
 
 
 @pytest.mark.usefixtures("settled")

@@ -18,9 +18,8 @@ import inspect
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -29,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from retina_dist.testing.fake_tensors import DEVICE, FakeCudaMode, apply, deepcopy, device_for_c, with_device
-
+CUDA, META = torch.device("cuda", 0), torch.device("meta")
+DEVICE = torch.ops.prim.device.default  # the operator by which C++ asks a fake tensor for its device
 aten = torch.ops.aten
 INDEXING = {
     aten.index,
@@ -47,6 +46,99 @@ INDEXING = {
 COPIES = {aten._to_copy, aten.copy_, aten._foreach_copy_, torch.ops.prims.device_put}
 PER_TENSOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 QUIET = (str(Path(torch.__file__).parent), __file__, traceback.__file__)  # files that no stall is blamed on
+
+
+class FakeCudaMode(FakeTensorMode):
+    """torch's, for a backward pass without a GPU.
+
+    Autograd notes the device of what it differentiates and looks for that device's stream, which there is none of. It is therefore
+    told "meta" for "cuda" (`device_for_c`), and operators that C++ then asks for on "meta" are made on "cuda".
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.fresh: set[int] = set()  # ids of what the last operator made or wrote, before autograd has noted it
+        self.in_autograd = 0
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            kwargs["device"] = CUDA
+        if func is torch.ops.aten._fused_sgd_.default:  # writes its arguments only; torch has no fake implementation
+            return None
+        found = super().dispatch(func, types, args, kwargs)
+        if func is DEVICE:
+            return found
+        self.fresh = set()
+        if torch.is_grad_enabled() and "_like." not in str(func):  # zeros_like has no gradient
+            written = args if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable else ()
+            tensors = [x for x in tree_leaves((found, written)) if isinstance(x, Tensor)]
+            self.fresh = {id(y) for x in tensors for y in (x, x._base) if y is not None}
+        return found
+
+    def within(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original`, one of autograd's functions, to which every fake device is "meta"."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            self.in_autograd += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.in_autograd -= 1
+
+        return function
+
+
+def device_for_c(args: Sequence[Any]) -> torch.device:
+    """What C++ takes for a fake tensor's device: to autograd "meta" for "cuda"; to autocast, which asks too, the truth."""
+    (tensor,) = args
+    mode = tensor.fake_mode
+    if mode.in_kernel_invocation:
+        return META
+    if tensor.fake_device.type != "cuda":
+        return tensor.fake_device  # type: ignore[no-any-return]
+    unknown = tensor.requires_grad and isinstance(tensor, nn.Parameter) and not hasattr(tensor, "_node")
+    return META if mode.in_autograd or unknown or id(tensor) in mode.fresh else tensor.fake_device
+
+
+def parameter_of(tensor: Tensor, requires_grad: bool) -> nn.Parameter:
+    """A parameter that autograd has noted."""
+    parameter = nn.Parameter(tensor, requires_grad)
+    if requires_grad:
+        with torch.enable_grad():
+            parameter._node = torch.autograd.graph.get_gradient_edge(parameter).node  # type: ignore[attr-defined]
+    return parameter
+
+
+def with_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """FakeTensor's `__torch_dispatch__`, `original`, that answers C++ by `device_for_c`."""
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return device_for_c(args) if func is DEVICE else original(cls, func, types, args, kwargs or {})
+
+    return dispatch
+
+
+def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A tensor's or a parameter's, without asking for its memory, which is not there."""
+    if id(tensor) not in memo:
+        twin = tensor.detach().clone()
+        memo[id(tensor)] = parameter_of(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+    return memo[id(tensor)]  # type: ignore[no-any-return]
+
+
+def apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """nn.Module's for `to` and `cuda`, without swapping a fake tensor's memory, which torch refuses."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    with torch.no_grad():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = parameter_of(function(parameter.detach()), parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+    return module
 
 
 class HostStall(AssertionError):
@@ -74,12 +166,11 @@ ALLOWED_WAITS = (
 
 
 class FakeCuda(TorchDispatchMode):
-    """The device of `fake_cuda`. `waits` counts allowed waits by "module.function", `launches` Triton kernels by name."""
+    """The device of `fake_cuda`. `waits` counts allowed waits by "module.function"."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.launches: Counter[str] = Counter()
         self._allowed: Sequence[AllowedWait] | None = None  # None: not watching
         self._pinned: dict[int, Tensor] = {}  # by storage
 
@@ -172,7 +263,7 @@ class FakeCuda(TorchDispatchMode):
         place = f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else "an unknown place"
         return HostStall(f"{what}, at {place}; {remedy}.")
 
-    # what stands in the place of torch.cuda, of pinned memory and of Triton
+    # what stands in the place of torch.cuda and of pinned memory
 
     def pin(self, tensor: Tensor) -> Tensor:
         """`tensor`, whose memory now counts as page-locked."""
@@ -198,18 +289,6 @@ class FakeCuda(TorchDispatchMode):
         value = self.wait(f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
         return np.full(tuple(tensor.shape), value if tensor.is_floating_point() else int(value)).tolist()
 
-    @contextmanager
-    def capture(self, *_: Any, **__: Any) -> Iterator[None]:
-        """A CUDA graph's capture, in which nothing may wait."""
-        with self.watch(allowed=()):
-            yield
-
-    def launch(self, kernel: Any, *arguments: Any) -> None:
-        """A Triton kernel's launch."""
-        if any(isinstance(x, Tensor) and x.device.type != "cuda" for x in arguments):
-            raise self._stall(f"the Triton kernel {kernel.__name__} gets a CPU tensor", "move it to the device")
-        self.launches[kernel.__name__] += 1
-
 
 class _Stream:
     """Of work, or an event in one: it orders nothing, and `synchronize` is a wait."""
@@ -220,7 +299,6 @@ class _Stream:
     def record(self, *_: Any) -> None: ...
     def wait_stream(self, _: Any) -> None: ...
     def wait_event(self, _: Any) -> None: ...
-    def replay(self) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
         return event or type(self)()
@@ -241,11 +319,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
     cuda: dict[str, Any] = {
         "Stream": stream,
         "Event": stream,
-        "CUDAGraph": stream,
         "stream": lambda _: nullcontext(),
         "current_stream": stream,
-        "graph": gpu.capture,
-        "graph_pool_handle": tuple,
         "synchronize": gpu.synchronize,
         "set_device": lambda _: None,
         "current_device": lambda: 0,
@@ -279,10 +354,6 @@ def fake_cuda() -> Iterator[FakeCuda]:
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", function))
         backward = fake.within(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
         stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
-        if find_spec("triton"):
-            from triton.runtime.jit import JITFunction
-
-            stack.enter_context(mock.patch.object(JITFunction, "run", lambda *a, **_: gpu.launch(*a)))
         stack.enter_context(fake)
         stack.enter_context(gpu)
         yield gpu

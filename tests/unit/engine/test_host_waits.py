@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,16 +17,14 @@ from retina_dist.config.compose import load_config
 from retina_dist.data.batch import TensorBatch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
-from retina_dist.detection.model import focal_loss, retinanet
-from retina_dist.engine import train_step
+from retina_dist.detection.model import retinanet
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_plan, build_state
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.testing.fake_cuda import FakeCuda, HostStall, fake_cuda
-from retina_dist.testing.fake_tensors import CUDA
+from tests.fake_cuda import CUDA, FakeCuda, HostStall, fake_cuda
 
 CLASSES = 5
 FINITE = "retina_dist.engine.nonfinite.accept"
@@ -62,11 +59,8 @@ class OneOfTwo(SingleDeviceStrategy):
 
 @pytest.fixture
 def gpu() -> Iterator[FakeCuda]:
-    focal_loss._kernel.cache_clear()  # what is known of this machine's device
-    with warnings.catch_warnings(), fake_cuda() as device:
-        warnings.simplefilter("error", RuntimeWarning)  # the focal loss would say that its kernel does not run
+    with fake_cuda() as device:
         yield device
-    focal_loss._kernel.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +137,6 @@ def test_a_step_waits_once_and_copies_its_batch_only(
     assert gpu.waits == {FINITE: 1}
     assert seen["dtype"] is {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
-    assert gpu.launches["_kernel"] == (0 if name == "classifier" else 4)  # the focal loss: on trial, then once a batch
     assert all(value.is_cuda for value in values.values())
     assert step.state.ema is not None
     assert step.state.ema.updates == 2
@@ -151,13 +144,6 @@ def test_a_step_waits_once_and_copies_its_batch_only(
     with gpu.watch():
         assert meter.compute()["train/loss"] == 1.0  # the wait that a log line costs
     assert gpu.waits == {FINITE: 1, "retina_dist.engine.meters.compute": 1}
-
-
-def test_what_a_cuda_graph_captures_neither_waits_nor_copies(gpu: FakeCuda, config: Any) -> None:
-    step = build_step(config, build("tiny", "bn"), "bf16", world_size=1, cuda_graphs=True)
-    step([detection_batch((64, 64))])
-    assert step.graphs is not None
-    assert not step.graphs.failed
 
 
 @dataclass(frozen=True)
@@ -186,54 +172,26 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "item": (lambda x: x.sum().item(), "reads a value"),
     "float": (lambda x: float(x.sum()), "reads a value"),
     "bool": (lambda x: bool(x.sum() > 0), "reads a value"),
-    "if": (lambda x: 1 if x.sum() > 0 else 0, "reads a value"),
-    "f-string": (lambda x: f"{x.sum():.2f}", "reads a value"),
-    "index": (lambda x: [0, 1][(x.sum() > 0).long()], "reads a value"),
     "print": (lambda x: str(x), "is printed"),
-    "tolist": (lambda x: x.tolist(), "reads a value|copies"),
-    "equal": (lambda x: torch.equal(x, x + 1), "depends on values"),
-    "allclose": (lambda x: torch.allclose(x, x + 1), "depends on values"),
-    "assert_close": (lambda x: torch.testing.assert_close(x, x + 1), "reads a value|depends on values|is printed"),
     "nonzero": (lambda x: (x > 0).nonzero(), "depends on values"),
-    "where": (lambda x: torch.where(x > 0), "depends on values"),
-    "unique": (lambda x: x.unique(), "depends on values"),
-    "masked_select": (lambda x: x.masked_select(x > 0), "depends on values"),
-    "repeat_interleave": (lambda x: x[0].repeat_interleave(x[0].long()), "depends on values"),
     "x[mask]": (lambda x: x[x > 0], "selects by a mask"),
     "x[mask] = y": (lambda x: x.detach().clone().__setitem__(x > 0, x[0, 0]), "selects by a mask"),
-    "inverse": (lambda x: torch.linalg.inv(x.float()), "depends on values"),
     "cpu": (lambda x: x.detach().cpu(), "to the host"),
-    "to cpu": (lambda x: x.detach().to("cpu"), "to the host"),
-    "copy to cpu": (lambda x: torch.empty(x.shape).copy_(x), "to the host"),
     "synchronize": (lambda x: torch.cuda.synchronize(), "synchronize"),
-    "stream": (lambda x: torch.cuda.current_stream().synchronize(), "synchronize"),
-    "event": (lambda x: torch.cuda.Event().synchronize(), "synchronize"),
     "tensor": (lambda x: torch.tensor([1.0, 2.0], device=x.device), "from the host"),
     "scalar": (lambda x: torch.tensor(1.0, device=x.device), "from the host"),
-    "new_tensor": (lambda x: x.new_tensor([1.0]), "from the host"),
-    "as_tensor": (lambda x: torch.as_tensor([1.0], device="cuda"), "from the host"),
-    "to cuda": (lambda x: torch.arange(4).to("cuda"), "from the host"),
-    "cuda()": (lambda x: torch.arange(4).cuda(), "from the host"),
     "not pinned": (lambda x: torch.arange(4).to("cuda", non_blocking=True), "from the host"),
-    "copy_": (lambda x: torch.empty_like(x).copy_(torch.ones(x.shape)), "from the host"),
     "pin": (lambda x: torch.arange(4).pin_memory(), "pinned within a step"),
     "list index": (lambda x: x[[0, 1]], "from the host|CPU tensor"),
-    "host index": (lambda x: x[torch.arange(2)], "CPU tensor|from the host"),
     "host scalar in where": (lambda x: torch.where(x > 0, x, torch.tensor(1.0)), "CPU tensor"),
-    "host scalar in cat": (lambda x: torch.stack((x.sum(), torch.tensor(1.0))), "CPU tensor|from the host|device"),
 }
 HARMLESS: dict[str, Callable[[Tensor], Any]] = {
     "python scalar": lambda x: x * 2.0 + 1,
-    "full": lambda x: x + torch.full((4,), 2.0, device=x.device),
-    "arange": lambda x: x + torch.arange(4, device=x.device),
     "host scalar in arithmetic": lambda x: x * torch.tensor(2.0),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "masked_fill": lambda x: x.masked_fill(x > 0, 1.0),
-    "index": lambda x: x[:, torch.zeros(2, dtype=torch.int64, device=x.device)],
-    "repeat_interleave": lambda x: x[0].repeat_interleave(x[0].long(), output_size=8),
     "to cpu, not waiting": lambda x: x.detach().to("cpu", non_blocking=True),
     "to the device it is on": lambda x: x.to("cuda").to(torch.float64),
-    "event": lambda x: torch.cuda.Event().record(),
 }
 
 
@@ -246,26 +204,18 @@ def net_step(config: Any) -> Iterator[tuple[FakeCuda, TrainStep, Net]]:
         yield gpu, step, net
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_each_wait_and_copy_is_caught(net_step: tuple[FakeCuda, TrainStep, Net], kind: str) -> None:
-    gpu, step, net = net_step
-    fault, words = FAULTS[kind]
-    batch = Points(torch.ones(4, 4)).pin_memory()
-    net.fault = fault
-    with gpu.watch(), pytest.raises(HostStall) as caught:
-        step([batch])
-    what, place = str(caught.value).split(", at ", 1)  # the place shows the line, which has the words too
-    assert re.search(words, what)
-    assert "test_fake_cuda.py" in place
-
-
-@pytest.mark.parametrize("kind", HARMLESS)
-def test_what_does_not_wait_passes(net_step: tuple[FakeCuda, TrainStep, Net], kind: str) -> None:
+def test_waits_and_copies_are_caught_and_nothing_else_is(net_step: tuple[FakeCuda, TrainStep, Net]) -> None:
     gpu, step, net = net_step
     batch = Points(torch.ones(4, 4)).pin_memory()
-    net.fault = HARMLESS[kind]
-    with gpu.watch():
-        step([batch])
+    for net.fault, words in FAULTS.values():
+        with gpu.watch(), pytest.raises(HostStall) as caught:
+            step([batch])
+        what, place = str(caught.value).split(", at ", 1)  # the place shows the line, which has the words too
+        assert re.search(words, what)
+        assert "test_host_waits.py" in place
+    for net.fault in HARMLESS.values():
+        with gpu.watch():
+            step([batch])
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -279,28 +229,6 @@ def test_a_batch_that_is_not_pinned_or_waited_for_is_caught(
         batch, real_to = batch.pin_memory(), Points.to
         monkeypatch.setattr(Points, "to", lambda batch, device, non_blocking: real_to(batch, device))
     with gpu.watch(), pytest.raises(HostStall, match="from the host"):
-        step([batch])
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [(retinanet, "retinanet_losses"), (train_step, "clip_gradients"), (train_step, "average_statistics")],
-)
-def test_a_wait_in_the_losses_or_in_the_step_is_caught(
-    gpu: FakeCuda, config: Any, place: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = build_step(config, build("tiny", "bn"))
-    step([detection_batch((64, 64))])
-    real = getattr(place, name)
-    weight = next(step.state.model.parameters())
-
-    def waits(*arguments: Any, **named: Any) -> Any:
-        weight.sum().item()
-        return real(*arguments, **named)
-
-    monkeypatch.setattr(place, name, waits)
-    batch = detection_batch((64, 64))
-    with gpu.watch(), pytest.raises(HostStall, match="reads a value"):
         step([batch])
 
 
