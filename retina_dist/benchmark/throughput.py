@@ -61,7 +61,7 @@ def measure(
         data = strategy.run_collectively(task.build_data)
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
-        train_step = build_train_step(config, state, plan, strategy, task)
+        train_step = build_train_step(config, state, plan, strategy)
         predicted = _predicted(config, task, strategy, plan, say) if predict and strategy.is_main else None
 
         def repeat(count: int) -> None:

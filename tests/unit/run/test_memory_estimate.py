@@ -66,7 +66,7 @@ def measured_peak(config: RunConfig, task: Task, images: int) -> int:
     plan = build_plan(config, 1000, 1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
         state = build_state(config, task.build_model(), task.strategy)
-        step = build_train_step(config, state, plan, task.strategy, task)
+        step = build_train_step(config, state, plan, task.strategy)
         for _ in range(2):
             step([task.largest_batch(images, CPU)])
     seen = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
