@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def _evaluated(
     evaluator = ClassificationEvaluator(
         classes=classifier.classes,
         batches=module.val_batches,
+        num_images=len(val),
         strategy=strategy,
         autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
     )
@@ -80,11 +82,14 @@ def evaluate_as_text(config: EvaluateConfig) -> str:
 
 def format_table(result: ClassificationResult) -> str:
     """The metrics and the accuracy of each class, a line each; a dash where there is no image."""
-    lines = [f"{name.removeprefix('val/'):<24}{value:.4f}" for name, value in result.metrics.items()]
-    width = max(len(name) for name in result.classes)
-    found = result.per_class.items()
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+
+    lines = [f"{name.removeprefix('val/'):<24}{shown(value)}" for name, value in result.metrics.items()]
+    width = max(map(len, result.classes))
     lines += ["", "accuracy of each class"]
-    return "\n".join(lines + [f"  {name:<{width}}  {'-' if x is None else format(x, '.4f')}" for name, x in found])
+    return "\n".join(lines + [f"  {name:<{width}}  {shown(value)}" for name, value in result.per_class.items()])
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:

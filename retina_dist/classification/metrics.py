@@ -1,12 +1,13 @@
 """Metrics of a classifier over a validation set that all ranks share out.
 
 Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: nothing is
-padded, counted twice or averaged over ranks. Numbers of the confusion matrix and the ROC curve are torchmetrics'.
+padded, counted twice or averaged over ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,9 @@ from retina_dist.classification.batch import ImageBatch
 from retina_dist.errors import DataError
 from retina_dist.strategies.base import DistributedStrategy
 
-COLUMNS = 6  # image, label, prediction, place of the label among the logits, loss, score of the second class
+logger = logging.getLogger(__name__)
+
+COLUMNS = 6  # image, label, prediction, rank of the label's logit, loss, last logit - first logit
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
 BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")  # of two classes, the second one is positive
 
@@ -60,59 +63,76 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
     own = wide.gather(1, labels[:, None])
     earlier = torch.arange(wide.shape[1], device=wide.device) < labels[:, None]
     above = (wide > own).sum(1) + ((wide == own) & earlier).sum(1)
-    above = above.where(~wide.isnan().any(1), max(5, wide.shape[1]))  # ruined weights are never right
-    score = wide.softmax(1)[:, min(1, wide.shape[1] - 1)]
-    return torch.stack(
-        (indices.double(), labels.double(), wide.argmax(1).double(), above.double(), losses.double(), score), 1
-    )
+    finite = wide.isfinite().all(1)
+    above = above.where(finite, max(5, wide.shape[1]))  # ruined weights are never right
+    # softmax gives 1.0 for every difference above 37, a tie
+    score = (wide[:, -1] - wide[:, 0]).where(finite, torch.nan)
+    columns = (indices, labels, wide.argmax(1), above, losses, score)
+    return torch.stack([column.double() for column in columns], 1)
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
     """The metrics of rows [N, 6], one for each image.
 
-    The balanced accuracy is the mean of the accuracies of the classes that have images (the macro recall). ROC-AUC is NaN unless
-    both classes have images. Raises DataError without any row.
+    The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
+    NaN: sensitivity without a positive image, specificity without a negative one, ROC-AUC without either. Raises DataError
+    without any row.
     """
     if not len(rows):
         raise DataError(
             "no validation image could be read, so there is no metric; look at the data with retina_dist.doctor."
         )
-    from torchmetrics.functional import classification as tm
-
-    count = len(classes)
-    labels, predictions = (torch.from_numpy(rows[:, i].astype(np.int64)) for i in (1, 2))
-    confusion = tm.multiclass_confusion_matrix(predictions, labels, max(2, count)).numpy()[:count, :count]
+    labels, predictions = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+    confusion = np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(confusion, (labels, predictions), 1)
     counts = confusion.sum(axis=1)
-    recall = np.diag(confusion)[counts > 0] / counts[counts > 0]
+    recall = np.full(len(classes), math.nan)
+    np.divide(np.diag(confusion), counts, out=recall, where=counts > 0)
     metrics = {
         "val/top1": float((rows[:, 3] < 1).mean()),
         "val/top5": float((rows[:, 3] < 5).mean()),
-        "val/balanced_accuracy": float(recall.mean()),
+        "val/balanced_accuracy": float(np.nanmean(recall)),
         "val/loss": float(rows[:, 4].mean()),
     }
-    if count == 2:
-        metrics["val/sensitivity"] = float(tm.binary_recall(predictions, labels))
-        metrics["val/specificity"] = float(tm.binary_specificity(predictions, labels))
-        both = bool((counts > 0).all())
-        metrics["val/roc_auc"] = float(tm.binary_auroc(torch.from_numpy(rows[:, 5]), labels)) if both else math.nan
-    if np.isnan(rows[:, 5]).any():  # ruined weights "find" the first class
+    if len(classes) == 2:
+        metrics["val/specificity"], metrics["val/sensitivity"] = map(float, recall)
+        metrics["val/roc_auc"] = roc_auc(rows[:, 5], labels)
+    if np.isnan(rows[:, 5]).any():  # ruined weights predict the first class
         metrics |= {name: math.nan for name in metrics if name not in ("val/top1", "val/top5")}
     return ClassificationResult(metrics, tuple(classes), confusion)
 
 
+def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Probability that a positive image (label 1) scores above a negative one; a tie counts half. NaN without both.
+
+    The Mann-Whitney U statistic, from ranks [N] in which equal scores share the mean of theirs.
+    """
+    positive = labels == 1
+    pairs = int(positive.sum()) * int((~positive).sum())
+    if not pairs:
+        return math.nan
+    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
+    return float((ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2) / pairs)
+
+
 class ClassificationEvaluator:
-    """Metrics of a model over the batches of all ranks; call it with the model, on every rank. The same on every rank."""
+    """Metrics of a model over the `num_images` of all ranks; call it with the model, on every rank. The same on every rank.
+
+    An image that cannot be read is in no batch, and so in no metric; a warning counts them.
+    """
 
     def __init__(
         self,
         *,
         classes: Sequence[str],
         batches: Callable[[], Iterable[ImageBatch]],
+        num_images: int,
         strategy: DistributedStrategy,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.classes, self.batches, self.strategy = classes, batches, strategy
-        self.autocast = autocast
+        self.autocast, self.num_images = autocast, num_images
         self.last_result: ClassificationResult | None = None
         self.last_rows: np.ndarray | None = None  # by image
 
@@ -125,6 +145,9 @@ class ClassificationEvaluator:
         gathered = self.strategy.all_gather(rows).cpu().numpy()
         _, first = np.unique(gathered[:, 0], return_index=True)
         self.last_rows = gathered[first]
+        if self.strategy.is_main and len(first) < self.num_images:
+            left_out = self.num_images - len(first)
+            logger.warning(f"{left_out} of {self.num_images} validation images cannot be read; no metric counts them")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
         return dict(self.last_result.metrics)
 

@@ -82,6 +82,7 @@ class CsvLogger(NullLogger):
         self._rewrite(columns, rows)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        metrics = _defined(metrics)
         new = [name for name in metrics if name not in self._columns]
         if new:
             columns, rows = _read_rows(self.path)
@@ -122,7 +123,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        for name, value in metrics.items():
+        for name, value in _defined(metrics).items():
             self._writer.add_scalar(name, float(value), step)
 
     def close(self) -> None:
@@ -161,6 +162,11 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
                 steps.append(step)
                 values.append(_to_float(text))
     return series
+
+
+def _defined(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without NaN, the value of an undefined metric, such as the sensitivity without a positive image."""
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.classification.batch import ImageBatch
-from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, rows_of
+from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
 from retina_dist.errors import DataError
+from retina_dist.reporting.loggers import CsvLogger, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import RankOf
 
@@ -46,7 +48,38 @@ def test_two_classes_by_hand() -> None:
 def test_equal_scores_count_half_in_the_roc() -> None:
     found = evaluate_rows(rows((1, 1, 0, 0, 0.5), (0, 1, 1, 0, 0.5), (0, 0, 0, 0, 0.2)), ("a", "b"))
     assert found.metrics["val/roc_auc"] == pytest.approx(0.75)
-    assert math.isnan(evaluate_rows(rows((1, 1, 0, 0, 0.5)), ("a", "b")).metrics["val/roc_auc"])
+
+
+def test_roc_auc_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        scores, labels = rng.integers(0, 6, 20).astype(float), rng.integers(0, 2, 20)
+        above, below = scores[labels == 1, None], scores[None, labels == 0]
+        if above.size and below.size:
+            assert roc_auc(scores, labels) == pytest.approx(float(((above > below) + (above == below) / 2).mean()))
+
+
+def test_large_logit_differences_are_no_ties() -> None:
+    """In float64, softmax gives 1.0 for 40 and for 50."""
+    logits, labels = torch.tensor([[0.0, 40.0], [0.0, 50.0]]), torch.tensor([0, 1])
+    found = evaluate_rows(rows_of(logits, torch.zeros(2), labels, torch.arange(2)).numpy(), ("a", "b"))
+    assert found.metrics["val/roc_auc"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("label", "undefined"),
+    [(0, {"val/sensitivity", "val/roc_auc"}), (1, {"val/specificity", "val/roc_auc"})],
+    ids=["no positive image", "no negative image"],
+)
+def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
+    label: int, undefined: set[str], tmp_path: Path
+) -> None:
+    found = evaluate_rows(rows((label, 1, 0, 0, 0.5), (label, 0, 0, 0, 0.5)), ("a", "b"))
+    assert {name for name, value in found.metrics.items() if math.isnan(value)} == undefined
+    assert found.metrics["val/balanced_accuracy"] == 0.5
+    assert {name for name, value in found.to_dict().items() if value is None} == {n[4:] for n in undefined}
+    CsvLogger(tmp_path / "metrics.csv").log(found.metrics, 1)
+    assert set(read_metrics(tmp_path / "metrics.csv")) == set(metric_names(2)) - undefined
 
 
 def test_many_classes_by_hand() -> None:
@@ -63,13 +96,8 @@ def test_many_classes_by_hand() -> None:
 def test_rows_of_logits() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [math.nan, 0.0, 0.0]])
     found = rows_of(logits, torch.zeros(4), torch.tensor([2, 0, 1, 1]), torch.arange(4))
-    assert found[:, 3].tolist() == [
-        1,
-        0,
-        1,
-        5,
-    ]  # of equal logits the first class comes first; a ruined model is never right
-    assert found[0, 5] == pytest.approx(math.exp(3) / (math.exp(1) + math.exp(3) + math.exp(2)))
+    assert found[:, 3].tolist() == [1, 0, 1, 5]  # the first of equal logits wins; a ruined model is never right
+    assert found[0, 5] == 1.0
 
 
 class Echo(nn.Module):
@@ -99,19 +127,21 @@ class Gathering(RankOf):
         return torch.cat((self.others, x))
 
 
-def test_an_image_on_two_ranks_counts_once() -> None:
+def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     def evaluator(strategy: SingleDeviceStrategy, *shares: list[int]) -> ClassificationEvaluator:
         def batches() -> Iterator[ImageBatch]:
             return (batch(share) for share in shares)
 
-        return ClassificationEvaluator(classes=("a", "b", "c"), batches=batches, strategy=strategy)
+        return ClassificationEvaluator(classes=("a", "b", "c"), batches=batches, num_images=7, strategy=strategy)
 
     alone = evaluator(SingleDeviceStrategy("cpu"), [0, 1, 2], [3, 4, 5, 6])
     expected = alone(Echo())
     assert expected["val/top1"] == pytest.approx(6 / 7)
     assert expected["val/loss"] == 3.0
     first = evaluator(SingleDeviceStrategy("cpu"), [0, 2, 4, 6])
+    assert not caplog.messages
     first(Echo())
+    assert caplog.messages == ["3 of 7 validation images cannot be read; no metric counts them"]
     second = Gathering(1, 2)
     assert first.last_rows is not None
     second.others = torch.from_numpy(first.last_rows)

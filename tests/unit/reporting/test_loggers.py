@@ -106,17 +106,12 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
     assert path.read_text() == "name,age\nAda,36\n"
 
 
-def test_read_metrics_gives_back_every_digit_and_non_finite_values(path):
+def test_read_metrics_gives_back_every_digit_and_leaves_out_undefined_values(path):
     logger = CsvLogger(path)
-    values = [1 / 3, 1e-30, math.inf, math.nan]
-    for step, value in enumerate(values):
+    for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
         logger.log({"a": value}, step)
     logger.log({"b": 5}, 4)
-    series = read_metrics(path)
-    assert series["a"][0] == [0, 1, 2, 3]
-    assert series["a"][1][:3] == values[:3]
-    assert math.isnan(series["a"][1][3])
-    assert series["b"] == ([4], [5.0])
+    assert read_metrics(path) == {"a": ([0, 1, 2], [1 / 3, 1e-30, math.inf]), "b": ([4], [5.0])}
 
 
 def test_read_metrics_names_what_it_cannot_read(tmp_path):
