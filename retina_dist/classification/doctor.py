@@ -12,10 +12,10 @@ import numpy as np
 
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.classification.splits import read_splits
+from retina_dist.classification.splits import check_trainable, read_splits
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.sources import read_in_turn
-from retina_dist.errors import ImageError
+from retina_dist.errors import ConfigError, ImageError
 from retina_dist.task import Examination
 from retina_dist.text import escape, pluralize
 
@@ -45,6 +45,10 @@ def examine(config: Any) -> Examination:
     parts = {"train": train} | ({"val": val} if val else {})
     findings = [Finding("warning", text) for part in parts.values() for text in part.warnings]
     findings += [] if val else [Finding("info", "there is no validation set: no metric, no best checkpoint")]
+    try:
+        check_trainable(config.model, data, train)
+    except ConfigError as error:
+        findings.append(Finding("error", str(error)))
     findings += [f for name, part in parts.items() for f in _balance(name, part)]
     sizes: dict[str, list[tuple[int, int]]] = {}
     if config.images != "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from retina_dist.model.weight_sources import published, read_state
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1
 RESNETS = ("resnet", "resnext", "wide_resnet")  # torchvision's names of them begin so
+MOST_SMALLEST = 512  # px, above the smallest size of every model of torchvision
 PREFIX = "model."  # of torchvision's names in a state_dict of `Classifier`
 
 
@@ -120,6 +122,29 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
     if architecture in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "transform_input": True}
     return {}
+
+
+def without_data(architecture: str, num_classes: int, image_size: int) -> Classifier:
+    """The model on the meta device: shapes, and no weights."""
+    try:
+        with torch.device("meta"):
+            return build_classifier(architecture, num_classes, image_size=image_size)
+    except NotImplementedError:  # RegNets compute their widths by tensors
+        return build_classifier(architecture, num_classes, image_size=image_size).to("meta")
+
+
+def smallest_size(architecture: str, size: int) -> int:
+    """`size`, or the next larger one that the model takes, px: found by passes on the meta device."""
+    model = without_data(architecture, 2, size)
+
+    def fits(side: int) -> bool:
+        try:
+            model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8, device="meta"))
+        except (RuntimeError, ValueError):  # a kernel is larger than its input, or a norm has one value
+            return False
+        return True
+
+    return size if fits(size) else bisect_left(range(MOST_SMALLEST), True, lo=size, key=fits)
 
 
 def classifiers() -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from retina_dist.classification.data.drawn import draw_classes
 from retina_dist.classification.data.samples import Samples, read_samples, root_of
+from retina_dist.classification.model import smallest_size
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.errors import ConfigError
 from retina_dist.files import Url
@@ -41,14 +42,19 @@ def unaugmented(data: ClassificationData) -> ClassificationData:
     return replace(data, crop_scale=[1.0, 1.0], first_image_size=None, **off)
 
 
-def class_weights(settings: ClassifierConfig, train: Samples) -> list[float]:
-    """One weight for each class, scaled so that the mean over the training images is 1; [] for equal ones."""
+def class_weights(settings: ClassifierConfig, train: Samples, balanced: bool = False) -> list[float]:
+    """One weight for each class, scaled so that the mean over the images that an epoch draws is 1; [] for equal ones.
+
+    With `balanced` an epoch draws each class equally often, an absent one from all images, see `ClassificationDataset`.
+    """
     counts = train.counts()
     weights = np.array(settings.class_weights, np.float64)
     if settings.balance_loss:
         weights = (counts > 0) / np.maximum(counts, 1)
     if not len(weights):
         return []
+    if balanced:
+        counts = (counts > 0) + (counts == 0).sum() * counts / counts.sum()
     if len(weights) != len(counts):
         raise ConfigError(
             f"model.class_weights has {len(weights)} weights, and the data {len(counts)} classes ({', '.join(train.classes[:5])}"
@@ -60,8 +66,15 @@ def class_weights(settings: ClassifierConfig, train: Samples) -> list[float]:
     return (weights / mean).tolist()
 
 
-def check_one_size(model: ClassifierConfig, data: ClassificationData) -> None:
-    """Raise ConfigError where a model of one size would get several."""
+def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:
+    """Raise ConfigError where settings and data do not go together: one class, two corrections of imbalance, wrong sizes."""
+    if len(train.classes) < 2:
+        raise ConfigError(f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two.")
+    class_weights(model, train, data.balanced)
+    if data.balanced and model.balance_loss:
+        raise ConfigError(
+            "data.balanced=true and model.balance_loss=true both correct for rare classes; give one of them."
+        )
     if model.architecture.startswith("vit_") and (
         data.val_size != data.image_size or data.first_image_size is not None
     ):
@@ -78,6 +91,13 @@ def check_one_size(model: ClassifierConfig, data: ClassificationData) -> None:
     if model.architecture == "maxvit_t" and {data.val_size, data.image_size, data.first_image_size or 224} != {224}:
         raise ConfigError(
             f"model.architecture=maxvit_t takes images of 224 px, not {data.image_size}; give data.image_size=224."
+        )
+    sides = {"image_size": data.image_size, "val_image_size": data.val_size, "first_image_size": data.first_image_size}
+    name, side = min(((k, v) for k, v in sides.items() if v), key=lambda item: item[1])
+    if (smallest := smallest_size(model.architecture, side)) > side:
+        raise ConfigError(
+            f"model.architecture={model.architecture} takes images of at least {smallest} px, not data.{name}={side}; give "
+            f"data.{name}={smallest}."
         )
 
 

@@ -16,10 +16,10 @@ from retina_dist.classification.data.module import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples, root_of
 from retina_dist.classification.data.synthetic import synthetic_batch, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
-from retina_dist.classification.model import build_classifier, load_weights
+from retina_dist.classification.model import build_classifier, load_weights, without_data
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.classification.splits import (
-    check_one_size,
+    check_trainable,
     class_weights,
     describe_split,
     draw_data,
@@ -66,18 +66,17 @@ class ClassificationTask(Task):
     @classmethod
     def sizes(cls, config: Any) -> tuple[int, int]:
         """Of a crop, and of the classifier with ImageNet's number of classes."""
-        with torch.device("meta"):
-            net = build_classifier(config.model.architecture, 1000, image_size=config.data.image_size)
+        net = without_data(config.model.architecture, 1000, config.data.image_size)
         return 3 * config.data.image_size**2, sum(tensor.nbytes for tensor in net.state_dict().values())
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         data: ClassificationData = config.data
-        check_one_size(config.model, data)
         self.train: Samples
         self.val: Samples | None
         synthetic = data.synthetic
         self.train, self.val = (synthetic_samples(synthetic, config.seed), None) if synthetic else read_splits(data)
+        check_trainable(config.model, data, self.train)
         self.augments = not config.trainer.overfit_batches
         if config.trainer.overfit_batches:
             self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
@@ -88,8 +87,6 @@ class ClassificationTask(Task):
         monitor = config.trainer.monitor
         if monitor in BINARY and monitor not in self.metric_names:
             raise ConfigError(f"trainer.monitor={monitor} is of two classes, and the data has {len(self.classes)}.")
-        if len(self.classes) < 2:
-            raise ConfigError(f"data={data.name} has one class only, {self.classes[0]}; a classifier needs two.")
 
     @staticmethod
     def prepare(config: Any) -> None:
@@ -170,10 +167,10 @@ class ClassificationTask(Task):
 
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
         """The classifier, on the CPU. Pretrained weights are loaded on the main rank only, from which the others have them."""
-        settings, weights = self.config.model, self.config.model.weights
+        weights = self.config.model.weights
 
         def build() -> nn.Module:
-            model = build_classifier(**self.model_arguments(), class_weights=class_weights(settings, self.train))
+            model = build_classifier(**self.model_arguments(), class_weights=self.class_weights())
             if weights and self.strategy.is_main and not resumed:
                 logger.info(str(load_weights(model, str(located(weights)), self.classes)))
             return model
@@ -192,6 +189,10 @@ class ClassificationTask(Task):
             "image_size": self.config.data.val_size,
         }
 
+    def class_weights(self) -> list[float]:
+        """Of the loss, for the images that an epoch draws."""
+        return class_weights(self.config.model, self.train, self.config.data.balanced)
+
     def build_evaluator(self, data: ClassificationDataModule) -> ClassificationEvaluator | None:
         """Metrics of a model over the validation set; None without one."""
         if self.val is None:
@@ -199,6 +200,7 @@ class ClassificationTask(Task):
         self.evaluator = ClassificationEvaluator(
             classes=self.classes,
             batches=data.val_batches,
+            num_images=len(self.val),
             strategy=self.strategy,
             autocast=autocast(self.strategy.device, self.config.trainer.precision),
         )
@@ -218,7 +220,7 @@ class ClassificationTask(Task):
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         data = self.config.data
         return super().metadata(model) | {
-            "model_arguments": self.model_arguments() | {"class_weights": class_weights(self.config.model, self.train)},
+            "model_arguments": self.model_arguments() | {"class_weights": self.class_weights()},
             "classes": list(self.classes),
             "input": {"image_size": data.val_size, "short_side": data.val_short_side},
         }

@@ -11,8 +11,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -102,16 +103,26 @@ def _from_folders(root: Place, split: str) -> list[Row] | None:
     else:
         if not folder.is_dir():
             return None
-        found = []
-        for parent, folders, files in os.walk(folder, followlinks=True):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            inside = os.path.relpath(parent, folder)
-            if inside != ".":
-                label = inside.split(os.sep)[0]
-                found += [(f"{inside}/{name}", os.path.join(parent, name), label) for name in files]
+        above = set(map(str, (folder.resolve(), *folder.resolve().parents)))
+        labels = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        files = ((file, label) for label in labels for file in _files(folder / label, above))
+        found = [(file.removeprefix(f"{folder}/"), file, label) for file, label in files]
     shown = [row for row in found if not any(part.startswith(".") for part in row[0].split("/"))]
     images = [row for row in shown if os.path.splitext(row[0])[1].lower() in SUFFIXES]
     return images if images or split == "train" or found else None
+
+
+def _files(folder: Path, above: set[str]) -> Iterator[str]:
+    """All files in a folder. Links to folders are followed; each folder is read once, and none of those `above`."""
+    entered = set(above)
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        target = os.path.realpath(parent)
+        if f"{target}/".startswith(("/proc/", "/sys/")):
+            raise DataError(f"{parent} is a link to {target}, which holds no images; remove the link.")
+        folders[:] = [] if target in entered else [name for name in folders if not name.startswith(".")]
+        if target not in entered:
+            yield from (os.path.join(parent, name) for name in files)
+        entered.add(target)
 
 
 def _from_csv(root: Place, split: str) -> list[Row] | None:

@@ -143,6 +143,17 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     assert "3 errors" in found.text.splitlines()[-1]
 
 
+def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "ring").symlink_to(drawn / "train" / "ring")
+    command = [*SMALL, f"data.root={tmp_path}", "data.drawn=null"]
+    found = task_class(config := load_config("doctor", command)).examine(config)
+    assert (found.errors, found.content["findings"][0]["level"]) == (1, "error")
+    with pytest.raises(ConfigError, match="has one class only, ring; a classifier needs two") as caught:
+        ClassificationTask(load_config("train", command), SingleDeviceStrategy("cpu"))
+    assert str(caught.value) == found.content["findings"][0]["text"]
+
+
 def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:
     config = load_config("serve", [f"checkpoint={checkpoint}"])
     scorer = task_of(config.checkpoint).load_scorer(config, torch.device("cpu"))

@@ -44,6 +44,21 @@ def test_hidden_files_and_folders_are_no_images(drawn: Path, tmp_path: Path) -> 
     assert (read(tmp_path).names, read(tmp_path).classes) == (read(drawn).names, CLASSES)
 
 
+def test_linked_folders_are_read_once(drawn: Path, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for name in CLASSES[1:]:
+        (tmp_path / "train" / name).symlink_to(drawn / "train" / name)
+    mine = tmp_path / "train" / CLASSES[0]
+    shutil.copytree(drawn / "train" / CLASSES[0], mine / "sub")
+    for place, target in (("back", ".."), ("self", "."), ("top", "/"), ("sub/up", "../.."), ("sub/side", "../sub")):
+        (mine / place).symlink_to(target)
+    assert read(tmp_path).labels.tolist() == read(drawn).labels.tolist()
+    assert read(tmp_path).names[0] == "circle/sub/000000.png"
+    (mine / "system").symlink_to("/proc")
+    with pytest.raises(DataError, match=r"system is a link to /proc, which holds no images; remove the link"):
+        read(tmp_path)
+
+
 def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
     for split in ("train", "val"):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from retina_dist.classification.data.dataset import ClassificationDataset
 from retina_dist.classification.data.drawn import CLASSES
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.metrics import BINARY
+from retina_dist.classification.model import build_classifier, smallest_size
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
@@ -114,11 +116,39 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
         ("model.architecture=vit_b_16 data.val_image_size=8", "takes images of one size"),
         ("model.architecture=vit_b_16 data.image_size=24 data.val_resize=24", "a multiple of 16, not 24"),
         ("model.architecture=maxvit_t", "takes images of 224 px, not 16"),
+        ("model.architecture=alexnet", "at least 63 px, not data.image_size=16; give data.image_size=63"),
+        (
+            "model.architecture=inception_v3 data.image_size=80 data.val_image_size=48 data.val_resize=48",
+            "75 px, not data.val_image_size=48",
+        ),
+        (
+            "model.architecture=squeezenet1_0 data.image_size=32 data.val_resize=32 data.first_image_size=16 data.growth=[0,2]",
+            "at least 21",
+        ),
+        ("data.balanced=true model.balance_loss=true", "both correct for rare classes"),
     ],
 )
 def test_settings_that_the_data_forbids(drawn: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(drawn, *override.split())
+
+
+def test_the_smallest_size_is_where_a_pass_begins_to_work() -> None:
+    sizes = {"alexnet": 63, "vgg11": 32, "convnext_tiny": 32, "squeezenet1_0": 21, "regnet_y_400mf": 8, "resnet18": 8}
+    assert {name: smallest_size(name, 8) for name in sizes} == sizes
+    model = build_classifier("squeezenet1_0", 2)
+    assert model.logits(torch.zeros(2, 3, 21, 21, dtype=torch.uint8)).shape == (2, 2)
+    with pytest.raises(RuntimeError):
+        model.logits(torch.zeros(2, 3, 20, 20, dtype=torch.uint8))
+
+
+def test_weights_of_balanced_draws_have_the_mean_of_one_over_what_is_drawn() -> None:
+    samples = Samples(tuple("abcdef"), tuple("abcdef"), np.array([0, 0, 0, 0, 0, 1]), ("x", "y"))
+    data = ClassificationData(name="d", balanced=True)
+    dataset = ClassificationDataset(samples, data)
+    weights = class_weights(ClassifierConfig(class_weights=[1, 3]), samples, balanced=True)
+    drawn = [samples.labels[dataset.drawn(place, epoch=0).image] for place in range(6)]
+    assert np.mean([weights[label] for label in drawn]) == pytest.approx(1)
 
 
 def test_two_classes_have_metrics_of_their_own(drawn: Path, tmp_path: Path) -> None:
@@ -137,6 +167,7 @@ def test_class_weights_have_the_mean_of_one_over_the_images() -> None:
     assert class_weights(ClassifierConfig(balance_loss=True), samples) == pytest.approx([2 / 3, 2.0])
     assert class_weights(ClassifierConfig(class_weights=[1, 3]), samples) == pytest.approx([2 / 3, 2.0])
     assert class_weights(ClassifierConfig(), samples) == []
+    assert class_weights(ClassifierConfig(class_weights=[1, 3]), samples, balanced=True) == [0.5, 1.5]
     absent = Samples(tuple("abcd"), tuple("abcd"), np.array([0, 0, 0, 1]), ("x", "y", "z"))
     assert class_weights(ClassifierConfig(balance_loss=True), absent) == pytest.approx([2 / 3, 2.0, 0.0])
     with pytest.raises(ConfigError, match="are 0 for every class that has images"):
