@@ -33,7 +33,7 @@ engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, 
 	$(RUN) -m pip install --quiet -e ".[ray]"
 	test -x $(VENV)/skypilot/bin/sky || { $(RUN) -m venv $(VENV)/skypilot && $(VENV)/skypilot/bin/pip install --quiet "skypilot>=0.14.1"; }
 	PATH="$$PATH:$(abspath $(VENV)/skypilot/bin)" $(RUN) -m pytest tests/e2e/test_ray.py tests/unit/scripts/test_skypilot.py \
-		tests/unit/scripts/test_kubernetes.py tests/unit/scripts/test_engine_commands.py $(ARGS)
+		tests/unit/scripts/test_job_files.py $(ARGS)
 	test -x $(VENV)/scoring/bin/azmlinfsrv || { $(RUN) -m venv $(VENV)/scoring \
 		&& $(VENV)/scoring/bin/pip install --quiet "azureml-inference-server-http>=1.5,<1.6" \
 		&& mkdir $(VENV)/scoring/project && ln -s $(abspath $(VENV))/lib/python3*/site-packages/* $(VENV)/scoring/project \
@@ -41,8 +41,10 @@ engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, 
 		&& echo $(abspath $(VENV)/scoring/project) > $$(echo $(VENV)/scoring/lib/python3*/site-packages)/project.pth; }
 	$(VENV)/scoring/bin/python -m pytest tests/unit/serving/test_serving_contract.py -k azure $(ARGS)
 
-gpu: $(VENV)/installed-$(KEY)  ## Measure this machine's GPU in ten minutes: suite.json and suite.png
-	$(RUN) -m retina_dist.benchmark suite $(ARGS)
+gpu: $(VENV)/installed-$(KEY)  ## Test this machine's GPU, then measure a step and the scaling over its GPUs
+	$(RUN) -m pytest tests/gpu
+	$(RUN) -m retina_dist.benchmark step model=retinanet_r50 strategy.device=cuda canvases=[[800,1088]] $(ARGS)
+	$(RUN) -m retina_dist.benchmark scaling data=synthetic strategy.device=cuda processes=[1,2]
 
 # docker, podman or buildah; scripts/image/README.md
 image image-serve:  ## Build the container image for training or serving (CUDA=12.6 RAY=yes IMAGE=name:tag)

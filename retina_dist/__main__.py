@@ -22,7 +22,7 @@ COMMANDS = {
     "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "parity": "compare every backend with one process, step by step",
-    "benchmark": "measure step, data, eval, synthetic and scaling; forecast a cluster",
+    "benchmark": "measure step, data, synthetic and scaling",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__"}

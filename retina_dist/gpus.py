@@ -1,10 +1,8 @@
-"""What is known of GPUs before one is there: usable memory, compute capability, and the best published speed.
+"""What is known of GPUs before one is there: usable memory and compute capability.
 
 `memory_gib` is what torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug
 reports of that GPU (drivers differ by up to 0.1 GiB). It is less than nvidia-smi's total, such as 79.1 of 79.6 GiB, and more than
-the name says where that counts decimal gigabytes. `mlperf_img_s` is the best MLPerf Training result of RetinaNet (ResNeXt50,
-800 x 800, mixed precision) on 8 GPUs, in images/s a GPU over a whole epoch, from the logs in MLCommons' repositories
-training_results_v2.0 to v5.1 (https://github.com/mlcommons).
+the name says where that counts decimal gigabytes.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ class Gpu:
     pattern: str
     memory_gib: float
     capability: tuple[int, int]
-    mlperf_img_s: float | None = None
 
 
 GPUS = (
@@ -36,20 +33,20 @@ GPUS = (
     Gpu("V100-32GB", r"Tesla V100-(SXM[23]|PCIE)-32GB", 31.74, (7, 0)),
     Gpu("T4", r"Tesla T4|NVIDIA T4", 14.56, (7, 5)),
     Gpu("A10", r"NVIDIA A10G?", 21.96, (8, 6)),
-    Gpu("A30", r"NVIDIA A30", 23.50, (8, 0), 57.9),
-    Gpu("A40", r"NVIDIA A40", 44.34, (8, 6), 56.4),
+    Gpu("A30", r"NVIDIA A30", 23.50, (8, 0)),
+    Gpu("A40", r"NVIDIA A40", 44.34, (8, 6)),
     Gpu("A100-40GB", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.38, (8, 0)),
-    Gpu("A100-80GB", r"NVIDIA A100-SXM4-80GB", 79.14, (8, 0), 126.3),
-    Gpu("A100-PCIe-80GB", r"NVIDIA A100[ -]80GB PCIe|NVIDIA A100-PCIE-80GB", 79.14, (8, 0), 115.1),
+    Gpu("A100-80GB", r"NVIDIA A100-SXM4-80GB", 79.14, (8, 0)),
+    Gpu("A100-PCIe-80GB", r"NVIDIA A100[ -]80GB PCIe|NVIDIA A100-PCIE-80GB", 79.14, (8, 0)),
     Gpu("L4", r"NVIDIA L4", 21.96, (8, 9)),
-    Gpu("L40", r"NVIDIA L40", 44.39, (8, 9), 77.7),
-    Gpu("L40S", r"NVIDIA L40S", 44.39, (8, 9), 92.7),
-    Gpu("H100-80GB", r"NVIDIA H100 80GB HBM3", 79.10, (9, 0), 291.1),
-    Gpu("H100-PCIe-80GB", r"NVIDIA H100 PCIe", 79.10, (9, 0), 188.5),
-    Gpu("H100-NVL-94GB", r"NVIDIA H100 NVL", 93.00, (9, 0), 227.0),
-    Gpu("H200-141GB", r"NVIDIA H200", 139.80, (9, 0), 312.6),
-    Gpu("B200-180GB", r"NVIDIA B200", 178.35, (10, 0), 490.7),
-    Gpu("GB200", r"NVIDIA GB200", 184.31, (10, 0), 504.6),
+    Gpu("L40", r"NVIDIA L40", 44.39, (8, 9)),
+    Gpu("L40S", r"NVIDIA L40S", 44.39, (8, 9)),
+    Gpu("H100-80GB", r"NVIDIA H100 80GB HBM3", 79.10, (9, 0)),
+    Gpu("H100-PCIe-80GB", r"NVIDIA H100 PCIe", 79.10, (9, 0)),
+    Gpu("H100-NVL-94GB", r"NVIDIA H100 NVL", 93.00, (9, 0)),
+    Gpu("H200-141GB", r"NVIDIA H200", 139.80, (9, 0)),
+    Gpu("B200-180GB", r"NVIDIA B200", 178.35, (10, 0)),
+    Gpu("GB200", r"NVIDIA GB200", 184.31, (10, 0)),
 )
 
 

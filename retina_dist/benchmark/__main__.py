@@ -4,11 +4,9 @@
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
-    python -m retina_dist.benchmark forecast  how long on N GPUs of which kind: a calculation
-    python -m retina_dist.benchmark suite     all that needs a GPU, in ten minutes, as one JSON and one image to post
 
-Each takes KEY=VALUE settings (--cfg job lists them). All but suite take output=FILE for the figures as JSON, and --baseline FILE
---fail-under R to exit with 1 when a ratio is less than R times that in an earlier FILE.
+Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON. --baseline FILE
+--fail-under R exits with 1 when a ratio is less than R times that of an earlier FILE.
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = {
-    kind: f"retina_dist.benchmark.{kind}" for kind in ("step", "data", "synthetic", "scaling", "forecast", "suite")
-}
+KINDS = ("step", "data", "synthetic", "scaling")
 FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
 
 
@@ -47,7 +43,7 @@ def main() -> None:
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     sys.argv[1:] = as_settings(sys.argv[2:])
-    importlib.import_module(KINDS[kind]).main()
+    importlib.import_module(f"retina_dist.benchmark.{kind}").main()
 
 
 if __name__ == "__main__":

@@ -19,19 +19,35 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from retina_dist.benchmark.report import finish, write_table
 from retina_dist.benchmark.settings import ScalingConfig
-from retina_dist.benchmark.throughput import measure
+from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
-from retina_dist.reporting.scaling import Epoch, plot_epochs
+from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
 from retina_dist.strategies.launchers import command, environment, why_missing
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # with the colours, they print_redacted overlapping lines apart
+# https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
+IN_2018 = (
+    "in 2018, keras-retinanet under Horovod on eight K80 of two NC24 was 7.2 times as fast as on one, 670 s an epoch"
+)
+
+
+class Epoch(NamedTuple):
+    """Minutes of an epoch with `workers` workers; `shortest` and `longest` over several rounds."""
+
+    workers: int
+    minutes: float
+    shortest: float
+    longest: float
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
@@ -80,18 +96,13 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     against = compared(speeds)
     for name, ratio in against.items():
         print(f"{name} processes: {ratio:.3f} times as fast")
+    print(f"for comparison: {IN_2018}")
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
         for path in write_epochs(Path(config.output), rows, num_images, what):
             print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
-    images = config.data.batch_size * config.trainer.micro_batches
-    start = {  # what `benchmark forecast measured=FILE` starts from: the plain process
-        "step_ms": round(1000 * images / rows[0]["images_per_s"], 3),
-        "batch_size": images,
-        "step_of": {"path": config.trainer.precision},
-    }
-    return finish(config, "scaling", ratios, what=what, num_images=num_images, **start, rows=rows)
+    return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
 
 
 def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, float]:
@@ -140,7 +151,7 @@ def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, 
         most = max((rows[i] for i in own), key=lambda row: row["processes"])
         label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
         lines[label] = line
-    notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest"]
+    notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest", IN_2018]
     plot_epochs(lines, points[0].minutes, plot, notes)
     return table, plot
 
@@ -159,6 +170,33 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
             raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
         found: dict[str, Any] = json.loads(result.read_text())
         return found
+
+
+def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, notes: Sequence[str] = ()) -> None:
+    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of `alone` minutes / N.
+
+    Whiskers reach from the shortest to the longest round.
+    """
+    with new_figure(out, (7.4, 4.9 + 0.22 * len(lines))) as figure:
+        axes = figure.subplots()
+        axes.set(title="Length of an epoch", xlabel="workers", ylabel="minutes", xscale="log", yscale="log")
+        workers = sorted({point.workers for line in lines.values() for point in line})
+        axes.plot(workers, [alone / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
+        for i, (name, points) in enumerate(lines.items()):
+            line = sorted(points)
+            minutes = [p.minutes for p in line]
+            reach = [[p.minutes - p.shortest for p in line], [p.longest - p.minutes for p in line]]
+            look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
+            capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
+            axes.errorbar([p.workers for p in line], minutes, reach, linewidth=1.5, capsize=capsize, label=name, **look)
+        axes.minorticks_off()
+        axes.set_xticks(workers, map(str, workers))
+        low, high = axes.get_ylim()
+        ticks = [low * (high / low) ** (i / 6) for i in range(7)]
+        axes.set_yticks(ticks, [f"{tick:,.3g}" for tick in ticks])
+        # below, since lines may pass anywhere
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
+        footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
 
 
 @entry_point("benchmark_scaling")

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
-    ForecastBenchmarkConfig,
     ScalingConfig,
     StepConfig,
-    SuiteConfig,
     SyntheticBenchmarkConfig,
 )
 from retina_dist.detection.settings import DetectionRunConfig, check_category_map
@@ -27,10 +25,6 @@ class DoctorConfig(DetectionRunConfig):
     )
     cluster: bool = setting(
         False, "check machines, network and equal data of every rank instead; under the launcher of the training"
-    )
-    sku: str | None = setting(
-        None,
-        "cluster: kind of machine, as of `benchmark forecast`, that all-reduce is held against; null: by what is found",
     )
     expect_gb_s: float | None = setting(
         None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
@@ -141,9 +135,7 @@ COMMANDS: dict[str, type] = {
     "benchmark_step": StepConfig,
     "benchmark_synthetic": SyntheticBenchmarkConfig,
     "benchmark_scaling": ScalingConfig,
-    "benchmark_forecast": ForecastBenchmarkConfig,
     "benchmark_data": DataBenchmarkConfig,
-    "benchmark_suite": SuiteConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "serve": ServeConfig,

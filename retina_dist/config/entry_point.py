@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -22,13 +21,7 @@ from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
-# Settings that name what a command writes, and the endings that they may have.
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "output": (),
-    "output_dir": (),
-    "plot": (".png", ".pdf", ".svg", ".jpg"),
-    "table": (),
-}
+OUTPUTS = ("output", "output_dir")  # settings that name what a command writes
 
 
 def entry_point(
@@ -69,13 +62,11 @@ def check_outputs(config: Any) -> None:
     """Raise ConfigError, on rank 0, when a file or folder that a command is to write cannot be, before its long work."""
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
-    for key, endings in OUTPUTS.items():
+    for key in OUTPUTS:
         value = getattr(config, key, None)
         if not value or (isinstance(config, ShardsConfig) and "://" in value):
             continue
         check_output(value, key, folder=key == "output_dir" or isinstance(config, ShardsConfig))
-        if endings and Path(value).suffix not in endings:
-            raise ConfigError(f"{key}={value} has no known ending; use one of {', '.join(endings)}.")
 
 
 def _asks_for_a_plugin(arguments: list[str]) -> bool:

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from retina_dist.benchmark.communication import MACHINES
 from retina_dist.config.commands import DoctorConfig
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import UserError
 from retina_dist.files import Url, first_line, place
 from retina_dist.preflight import checks
 from retina_dist.preflight.clock import read_clock
@@ -22,7 +21,7 @@ from retina_dist.preflight.data_files import digests
 from retina_dist.preflight.facts import Facts, read_machine
 from retina_dist.preflight.gather import gather_facts
 from retina_dist.preflight.needs import Needs, needs_of
-from retina_dist.preflight.network import Link, expected_machine, measure_links, with_expected
+from retina_dist.preflight.network import Link, measure_links
 from retina_dist.preflight.report import ClusterReport
 from retina_dist.preflight.speed_checks import link_findings, step_findings
 from retina_dist.preflight.step import time_step
@@ -45,8 +44,6 @@ def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> 
     of GPUs is measured ends the others after a minute with an error that names it.
     """
     started = time.monotonic()
-    if config.sku is not None and config.sku not in MACHINES:
-        raise ConfigError(f"sku={config.sku} is not known; give one of {', '.join(MACHINES)}.", collective=True)
     patience = min(config.strategy.timeout_s, PATIENCE_S)
     strategy = build_strategy(replace(config, strategy=replace(config.strategy, timeout_s=patience)))
     strategy.join_s, strategy.connects_at_once = config.strategy.timeout_s, False
@@ -79,7 +76,7 @@ def _check(
 
     def report(links: Sequence[Link] = ()) -> ClusterReport:
         job = f"{strategy.backend} under {detect_launch()}"
-        return build_report(config, ranks, links, job, str(folder), time.monotonic() - started, strategy.overhead_ms)
+        return build_report(config, ranks, links, job, str(folder), time.monotonic() - started)
 
     on_each("the report", lambda: print_redacted(f"{report().machines()}\n") if strategy.is_main else None)
     strategy.phase = "the measurement of the network"
@@ -112,15 +109,12 @@ def build_report(
     job: str,
     folder: str,
     seconds: float,
-    overhead_ms: float = 0.0,
 ) -> ClusterReport:
     """The findings of gathered facts."""
     image_bytes, model_bytes = task_class(config).sizes(config)
     needs = needs_of(config, len(ranks), image_bytes, model_bytes)
-    machine, expected_from = expected_machine(ranks, config.sku)
-    links = with_expected(links, len(ranks), machine, overhead_ms)
     found = findings(ranks, links, needs, folder, config.expect_gb_s)
-    return ClusterReport(job, ranks, links, expected_from, found, seconds)
+    return ClusterReport(job, ranks, links, found, seconds)
 
 
 def findings(

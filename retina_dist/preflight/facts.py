@@ -22,10 +22,7 @@ from retina_dist.strategies.devices import driver_version, nccl_version
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
-INFINIBAND, INTERFACES = Path("/sys/class/infiniband"), Path("/sys/class/net")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a machine, and no other machine's
-CPU = Path("/proc/cpuinfo")
-ETHERNET_CARD = "1"  # ARPHRD_ETHER; IP over InfiniBand is 32
 
 
 @dataclass
@@ -41,10 +38,6 @@ class Facts:
     versions: dict[str, str] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)  # that the host's own name resolves to
     foreign: list[str] = field(default_factory=list)  # those of them that this host does not have
-    ethernet_gbit: float | None = None  # of the fastest card
-    infiniband_gbit: float | None = None  # of all active ports together
-    infiniband_port_gbit: float | None = None  # of the fastest
-    shared_cards: str | None = None  # why a card's speed says little of this machine's share of it
     chosen_interface: str | None = None  # GLOO_SOCKET_IFNAME: the host's name is then not asked for its address
     shm_bytes: int | None = None  # free in /dev/shm
     open_files: int | None = None  # the soft limit
@@ -83,10 +76,6 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.addresses = facts.attempt("address of the host's name", lambda: _addresses(facts.host)) or []
     facts.foreign = facts.attempt("host's own addresses", lambda: [a for a in facts.addresses if not is_own(a)]) or []
     facts.chosen_interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")
-    facts.ethernet_gbit = facts.attempt("Ethernet cards", _ethernet_gbit)
-    ports = facts.attempt("InfiniBand cards", lambda: _port_gbits("InfiniBand")) or []
-    facts.infiniband_gbit, facts.infiniband_port_gbit = sum(ports) or None, max(ports, default=None)
-    facts.shared_cards = facts.attempt("kind of network cards", _shared_cards)
     facts.shm_bytes = facts.attempt(str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free)
     facts.open_files = facts.attempt("limit of open files", _open_files)
     facts.disk_free = facts.attempt("disk of the run folder", lambda: shutil.disk_usage(existing(run_folder)).free)
@@ -141,40 +130,3 @@ def _addresses(host: str) -> list[str]:
 def _open_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft
-
-
-def _ethernet_gbit() -> float | None:
-    """Of the fastest card that has a cable in; virtual interfaces have no `device`."""
-    cards = [
-        card for card in INTERFACES.iterdir() if (card / "device").exists() and _text(card / "type") == ETHERNET_CARD
-    ]
-    speeds = [_number(card / "speed") for card in cards if _text(card / "operstate") == "up"]
-    return max((speed / 1000 for speed in speeds if speed > 0), default=None)
-
-
-def _port_gbits(link_layer: str) -> list[float]:
-    """Of each active port, of "InfiniBand" or of "Ethernet" (RoCE)."""
-    if not INFINIBAND.is_dir():
-        return []
-    ports = [port for port in INFINIBAND.glob("*/ports/*") if _text(port / "link_layer") == link_layer]
-    return [rate for port in ports if "ACTIVE" in _text(port / "state") and (rate := _number(port / "rate"))]
-
-
-def _shared_cards() -> str | None:
-    if _port_gbits("Ethernet"):
-        return "RDMA over Ethernet has no figure here"
-    flags = next((line.split() for line in CPU.read_text().splitlines() if line.startswith("flags")), [])
-    return "a virtual machine's card shows the physical card's speed" if "hypervisor" in flags else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # a card that is down answers "Invalid argument"
-        return ""
-
-
-def _number(path: Path) -> float:
-    """The number at the start of a file, such as that of "200 Gb/sec (4X HDR)"; 0 where there is none."""
-    first = (_text(path).split() or ["0"])[0]
-    return float(first) if first.replace(".", "", 1).isdigit() else 0.0

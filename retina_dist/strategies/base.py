@@ -114,11 +114,6 @@ class DistributedStrategy(ABC):
         """Versions of the packages that the backend communicates with beside torch, by name."""
         return {}
 
-    @property
-    def overhead_ms(self) -> float:
-        """Milliseconds that a collective takes beside the network, about."""
-        return 0.0
-
     def counters(self) -> dict[str, float]:
         """What happened on the wire since the start, by name, for the log; equal on all ranks."""
         return {}

@@ -10,7 +10,6 @@ for contiguous gradients only: it refuses weights that are channels last.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import threading
 import time
@@ -35,7 +34,6 @@ from retina_dist.strategies.horovod_elastic import RENDEZVOUS, Membership, has_n
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 from retina_dist.strategies.settings import StrategyConfig
-from retina_dist.text import parse_number
 
 T = TypeVar("T")
 
@@ -224,12 +222,6 @@ class HorovodStrategy(DistributedStrategy):
 
     def versions(self) -> dict[str, str]:
         return {"horovod": metadata.version("horovod")}
-
-    @property
-    def overhead_ms(self) -> float:
-        """Two cycles: the ranks agree on a collective at the end of one and send it at the end of the next."""
-        cycle_ms = parse_number(os.environ.get("HOROVOD_CYCLE_TIME", ""))
-        return 2 * (1.0 if math.isnan(cycle_ms) else cycle_ms)  # Horovod's default
 
     def _forget(self) -> None:
         """Leave the model that was prepared last, with what is under way."""

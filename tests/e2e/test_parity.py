@@ -86,8 +86,3 @@ def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path
     for name in ("found.csv", "found.png"):
         assert (tmp_path / name).stat().st_size
         assert f"written to {name}" in printed
-
-
-def test_the_model_is_held_against_2018(cli: Callable, tmp_path: Path) -> None:
-    printed = cli("retina_dist.benchmark", "forecast", "seed=true", cwd=tmp_path).stdout
-    assert "7.20x measured (Microsoft) | 7.0" in printed

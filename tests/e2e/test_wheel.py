@@ -83,8 +83,7 @@ def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> Non
     package = {name for name in names if not name.startswith(info)}
     kept = [path for path in (ROOT / "scripts").iterdir() if path.suffix in (".py", ".patch")]
     scripts = {f"retina_dist/{path.relative_to(ROOT).as_posix()}" for path in kept}
-    published = {f"retina_dist/benchmark/mlperf/{name}" for name in ("README.md", "resnet50.csv", "retinanet.csv")}
-    assert package == modules | scripts | settings | published | {
+    assert package == modules | scripts | settings | {
         "retina_dist/conf/__init__.py",
         "retina_dist/py.typed",
     }

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Without a GPU they are skipped."""
+"""What only a GPU can show; `make gpu` runs these. Without a GPU they are skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.benchmark.step_paths import random_batch
+from retina_dist.benchmark.step import random_batch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
 from retina_dist.engine.prefetch import prefetched

@@ -22,7 +22,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").glob("*.md")
 )
 LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
-PLACEHOLDERS = {"PER_MACHINE_HOUR": "3.5", "...": ""}
+PLACEHOLDERS = {"...": ""}
 
 
 def commands_of(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -98,8 +98,6 @@ def test_no_file_is_out_of_reach() -> None:
         "benchmark_data",
         "benchmark_synthetic",
         "benchmark_scaling",
-        "benchmark_forecast",
-        "benchmark_suite",
         "parity",
         "predict",
         "serve",

@@ -19,13 +19,13 @@ from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import targets
 from retina_dist.detection.model.retinanet import BACKBONES, RetinaNet, as_torchvision, build_retinanet
 from retina_dist.detection.model.targets import decode, encode, match
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
+from tests.operator_count import OperatorCount
 
 CANVAS = (128, 160)
 

@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.benchmark.operators import OperatorCount
+from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.operator_count import OperatorCount
 from tests.plans import plan_of
 from tests.unit.engine.test_trainer import Data, Rows
 
@@ -68,6 +70,7 @@ def make(
         strategy,
         limit=limit,
         folder=folder,
+        checkpoint=Checkpointer(state, strategy, position=data.position).content,
         inspect=lambda model, batch: [
             {"image_id": i, "losses": {k: float(v) for k, v in model(batch).items()}} for i in range(len(batch.x))
         ],
@@ -140,22 +143,28 @@ def test_remembering_and_restoring_statistics_takes_as_many_operators_with_any_n
     assert not torch.equal(model.more[0].running_mean, before["more.0.running_mean"])  # a norm at rest is not touched
 
 
-def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
+def test_an_event_says_what_was_in_the_step_and_keeps_its_weights(tmp_path: Path) -> None:
     trainer, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
     trainer.fit()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "nonfinite_00000003.json",
+        "nonfinite_00000003.pt",
         "nonfinite_00000004.json",
     ]
     first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4))
     assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (3, 0.1, 1, 1)
-    assert first["epoch"] == 1.0  # of ten rows four by four
+    assert (first["steps_before"], first["epoch"]) == (2, 1.0)  # of ten rows four by four
     assert second["in_a_row"] == 2
+    assert second["checkpoint"] == first["checkpoint"] == "nonfinite_00000003.pt"  # the weights did not change
+    assert f"event={tmp_path / 'nonfinite_00000004.json'}" in second["replay"]
     (rank,) = first["ranks"]
     assert math.isnan(rank["losses"]["class"])
     (images,) = rank["micro_batches"]
     assert [image["image_id"] for image in images] == [0, 1]  # step 3 has the last two of ten rows
     assert all(math.isfinite(image["losses"]["class"]) for image in images)  # it was not an image's fault
+    content = load_checkpoint(tmp_path / "nonfinite_00000003.pt")
+    assert content["step"] == 2
+    assert all(value.isfinite().all() for value in content["model"].values())
 
 
 @pytest.mark.parametrize(("precision", "finite"), [("fp16", False), ("bf16", True)])
@@ -173,6 +182,20 @@ def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, preci
         first, second = (image["class"] for image in rank["micro_batches"][0])
         assert math.isfinite(first)
         assert not math.isfinite(second)
+
+
+def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
+    """Three are kept; the fourth row of events has none, and says so for each of its steps."""
+    trainer, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
+    trainer.fit()
+    events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
+    assert events == {
+        "nonfinite_00000001": "nonfinite_00000001.pt",
+        "nonfinite_00000003": "nonfinite_00000003.pt",
+        "nonfinite_00000005": "nonfinite_00000005.pt",
+        "nonfinite_00000007": None,
+        "nonfinite_00000008": None,
+    }
 
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:

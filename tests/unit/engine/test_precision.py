@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from retina_dist.benchmark.step_paths import PATHS
+from retina_dist.benchmark.step import PATHS
 from retina_dist.config import commands
 from retina_dist.engine.precision import Precision, autocast, describe_precision
 from retina_dist.engine.settings import TrainerConfig

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from retina_dist.benchmark.operators import OperatorCount
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.replicas import settings_of
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only
+from tests.operator_count import OperatorCount
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 CHANNELS = 3

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from retina_dist.benchmark.communication import MACHINES, NVLINK_A100, NVLINK_H200, PCI_3, PCI_4
 from retina_dist.preflight import checks
 from retina_dist.preflight.checks import Finding
 from retina_dist.preflight.clock import Offset, offset
 from retina_dist.preflight.cluster import findings as all_findings
 from retina_dist.preflight.facts import Facts
 from retina_dist.preflight.needs import Needs
-from retina_dist.preflight.network import Link, expected_machine, with_expected
+from retina_dist.preflight.network import Link
 from retina_dist.preflight.report import ClusterReport
 
 NEEDS = Needs(shm_of_rank=2 * 2**30, open_files=400, disk=2**30)
@@ -33,9 +32,6 @@ def cluster(**of_rank_3: Any) -> list[Facts]:
             memory_gib=79.3,
             versions=VERSIONS,
             addresses=[f"10.0.0.{rank // 2}"],
-            ethernet_gbit=100.0,
-            infiniband_gbit=1600.0,
-            infiniband_port_gbit=200.0,
             shm_bytes=16 * 2**30,
             open_files=65536,
             disk_free=2**40,
@@ -173,7 +169,7 @@ def test_a_finding_of_many_hosts_is_said_once_on_the_screen() -> None:
     ranks = [replace(cluster()[0], rank=r, host=f"n{r}", uuid=str(r), shm_bytes=0) for r in range(20)]
     found = findings(ranks)
     assert len(found) == 20
-    text = ClusterReport("DDP", ranks, LINKS, "not known", found, 1.0).text()
+    text = ClusterReport("DDP", ranks, LINKS, found, 1.0).text()
     assert text.count("free in /dev/shm") == 8
     assert "and 12 more; output=FILE.json has all" in text
     assert text.count("docker run --shm-size") == 1
@@ -205,88 +201,10 @@ def test_what_cannot_be_known_is_not_held_against_anyone() -> None:
     assert list(checks.memory_findings(cluster(shm_bytes=0), replace(NEEDS, shm_of_rank=None))) == []
 
 
-def test_a_slow_network_is_held_against_the_hardware_or_a_number() -> None:
-    machine, words = expected_machine(cluster(), None)
-    assert words == "NVIDIA A100-SXM4-80GB among each other and 400 Gbit/s of InfiniBand between hosts"
-    good = with_expected(LINKS, 4, machine)
-    assert good[1].expected_ms is not None
-    assert 1.0 < good[1].expected_ms < 3.0  # 64 MB over 47 GB/s, both ways, and some hops
-    (slow,) = findings(cluster(), (good[0]._replace(ms=0.1), good[1]._replace(ms=50.0)))
-    assert slow.what.startswith("an all-reduce of 64 MB takes 50.00 ms, and should take about 1.")
+def test_a_slow_network_is_held_against_a_number() -> None:
+    assert findings(cluster(), LINKS, expect_gb_s=40.0) == []
     (below,) = findings(cluster(), LINKS, expect_gb_s=100.0)
     assert (below.level, below.what) == ("error", "an all-reduce of 64 MB reaches 48.00 GB/s, below expect_gb_s=100")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ([replace(f, gpu=None) for f in cluster()], "not known for CPUs"),
-        *(
-            ([replace(f, gpu=gpu) for f in cluster()], f"the links of {gpu}")
-            for gpu in (
-                "NVIDIA X1",
-                "NVIDIA GH200 480GB",
-                "NVIDIA RTX A4000",
-                "NVIDIA T400",
-                "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-                "Tesla V100-SXM2-16GB",
-                "NVIDIA H100 NVL",
-            )
-        ),
-        ([f for f in cluster() if f.rank != 3], "unequal machines"),
-        (
-            [replace(f, infiniband_gbit=None, shared_cards="a virtual machine") for f in cluster()],
-            "speed (a virtual machine)",
-        ),
-        ([replace(f, infiniband_gbit=None, ethernet_gbit=None) for f in cluster()], "the network cards' speed"),
-    ],
-)
-def test_unknown_hardware_expects_nothing(ranks: list[Facts], words: str) -> None:
-    machine, said = expected_machine(ranks, None)
-    assert machine is None
-    assert words in said
-    assert with_expected(LINKS, 4, machine) == list(LINKS)
-
-
-def test_without_infiniband_the_slowest_hosts_ethernet_counts() -> None:
-    ranks = [replace(f, infiniband_gbit=None, ethernet_gbit=25.0 if f.host == "b" else 100.0) for f in cluster()]
-    machine, words = expected_machine(ranks, None)
-    assert machine is not None
-    assert machine.outside == pytest.approx(1.7)  # the pair of nccl-tests#83
-    assert words.endswith("25 Gbit/s of Ethernet between hosts")
-
-
-def test_horovods_cycles_are_no_fault_of_the_network() -> None:
-    machine, _ = expected_machine(cluster(), None)
-    plain, slower = (with_expected(LINKS, 4, machine, overhead)[0].expected_ms for overhead in (0.0, 2.0))
-    assert plain is not None
-    assert slower == pytest.approx(plain + 2.0)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "gb_s"),
-    [
-        ("NVIDIA A100-PCIE-40GB", PCI_4),
-        ("NVIDIA A100-SXM4-40GB", NVLINK_A100),
-        ("NVIDIA A100 80GB PCIe", PCI_4),
-        ("NVIDIA H200", NVLINK_H200),
-        ("Tesla V100-PCIE-16GB", PCI_3),
-    ],
-)
-def test_links_inside_a_machine(gpu: str, gb_s: float) -> None:
-    machine, _ = expected_machine([replace(f, gpu=gpu) for f in cluster()], None)
-    assert machine is not None
-    assert machine.inside == gb_s
-
-
-def test_a_kind_of_machine_is_taken_at_its_word() -> None:
-    machine, words = expected_machine([replace(f, gpu=None) for f in cluster()], "Standard_ND96asr_v4")
-    assert machine is not None
-    assert machine.gpus == 2
-    assert machine.outside == pytest.approx(
-        MACHINES["Standard_ND96asr_v4"].outside / 4
-    )  # the cards near two of eight GPUs
-    assert words.startswith("Standard_ND96asr_v4")
 
 
 def test_many_rounds_bound_an_offset_more_tightly() -> None:
@@ -303,7 +221,7 @@ def test_many_rounds_bound_an_offset_more_tightly() -> None:
 def test_the_report_puts_the_remedies_last() -> None:
     ranks = cluster(uuid="GPU-2", clock=[(190.0, 191.0)])
     found = sorted(findings(ranks), key=lambda finding: finding.level)
-    report = ClusterReport("DDP over NCCL", ranks, LINKS, "not known", found, 12.3)
+    report = ClusterReport("DDP over NCCL", ranks, LINKS, found, 12.3)
     lines = report.text().splitlines()
     assert lines[0] == "DDP over NCCL, 2 hosts"
     assert any("2 x NVIDIA A100-SXM4-80GB, 79.3 GiB" in line for line in lines)

@@ -34,42 +34,9 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(facts, "SHARED_MEMORY", tmp_path / "none")
-    monkeypatch.setattr(facts, "INTERFACES", tmp_path / "none")
     found = read_machine(SingleDeviceStrategy("cpu"), tmp_path)
     assert found.shm_bytes is None
-    assert found.unread["Ethernet cards"].startswith("FileNotFoundError")
     assert str(tmp_path / "none") in found.unread
-
-
-def test_network_cards_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    for card in ("mlx5_0", "mlx5_1", "mlx5_2"):
-        write(f"ib/{card}/ports/1/rate", "200 Gb/sec (4X HDR)\n")
-        write(f"ib/{card}/ports/1/state", "4: ACTIVE\n" if card != "mlx5_2" else "1: DOWN\n")
-        write(f"ib/{card}/ports/1/link_layer", "InfiniBand\n")
-    write("ib/mlx5_3/ports/1/rate", "100 Gb/sec\n")
-    write("ib/mlx5_3/ports/1/state", "4: ACTIVE\n")
-    write("ib/mlx5_3/ports/1/link_layer", "Ethernet\n")
-    for card, speed, state in (
-        ("eth0", "40000", "up"),
-        ("eth1", "100000", "down"),
-        ("eth2", "-1", "up"),
-        ("ib0", "200000", "up"),
-    ):
-        write(f"net/{card}/speed", f"{speed}\n")
-        write(f"net/{card}/operstate", f"{state}\n")
-        write(f"net/{card}/type", "1\n" if card != "ib0" else "32\n")
-        (tmp_path / f"net/{card}/device").mkdir()
-    write("net/docker0/speed", "400000\n")
-    write("net/docker0/operstate", "up\n")
-    monkeypatch.setattr(facts, "INFINIBAND", tmp_path / "ib")
-    monkeypatch.setattr(facts, "INTERFACES", tmp_path / "net")
-    found = read_machine(SingleDeviceStrategy("cpu"), tmp_path)
-    assert (found.infiniband_gbit, found.infiniband_port_gbit, found.ethernet_gbit) == (400.0, 200.0, 40.0)
-    assert found.shared_cards == "RDMA over Ethernet has no figure here"
 
 
 def test_a_gpu_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

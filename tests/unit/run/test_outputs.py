@@ -14,7 +14,6 @@ import pytest
 
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
-    ForecastBenchmarkConfig,
     ScalingConfig,
     StepConfig,
     SyntheticBenchmarkConfig,
@@ -44,11 +43,9 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "doctor": (DoctorConfig, "output", ".json"),
     "parity": (ParityConfig, "output", ".json"),
     "benchmark step": (StepConfig, "output", ".json"),
-    "benchmark step, plot": (StepConfig, "plot", ".png"),
     "benchmark data": (DataBenchmarkConfig, "output", ".json"),
     "benchmark synthetic": (SyntheticBenchmarkConfig, "output", ".json"),
     "benchmark scaling": (ScalingConfig, "output", ".json"),
-    "benchmark forecast, table": (ForecastBenchmarkConfig, "table", ".csv"),
 }
 
 
@@ -131,11 +128,6 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
     check_outputs(DetectionRunConfig(output_dir="/dev/null", dry_run=True))  # writes nothing
     assert [path.name for path in tmp_path.rglob("*")] == ["there.json"]
     assert (tmp_path / "there.json").read_text() == "mine"
-
-
-def test_a_plot_has_an_ending_that_can_be_drawn(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"plot=.*steps\.docx has no known ending; use one of \.png"):
-        check_outputs(StepConfig(plot=str(tmp_path / "steps.docx")))
 
 
 def test_folders_are_made(tmp_path: Path) -> None:

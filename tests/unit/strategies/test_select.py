@@ -182,16 +182,6 @@ def test_a_static_graph_is_refused_with_accumulation() -> None:
         assert strategy.prepare(model, accumulate=1) is model
 
 
-def test_a_collective_of_horovod_waits_for_two_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
-    strategy = make_strategy("horovod", launch=HOROVODRUN, device="cpu")
-    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
-    assert strategy.overhead_ms == 2.0
-    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5.0")
-    assert strategy.overhead_ms == 10.0
-    assert make_strategy("ddp", launch=PYTHON, device="cpu").overhead_ms == 0.0
-
-
 def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
     strategy = make_strategy(

@@ -1,4 +1,4 @@
-"""The reference of all settings, as Markdown:  python -m retina_dist.config.reference > docs/settings.md"""
+"""The reference of all settings, as Markdown:  python scripts/settings_reference.py > docs/settings.md"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retina_dist.settings import MISSING, Limits, limits_of
 
 HEAD = """# Settings
 
-Every key, written by `python -m retina_dist.config.reference`. The default holds where no file of `conf/` gives a value;
+Every key, written by `python scripts/settings_reference.py`. The default holds where no file of `conf/` gives a value;
 `python -m retina_dist.train --cfg job` prints the values of a training, and so for each command."""
 
 

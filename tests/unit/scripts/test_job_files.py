@@ -1,0 +1,200 @@
+"""The job files of scripts/: Azure's SDK and Kubernetes' schemas take them, their commands compose, their counts agree."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import logging
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from retina_dist.benchmark.__main__ import KINDS
+from retina_dist.config.compose import load_config
+from retina_dist.run.build import build_plan
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+COCO_IMAGES, GPUS = 117_266, 8  # two machines of four in every training file
+GPU = "nvidia.com/gpu"
+MODULE = re.compile(r"-m retina_dist\.(train|benchmark \w+)|scripts/ray/train\.py [^`]*?--(?= )")
+
+
+def commands_of(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """(configuration, settings) of each command in a shell script, a page, or a YAML file of Azure or Kubernetes."""
+    text = path.read_text().replace("\\\n", " ")
+    if path.suffix in (".yaml", ".yml"):
+        loaded = list(yaml.safe_load_all(text))
+        inputs = {"lr": "1e-3", "batch_size": 16} | {k: v for d in loaded for k, v in (d.get("inputs") or {}).items()}
+
+        def filled(found: re.Match[str]) -> str:
+            value = inputs.get(found[1], "/folder")
+            return "/folder" if isinstance(value, dict) else str(value)
+
+        text = re.sub(r"\$\{\{\w+\.(\w+)\}\}", filled, "\n".join(lines_of(loaded)))
+    for line in text.splitlines():
+        if found := MODULE.search(line):
+            words = shlex.split(re.split(r"[`&|;>]", line[found.end() :])[0], comments=True)
+            name = (found[1] or "train").replace(" ", "_")
+            yield name, [word for word in words if word not in ("…", "-m")]
+
+
+def lines_of(node: Any) -> Iterator[str]:
+    """Commands in a parsed YAML file, one a line: strings, and `command` followed by `args`."""
+    if isinstance(node, dict):
+        words = node.get("command")
+        if isinstance(words, list):
+            yield shlex.join([*words, *(node.get("args") or [])])
+    if isinstance(node, str):
+        yield from node.splitlines()
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from lines_of(value)
+
+
+def cases() -> list[Any]:
+    folders = ("azure", "kubernetes", "skypilot", "ray")
+    files = sorted(p for f in folders for p in (SCRIPTS / f).iterdir() if p.suffix in (".yaml", ".yml", ".py", ".md"))
+    return [
+        pytest.param(path, name, words, id=f"{path.relative_to(SCRIPTS)}-{i}")
+        for path in files
+        for i, (name, words) in enumerate(commands_of(path))
+    ]
+
+
+@pytest.mark.parametrize(("path", "name", "words"), cases())
+def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, words: list[str]) -> None:
+    config = load_config(name, [word for word in words if "$" not in word])
+    if path.suffix != ".md" and path.parent.name != "ray":
+        assert config.strategy.device == "cuda", "on paid machines, a run must not fall back on the CPU"
+        if name == "train" and path.stem != "sweep":
+            assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, "some GPUs would wait for others"
+
+
+def test_every_file_has_its_commands() -> None:
+    with_commands = {case.id.rpartition("-")[0] for case in cases()}
+    azure = {
+        f"azure/{name}.yml"
+        for name in ("synthetic", "figure10", "sweep", "train-ddp", "train-ddp-spot", "train-horovod")
+    }
+    assert with_commands >= {
+        *azure,
+        "kubernetes/mpijob.yaml",
+        "kubernetes/trainjob.yaml",
+        "skypilot/task.yaml",
+        "ray/train.py",
+    }
+    assert {case.values[1].removeprefix("benchmark_") for case in cases()} <= {"train", *KINDS}
+
+
+def test_slurm_jobs_train_on_gpus_and_measure_the_machines_where_asked() -> None:
+    for name in ("train_ddp.sbatch", "train_horovod.sbatch"):
+        text = (SCRIPTS / "slurm" / name).read_text()
+        [measured, trained] = [words for _, words in commands_of(SCRIPTS / "slurm" / name)]
+        assert trained.index("strategy.device=cuda") < trained.index("$@")
+        given = re.search(r'such as "(.*?)"', text[text.index("BENCHMARK=") :])
+        assert given
+        words = [word for word in measured if "$" not in word]
+        assert load_config("benchmark_synthetic", [*words, *given[1].split()]).strategy.device == "cuda"
+
+
+@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])
+def test_rays_workers_train_on_gpus_when_they_are_given_some(gpu: bool, device: str) -> None:
+    from scripts.ray.train import settings_of
+
+    config = load_config("train", settings_of(argparse.Namespace(gpu=gpu, settings=["strategy.bucket_mb=3"])))
+    assert (config.strategy.device, config.strategy.bucket_mb, config.resume) == (device, 3, "auto")
+
+
+LOADERS = {
+    "workspace": "load_workspace",
+    "azureBlob": "load_datastore",
+    "data": "load_data",
+    "environment": "load_environment",
+    "amlCompute": "load_compute",
+    "commandJob": "load_job",
+    "sweepJob": "load_job",
+    "model": "load_model",
+    "managedOnlineEndpoint": "load_online_endpoint",
+    "managedOnlineDeployment": "load_online_deployment",
+}
+
+
+def load_by_sdk(path: Path, content: dict[str, Any]) -> None:
+    ml = pytest.importorskip("azure.ai.ml", reason="azure-ai-ml, of the extra dev, is not installed")
+    logging.getLogger("azure.ai.ml").setLevel(logging.ERROR)
+    kind = re.search(r"/(\w+)\.schema\.json$", content["$schema"])
+    assert kind
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entity = getattr(ml, LOADERS[kind[1]])(io.StringIO(yaml.safe_dump(content)), relative_origin=str(path))
+        entity = entity._to_job() if hasattr(entity, "_to_job") else entity
+        if kind[1] in ("commandJob", "sweepJob"):
+            entity._to_rest_object()  # private: the only place where some errors show
+
+
+@pytest.mark.parametrize("path", sorted((SCRIPTS / "azure").glob("*.yml")), ids=lambda path: path.name)
+def test_azures_sdk_takes_the_file_and_refuses_an_unknown_key(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    load_by_sdk(path, content)
+    with pytest.raises(Exception, match=r"[Uu]nknown|no_such_key"):
+        load_by_sdk(path, {**content, "no_such_key": 1})
+
+
+def pods(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict) and "containers" in node:
+        yield node
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from pods(value)
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    files = (SCRIPTS / "kubernetes").glob("*.yaml")
+    return {f"{d['kind']} {d['metadata']['name']}": d for file in files for d in yaml.safe_load_all(file.read_text())}
+
+
+def test_kubernetes_knows_every_field() -> None:
+    """Operators of MPI publish no schema, so only the pods of an MPIJob are held against one."""
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, of the extra dev, is missing")
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api, of the extra dev, is missing"
+    )
+    for document in documents().values():
+        if document["apiVersion"] == "v1":
+            validate.validate(document, "1.34", strict=True)
+        elif document["apiVersion"] == "trainer.kubeflow.org/v1alpha1":
+            model = getattr(models, f"TrainerV1alpha1{document['kind']}")
+            assert model.from_dict(copy.deepcopy(document)).to_dict() == document, (
+                "the model drops what it does not know"
+            )
+        for pod in pods(document):
+            filled = {**pod, "containers": [{"image": "x", **container} for container in pod["containers"]]}
+            wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": filled}
+            validate.validate(wrapped, "1.34", strict=True)
+
+
+def test_kubernetes_files_agree_with_each_other() -> None:
+    found = documents()
+    roles = found["MPIJob retina-horovod"]["spec"]["mpiReplicaSpecs"]
+    slots = found["MPIJob retina-horovod"]["spec"]["slotsPerWorker"]
+    arguments = roles["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    [worker] = roles["Worker"]["template"]["spec"]["containers"]
+    assert int(arguments[arguments.index("-np") + 1]) == slots * roles["Worker"]["replicas"] == GPUS
+    assert worker["resources"]["limits"][GPU] == slots
+    trainer = found["TrainJob retina-ddp"]["spec"]["trainer"]
+    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"][GPU]
+    assert trainer["numProcPerNode"] * trainer["numNodes"] == GPUS
+    runtime = found["TrainJob retina-ddp"]["spec"]["runtimeRef"]
+    assert f"{runtime['kind']} {runtime['name']}" in found
+    for pod in (pod for document in found.values() for pod in pods(document) if "volumes" in pod):
+        mounts = {m["mountPath"]: m for container in pod["containers"] for m in container["volumeMounts"]}
+        assert {m["name"] for m in mounts.values()} == {v["name"] for v in pod["volumes"]}
+        assert "/dev/shm" in mounts, "a container's own 64 MB are too few for data workers"
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v]
+        assert all(f"PersistentVolumeClaim {claim}" in found for claim in claims)
+        assert not mounts["/mnt/runs"].get("readOnly")
