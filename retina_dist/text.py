@@ -68,3 +68,17 @@ def format_bytes(size: float) -> str:
     ('3.0 MiB', '2.0 GiB')
     """
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds, with days where there are any.
+
+    >>> format_duration(3723.4), format_duration(59.6), format_duration(90061)
+    ('1:02:03', '1:00', '1d 1:01:01')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -21,7 +21,7 @@ from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import Url, place
-from retina_dist.reporting.console import configure_logging
+from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl
@@ -37,7 +37,7 @@ def evaluate(config: EvaluateConfig) -> ClassificationResult:
         if getattr(config, key) is not None:
             raise ConfigError(f"{key}={getattr(config, key)} is for detection; give root=FOLDER for a classifier.")
     apply_nccl(asdict(config.nccl))
-    with make_strategy(device=config.device) as strategy:
+    with make_strategy(device=config.device) as strategy, heartbeat(lambda: strategy.phase):
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = _evaluated(classifier, data, val, strategy, config.precision)
@@ -50,7 +50,7 @@ def evaluate_on(
     classifier: TrainedClassifier, data: ClassificationData, settings: StrategySettings
 ) -> ClassificationResult:
     """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
-    with strategy_of(settings) as strategy, configure_logging(strategy.rank):
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat(lambda: strategy.phase):
         val = strategy.run_collectively(lambda: _validation_set(data, classifier, f"data.root={data.root}"))
         classifier.model.to(strategy.device)
         try:
@@ -70,6 +70,7 @@ def _evaluated(
         strategy=strategy,
         autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
     )
+    strategy.phase = "the evaluation"
     evaluator(classifier.model)
     assert evaluator.last_result is not None
     return evaluator.last_result

@@ -155,7 +155,10 @@ class ClassificationEvaluator:
     def _rows(self, model: Any) -> Tensor:
         device = self.strategy.device
         parts = [torch.zeros((0, COLUMNS), dtype=torch.float64, device=device)]
+        phase, images = self.strategy.phase, 0
         for batch in self.batches():
+            self.strategy.phase = f"{phase}, {images} images"
+            images += len(batch) * self.strategy.world_size
             if batch.weight == 0:  # nothing of it could be read
                 continue
             batch = batch.to(device, non_blocking=True)

@@ -256,7 +256,9 @@ class CocoEvaluator:
         sums: dict[str, Tensor] = {}
         images = 0
         seen: set[int] = set()
+        phase = self.strategy.phase
         for batch in self.batches():
+            self.strategy.phase = f"{phase}, {images * self.strategy.world_size} images"
             if batch.weight == 0:  # nothing of it could be read
                 continue
             with self.autocast():

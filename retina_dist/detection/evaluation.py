@@ -29,7 +29,7 @@ from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import place
 from retina_dist.model.weight_sources import is_torchvision_name
-from retina_dist.reporting.console import configure_logging
+from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         note = describe_nccl(asdict(config.nccl))
         if note:
             logger.info(note)
-        with make_strategy(device=config.device) as strategy:
+        with make_strategy(device=config.device) as strategy, heartbeat(lambda: strategy.phase):
             result = _of_checkpoint(config, folder, strategy)
     if folder:
         write_metrics(result, folder)
@@ -116,7 +116,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
 
 def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings, backend: str) -> CocoResult:
     """The metrics over the validation set of `data`; see `Detector.evaluate`."""
-    with strategy_of(settings) as strategy, configure_logging(strategy.rank):
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat(lambda: strategy.phase):
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
         detector.model.to(strategy.device)
         try:
@@ -162,6 +162,7 @@ def evaluate_detector(
         autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
         backend=backend,  # type: ignore[arg-type]
     )
+    strategy.phase = "the evaluation"
     evaluator(detector.model)
     return evaluator
 

@@ -1,4 +1,4 @@
-"""The logging handler of the logger "retina_dist": console and log file of a rank.
+"""The logging handler of the logger "retina_dist": console and log file of a rank, and signs of life during long work.
 
 A module logs with `logger = logging.getLogger(__name__)`. INFO and WARNING are printed, DEBUG goes to the log file only.
 """
@@ -8,13 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from retina_dist.redaction import redacted
+from retina_dist.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
+SILENCE_S = 10.0  # the longest time without a line
+_printed_at = 0.0
 
 
 def print_redacted(text: str, file: TextIO | None = None) -> None:
@@ -22,12 +27,19 @@ def print_redacted(text: str, file: TextIO | None = None) -> None:
 
     Ctrl-C ends `| tee` too; the run must still save its checkpoint and set its exit code.
     """
+    note_output()
     file = file or sys.stdout
     try:
         print(redacted(text), file=file, flush=True)
     except BrokenPipeError:
         # https://docs.python.org/3/library/signal.html#note-on-sigpipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def note_output() -> None:
+    """Note that something was shown now, so that `heartbeat` stays silent for a while."""
+    global _printed_at
+    _printed_at = time.monotonic()
 
 
 class LogFile(Protocol):
@@ -41,7 +53,8 @@ class Console(logging.Handler):
 
     A warning with `extra={"rank_zero_only": True}`, which every rank logs, is printed by rank 0 only.
 
-    `write` prints one line to stdout; the assembler replaces it by `Progress.write`, which prints above the progress bar.
+    `write` prints one line to stdout; the assembler replaces it by `Progress.write`, which prints above the progress bar, and
+    `beat`, which `heartbeat` calls, by `Progress.beat`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -53,6 +66,7 @@ class Console(logging.Handler):
         self.rank = rank
         self.write: Callable[[str], None] = print_redacted
         self.log_file: LogFile | None = None
+        self.beat: Callable[[str, bool], None] = lambda text, silent: self.write(text) if silent else None
 
     def emit(self, record: logging.LogRecord) -> None:
         text = redacted(record.getMessage())
@@ -82,3 +96,32 @@ def configure_logging(rank: int) -> Iterator[Console]:
     finally:
         LOGGER.handlers[:], level, LOGGER.propagate = before
         LOGGER.setLevel(level)
+
+
+@contextmanager
+def heartbeat(phase: Callable[[], str]) -> Iterator[None]:
+    """Until the context ends, rank 0 calls `console.beat(text, silent)` twice a second, on a thread of its own.
+
+    `text` says what the process does now, by `phase`, and for how long; `silent` that nothing was printed for ten seconds.
+    """
+    console = next((handler for handler in LOGGER.handlers if isinstance(handler, Console)), None)
+    if console is None or console.rank:
+        yield
+        return
+    ended = threading.Event()
+
+    def watch() -> None:
+        before, since = phase(), time.monotonic()
+        while not ended.wait(min(0.5, SILENCE_S / 4)):
+            now = time.monotonic()
+            if (current := phase()) != before:
+                before, since = current, now
+            console.beat(f"{current}: {format_duration(now - since)} so far", now - _printed_at >= SILENCE_S)
+
+    thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

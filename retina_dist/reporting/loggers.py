@@ -43,15 +43,20 @@ class NullLogger:
 
 
 class LoggerCollection:
-    """Passes metrics to several loggers, in order. All are closed even if closing one fails."""
+    """Passes metrics to several loggers, in order, without those that are undefined (NaN); `console` gets these too.
 
-    def __init__(self, loggers: Iterable[MetricLogger]) -> None:
-        self.loggers = tuple(loggers)
+    All are closed even if closing one fails.
+    """
+
+    def __init__(self, loggers: Iterable[MetricLogger], console: MetricLogger | None = None) -> None:
+        self.console = console or NullLogger()
+        self.loggers = (self.console, *loggers)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
         try:
             for logger in self.loggers:
-                logger.log(metrics, step)
+                logger.log(metrics if logger is self.console else defined, step)
         except OSError as error:
             raise DataError(
                 f"the metrics of step {step} cannot be written ({error}); correct the cause and resume with resume=auto."
@@ -82,7 +87,6 @@ class CsvLogger(NullLogger):
         self._rewrite(columns, rows)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        metrics = _defined(metrics)
         new = [name for name in metrics if name not in self._columns]
         if new:
             columns, rows = _read_rows(self.path)
@@ -123,7 +127,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        for name, value in _defined(metrics).items():
+        for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
 
     def close(self) -> None:
@@ -162,11 +166,6 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
                 steps.append(step)
                 values.append(_to_float(text))
     return series
-
-
-def _defined(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without NaN, the value of an undefined metric, such as the sensitivity without a positive image."""
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.console import note_output, print_redacted
+from retina_dist.text import format_duration
 
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
@@ -23,13 +24,14 @@ class Progress:
     Metrics of the groups train, time and memory are training metrics; all others are validation results, on a separate line
     that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints;
     so does the speed where no `time/images_per_s` is logged and `images_per_step` is given. `initial` is the step that a
-    resumed run starts after.
+    resumed run starts after, `step` tells the steps done so far.
     """
 
     def __init__(
         self,
         total_steps: int,
         initial: int = 0,
+        step: Callable[[], int] | None = None,
         *,
         steps_per_epoch: int | None = None,
         images_per_step: int | None = None,
@@ -38,7 +40,8 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
-        self.initial = initial
+        self.initial = self._shown = initial
+        self.step = step or (lambda: self._shown)
         self.steps_per_epoch = steps_per_epoch
         self.images_per_step = images_per_step
         self.headline = headline
@@ -60,6 +63,7 @@ class Progress:
         results = {name: value for name, value in metrics.items() if name not in training}
         if training:
             self._metrics.update(training)
+            self._shown = step
             self.update(step)
             if self._bar is None:
                 self.write(f"{self._where(step)}  {self._how(step)}")
@@ -68,12 +72,29 @@ class Progress:
         if results:
             self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
 
+    def beat(self, text: str, silent: bool) -> None:
+        """For `heartbeat`: move the bar, or print a line after the first step and whenever `silent`.
+
+        Without a bar the line is `text` if no step has ended since the last one.
+        """
+        step = self.step()
+        if self._bar is not None and step > self._bar.n:
+            self.update(step)
+            self._bar.refresh()
+            note_output()
+        elif self._bar is None and step > self._shown and (silent or self._shown == self.initial):
+            self._shown = step
+            self.write(f"{self._where(step)}  {self._how(step)}")
+        elif silent:
+            self.write(text)
+
     def write(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is None:
             print_redacted(text, self.file)
         else:
-            self._bar.write(text, file=self.file)
+            with self._bar.external_write_mode(file=self.file):
+                print_redacted(text, self.file)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -128,20 +149,6 @@ def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -
     shown = [n for n in headline if n in metrics] or [n for n in metrics if not n.startswith(VAL_LOSS)]
     shown += [VAL_LOSS] * (VAL_LOSS in metrics and VAL_LOSS not in shown)
     return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {_format_result(n, metrics[n])}" for n in shown)
-
-
-def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, with days where there are any.
-
-    >>> format_duration(3723.4), format_duration(59.6), format_duration(90061)
-    ('1:02:03', '1:00', '1d 1:01:01')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour}:{minute:02}:{second:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
 def _is_screen(file: TextIO) -> bool:

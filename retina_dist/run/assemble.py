@@ -23,7 +23,7 @@ from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.trainer import Trainer
-from retina_dist.reporting.console import Console, configure_logging
+from retina_dist.reporting.console import Console, configure_logging, heartbeat
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.progress import Progress
@@ -66,6 +66,7 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
         configure_logging(detect_launch().rank) as console,
         ExitStack() as exits,
         build_strategy(config) as strategy,
+        heartbeat(lambda: strategy.phase),
     ):
         carryover = ElasticCarryover(exits)
 
@@ -90,8 +91,10 @@ def assemble(
     """
     is_restart = carryover.is_restart
     _log_environment(config, strategy)
+    strategy.phase = "reading the data"
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
     task = strategy.run_collectively(lambda: build_task(config, strategy))
+    strategy.phase = "estimating the memory"
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     _log_plan(config, task, plan, best if task.validates else None, memory)
@@ -105,6 +108,7 @@ def assemble(
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
 
+    strategy.phase = "making the model"
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
@@ -123,7 +127,8 @@ def assemble(
     strategy.on_main(lambda: _begin_folder(config, run, task, data))
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)
-    metric_logger = _metric_logger(config, task, plan, run, strategy, console, carryover.tracked)
+    metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, carryover.tracked)
+    strategy.phase = "reading the first batch"
     watch = PreemptionWatch()
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
@@ -202,22 +207,25 @@ def _metric_logger(
     task: Task,
     plan: Plan,
     run: Run,
+    state: TrainState,
     strategy: DistributedStrategy,
     console: Console,
     tracked: list[TrackedRun],
 ) -> MetricLogger:
     """Progress, metrics.csv, MLflow, TensorBoard and an outside logger on the main rank; each rank's log file where it is on."""
     loggers: list[MetricLogger] = []
+    progress = None
     if strategy.is_main:
         progress = Progress(
             plan.stop_step,
             run.resume_step or 0,
+            step=lambda: state.step,
             steps_per_epoch=plan.steps_per_epoch,
             images_per_step=plan.batch_size,
             headline=task.headline_metrics,
         )
-        console.write = progress.write
-        loggers += [progress, CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
+        console.write, console.beat = progress.write, progress.beat
+        loggers += [CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
         if config.logging.tensorboard:
             loggers.append(TensorBoardLogger(run.folder / "tensorboard", run.resume_step))
         if outside := getattr(config.logging, "implementation", None):
@@ -228,7 +236,7 @@ def _metric_logger(
             f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
         )
         loggers.append(log)
-    return LoggerCollection(loggers)
+    return LoggerCollection(loggers, console=progress)
 
 
 def _trainer(

@@ -63,6 +63,7 @@ class Training:
             raise
         finally:
             self.metric_logger.close()
+        self.strategy.phase = "writing the results"
         times = summary(self.trainer.timer, self.strategy)
         if self.strategy.is_main:
             text = json.dumps(times, indent=1) + "\n"

@@ -41,6 +41,17 @@ def test_logger_collection_passes_on_in_order_and_closes_all_even_if_one_fails()
     assert events == [("a", {"x": 1.0}, 3), ("b", {"x": 1.0}, 3), ("a", "closed"), ("b", "closed")]
 
 
+def test_undefined_metrics_reach_the_console_only(path):
+    events = []
+    logger = LoggerCollection([CsvLogger(path), Recorder(events, "other")], console=Recorder(events, "console"))
+    logger.log({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
+    assert lines(path) == ["step,coco/AP,val/loss", "3,0.5,inf"]
+    assert [(name, sorted(metrics)) for name, metrics, _ in events] == [
+        ("console", ["coco/AP", "coco/APl", "val/loss"]),
+        ("other", ["coco/AP", "val/loss"]),
+    ]
+
+
 def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(path):
     logger = CsvLogger(path)
     logger.log({"train/loss": 1.5, "train/lr": 0.01}, 10)
@@ -106,8 +117,8 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
     assert path.read_text() == "name,age\nAda,36\n"
 
 
-def test_read_metrics_gives_back_every_digit_and_leaves_out_undefined_values(path):
-    logger = CsvLogger(path)
+def test_read_metrics_gives_back_every_digit(path):
+    logger = LoggerCollection([CsvLogger(path)])
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
         logger.log({"a": value}, step)
     logger.log({"b": 5}, 4)

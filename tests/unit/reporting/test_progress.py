@@ -3,10 +3,17 @@ import math
 import os
 import select
 import sys
+import time
 
 import pytest
 
-from retina_dist.reporting.progress import Progress, format_duration, format_results
+from retina_dist.classification.metrics import ClassificationEvaluator
+from retina_dist.classification.task import ClassificationTask
+from retina_dist.config.compose import load_config
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.reporting.progress import Progress, format_results
+from retina_dist.run.assemble import train
+from retina_dist.text import format_duration
 
 NOTHING_KNOWN = {"val/loss": math.nan, "coco/AP": -1.0, "coco/AR1": 0.1}
 
@@ -33,8 +40,6 @@ def file():
 def test_plain_line_per_log_with_time_left(file, clock):
     progress = Progress(1000, steps_per_epoch=40, images_per_step=16, file=file, clock=clock)
     clock.now += 25
-    for step in range(1, 51):
-        progress.update(step)
     progress.log({"train/loss": 0.51234, "train/lr": 0.0025}, 50)
     # 2 steps/s: 16 images each make 32 img/s, and 950 steps are left
     expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
@@ -96,6 +101,51 @@ def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
 
 
+def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
+    done = [0]
+    progress = Progress(100, step=lambda: done[0], images_per_step=8, file=file, clock=clock)
+    beats = [
+        (0, True, ["first batch"]),
+        (1, False, ["step   1/100  4.0 img/s  ETA 3:18"]),  # 2 s a step
+        (2, False, []),
+        (3, True, ["step   3/100  4.0 img/s  ETA 3:14"]),
+        (3, True, ["step 4"]),
+    ]
+    for step, silent, lines in beats:
+        clock.now += 2 * (step - done[0])
+        done[0] = step
+        progress.beat("first batch" if step == 0 else f"step {step + 1}", silent)
+        assert file.getvalue().splitlines() == lines
+        file.truncate(0), file.seek(0)
+    progress.log({"train/loss": 1.0}, 4)
+    assert "step   4/100  loss 1.0000" in file.getvalue()
+
+
+def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch, capfd):
+    """Reading, a step and a validation that take longer than the longest silence."""
+
+    def slow(owner, name):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **named: time.sleep(0.7) or function(*args, **named))
+
+    monkeypatch.setattr("retina_dist.reporting.console.SILENCE_S", 0.3)
+    slow(ClassificationTask, "prepare")
+    slow(TrainStep, "__call__")
+    slow(ClassificationEvaluator, "_rows")
+    settings = ["task=classification", f"data.root={tmp_path}/data", f"output_dir={tmp_path}/run", "data.num_workers=0"]
+    settings += [
+        "data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}",
+        "data.image_size=32",
+        "data.val_resize=32",
+    ]
+    settings += ["model.architecture=shufflenet_v2_x0_5", "data.batch_size=4", "trainer.max_duration=4steps"]
+    train(load_config("train", [*settings, "logging.plots=false", "logging.tensorboard=false"]))
+    out, err = capfd.readouterr()
+    lines = (out + err).splitlines()
+    for expected in ("reading the data: 0:0", "step 1/4  epoch", "the validation after step 4: 0:0"):
+        assert any(line.startswith(expected) for line in lines), expected
+
+
 def on_a_terminal(lines, columns):
     """What a terminal of that size is sent by a short run."""
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
@@ -106,8 +156,8 @@ def on_a_terminal(lines, columns):
         lines.to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder) + bytes(4),
     )
     with os.fdopen(writer, "w", encoding="utf-8") as file:
-        progress = Progress(20, steps_per_epoch=10, file=file)
-        progress.update(5)
+        progress = Progress(20, step=lambda: 5, steps_per_epoch=10, file=file)
+        progress.beat("step 6", silent=False)
         progress.log({"train/loss": 0.25, "train/lr": 0.01}, 10)
         progress.log({"coco/AP": 0.5}, 10)
         progress.write("image 7 is truncated")
@@ -123,6 +173,7 @@ def on_a_terminal(lines, columns):
 def test_bar_on_a_terminal_with_lines_above_it():
     pytest.importorskip("tqdm")
     sent = on_a_terminal(lines=40, columns=120)
+    assert "step  5/20  epoch 0.50 |█████ " in sent
     assert "step 10/20  epoch 1.00 |██████████          | loss 0.2500  lr 0.01  ETA 0:00" in sent
     assert "step 10/20  epoch 1.00  validation: AP 0.500\r\n" in sent
     assert "image 7 is truncated\r\n" in sent
