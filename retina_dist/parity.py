@@ -130,7 +130,7 @@ def run_case(
         if keep_states:
             outcome.states.append(copy.deepcopy(state.state_dict()))
         if number == 0 or states is not None:
-            strategy.run(lambda: None, state)  # copies the main rank's state to all ranks
+            strategy.broadcast_state(state)
         loss = train_step(micro_batches)["train/loss"]
         state.step += 1
         check_replicas(state.replicated(), strategy, state.step)

@@ -63,7 +63,8 @@ class TrainLogger:
             )
         if state.skipped_steps:
             metrics["train/skipped_steps"] = state.skipped_steps
-        metrics |= {f"comm/{name}": value for name, value in self.strategy.counters().items()}
+        if self.strategy.fp16_overflows:
+            metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
         metrics["train/lr"] = plan.lr_at(step - 1)
         metrics["train/epoch"] = plan.epoch_at(step)
         self.log(metrics)

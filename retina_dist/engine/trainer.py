@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.prefetch import prefetched
@@ -18,7 +18,7 @@ from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.stop import StopAction, StopConsensus
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
-from retina_dist.errors import Preempted
+from retina_dist.errors import Preempted, stage
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Trainer:
         checkpointer: Checkpointer | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.train_step, self.data, self.validate, self.stop_reason = train_step, data, validate, stop_reason
+        self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
+        self.data, self.validate, self.stop_reason = data, validate, stop_reason
         self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
         self.net, self.timer = train_step.net, train_step.timer
         self.checkpointer = checkpointer or Checkpointer(self.state, self.strategy, position=data.position)
@@ -63,7 +64,9 @@ class Trainer:
         """
         self.timer.start()
         try:
-            metrics = self.strategy.run(self._run, self.state)
+            with stage(lambda: f"after step {self.state.step}"):
+                self.strategy.broadcast_state(self.state)
+                metrics = self._run()
             self.timer.stop()
             return metrics
         except BaseException:
@@ -95,7 +98,6 @@ class Trainer:
         self.metrics.start()
         with closing(prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)) as steps:
             for micro_batches in self.timer.iterate(steps):
-                strategy.phase = f"step {state.step + 1}"
                 self.metrics.update(self.train_step(micro_batches))
                 del micro_batches  # before the next ones are fetched
                 state.step += 1
@@ -116,7 +118,6 @@ class Trainer:
                     self._preempt()
                 if due.last or (due.validate and self._is_exhausted()):
                     break
-                strategy.commit(self._commit_content)
         assert self.checkpointer.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
@@ -136,7 +137,6 @@ class Trainer:
         state.last_eval_step = state.step
         if self.validate is None:
             return {}
-        self.strategy.phase = f"the validation after step {state.step}"
         with self.metrics.paused(), self.timer.phase("evaluation"):
             found = self.validate(state.evaluated_model)
             metrics = self.strategy.broadcast_object({name: float(value) for name, value in found.items()})
@@ -161,7 +161,7 @@ class Trainer:
         why = self.stop_reason() or "another rank was asked to"
         raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; go on with resume=auto.")
 
-    def _commit_content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """A checkpoint's content with what has not been logged yet; every rank must call it."""
         self.state.pending_metrics = self.metrics.pending()
         content = self.checkpointer.content()

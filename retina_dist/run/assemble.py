@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import retina_dist
 from retina_dist.config.run_config import RunConfig
@@ -22,6 +24,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.reporting.console import Console, configure_logging, heartbeat
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
@@ -44,7 +47,7 @@ from retina_dist.run.restore import restore
 from retina_dist.run.tracking import tracking_server
 from retina_dist.run.training import Training
 from retina_dist.seeding import seed_everything
-from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import describe_nccl
 from retina_dist.strategies.select import why_alone
@@ -70,12 +73,25 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
     ):
         carryover = ElasticCarryover(exits)
 
-        def attempt(committed: dict[str, Any] | None) -> dict[str, float]:
+        def attempt(membership: Membership) -> dict[str, float]:
             console.reset(strategy.rank)
-            training = assemble(config, strategy, carryover, committed, console)
-            return training.fit() if training else {}
+            training = assemble(config, strategy, carryover, membership.kept, console)
+            if training is None:
+                return {}
+            _commit_before_steps(training.trainer, membership)
+            return training.fit()
 
         return strategy.run_elastic(attempt), carryover.folder
+
+
+def _commit_before_steps(trainer: Trainer, membership: Membership) -> None:
+    take_step = trainer.train_step
+
+    def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+        membership.commit(trainer.content)
+        return take_step(micro_batches)
+
+    trainer.train_step = step
 
 
 def assemble(

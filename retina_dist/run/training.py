@@ -84,7 +84,7 @@ class Training:
         if is_collective(error):
             for tracked in self.tracked:
                 tracked.end(status_of(error), within_s=self.config.strategy.timeout_s / 2)
-            self.strategy.barrier()  # launchers end the others as soon as one has gone
+            self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
 
     def _write_result(self, seconds: float, **outcome: Any) -> None:
         write_result(

@@ -7,6 +7,7 @@ the evaluator know this class only; each backend is one file beside it.
 from __future__ import annotations
 
 import io
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.errors import PeerLost, UserError
+from retina_dist.errors import PeerLost, UserError, where_and_why
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
+from retina_dist.text import format_ranks
 
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
@@ -31,6 +33,18 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+WAIT_S = 5.0  # for the other ranks to see that a collective has failed
+
+
+class Membership:
+    """Where an elastic job starts again: `kept` is the content that this process committed last, None in a new process."""
+
+    kept: dict[str, Any] | None = None
+
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+        """Between two steps: an elastic backend keeps `content()` in memory now and then, and lets new processes in."""
 
 
 class DistributedStrategy(ABC):
@@ -45,7 +59,7 @@ class DistributedStrategy(ABC):
     launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # who communicates, in words
-    phase: str = "the start"  # what the job does now, for the error when another process is lost
+    fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
     join_s: float | None = None  # how long to wait for ranks that have not started; None: as long as for a collective
     connects_at_once: bool = True  # False: leave the network between GPUs alone until the first collective there
 
@@ -91,7 +105,7 @@ class DistributedStrategy(ABC):
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         """The module to call in training, whose gradients may be sent during the backward pass.
 
-        Called by every rank; nothing of the module needs to be equal yet, `run` sees to that.
+        Called by every rank; nothing of the module needs to be equal yet, `broadcast_state` makes it so.
         """
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
@@ -112,10 +126,6 @@ class DistributedStrategy(ABC):
 
     def versions(self) -> dict[str, str]:
         """Versions of the packages that the backend communicates with beside torch, by name."""
-        return {}
-
-    def counters(self) -> dict[str, float]:
-        """What happened on the wire since the start, by name, for the log; equal on all ranks."""
         return {}
 
     # collectives
@@ -158,9 +168,10 @@ class DistributedStrategy(ABC):
         received: T = torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
         return received
 
-    def barrier(self) -> None:
-        """Return when every rank has called it."""
-        self.all_reduce(torch.zeros(1, device=self.device), "sum")
+    def broadcast_state(self, state: Stateful) -> None:
+        """Make `state` equal to rank 0's on every rank."""
+        if self.world_size > 1:
+            state.load_state_dict(self.broadcast_object(state.state_dict()))
 
     def on_main(self, function: Callable[[], T]) -> T:
         """What `function()` returns on the main rank, on every rank (tensors and plain Python values).
@@ -198,19 +209,37 @@ class DistributedStrategy(ABC):
 
     # membership
 
-    def run_elastic(self, work: Callable[[dict[str, Any] | None], T]) -> T:
-        """`work(None)`. An elastic backend calls it again when processes are lost or join, on all of them.
+    def run_elastic(self, work: Callable[[Membership], T]) -> T:
+        """`work(membership)`; an elastic backend repeats it on all processes when some are lost or join.
 
-        It is then given what `commit` kept last on this rank, or None on a new one; rank 0 is one that has been there, if any
-        is left.
+        Rank 0 of a repetition is a process that has been there before, if any is left.
         """
-        return work(None)
+        return work(Membership())
 
-    def run(self, fit: Callable[[], T], state: Stateful) -> T:
-        """Make `state` equal to rank 0's on every rank, then return `fit()`; an elastic backend repeats both."""
-        if self.world_size > 1:
-            state.load_state_dict(self.broadcast_object(state.state_dict()))
-        return fit()
 
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:  # noqa: B027 - only elastic backends fall back
-        """Called after each step: a point that an elastic job can fall back to, and where it lets new processes in."""
+def missing_ranks(
+    rank: int, world_size: int, answer: Callable[[str], None], has_answered: Callable[[str], bool]
+) -> list[int]:
+    """The ranks that do not answer within a few seconds, over notes that a failed collective does not touch.
+
+    A rank that hangs, is stopped or is dead does not answer; neither does one that ends with an error of its own. Each rank
+    that asks answers first. Empty when all answer, or when the notes cannot be reached any more.
+    """
+    try:
+        answer(f"here/{rank}")
+        until = time.monotonic() + WAIT_S
+        missing = [other for other in range(world_size) if other != rank]
+        while missing and time.monotonic() < until:
+            time.sleep(0.1)
+            missing = [other for other in missing if not has_answered(f"here/{other}")]
+    except (OSError, RuntimeError):
+        return []
+    return missing
+
+
+def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
+    """Which ranks are gone, and what they were waited for, if `error` has a `stage`."""
+    if not missing:
+        return f"rank {rank} lost another process ({where_and_why(error)})."
+    names = format_ranks(missing)
+    return f"rank {rank} waited for {names} ({where_and_why(error)}); what {names} printed last says more."

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
-from retina_dist.errors import ConfigError, PeerLost, is_collective
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp
+from retina_dist.errors import ConfigError, PeerLost, is_collective, where_and_why
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
-from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.text import format_ranks
 
@@ -70,7 +69,6 @@ class DDPStrategy(DistributedStrategy):
         self._sent: list[
             tuple[Tensor, Tensor]
         ] = []  # fp16: each bucket's own gradients, and the sum of all ranks' shares
-        self._fp16_overflows = 0
 
     def __enter__(self) -> Self:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
@@ -171,7 +169,7 @@ class DDPStrategy(DistributedStrategy):
     def _not_joined(self, error: Exception) -> ConfigError:
         address, port = self._rendezvous_endpoint()
         return ConfigError(
-            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({_first_line(error)}); "
+            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({where_and_why(error)}); "
             "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where "
             "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
         )
@@ -198,12 +196,10 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-            raise PeerLost(
-                peer_lost_message(self.rank, self._missing_ranks(), self.phase, _first_line(error))
-            ) from error
+            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), error)) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(
-                f"rank {self.rank}: NCCL failed at {self.phase} ({_first_line(error)}); NCCL_DEBUG=INFO says more."
+                f"rank {self.rank}: NCCL failed ({where_and_why(error)}); NCCL_DEBUG=INFO says more."
             ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
@@ -264,10 +260,7 @@ class DDPStrategy(DistributedStrategy):
         for bucket, _ in sent:
             bucket.copy_(self.all_reduce(bucket, "mean"))
             finite = finite and bool(bucket.isfinite().all())
-        self._fp16_overflows += finite  # gradients that are infinite before compression are left to the loss scale
-
-    def counters(self) -> dict[str, float]:
-        return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
+        self.fp16_overflows += finite  # gradients that are infinite before compression are left to the loss scale
 
     def _send_compressed(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         local = bucket.buffer()
@@ -321,7 +314,3 @@ def _loaded_nccl() -> str:
         return nccl_version()
     except Exception:  # a version that is not known is not compared
         return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -13,6 +13,8 @@ import copy
 import os
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -27,12 +29,10 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, is_collective
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp
+from retina_dist.strategies.base import DistributedStrategy, Membership, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
-from retina_dist.strategies.horovod_elastic import RENDEZVOUS, Membership, has_note, put_note
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.missing_ranks import missing_ranks, peer_lost_message
 from retina_dist.strategies.settings import StrategyConfig
 
 T = TypeVar("T")
@@ -65,8 +65,7 @@ class HorovodStrategy(DistributedStrategy):
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch = launch
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        self.commit_every = settings.commit_every
-        self._membership = Membership(self._forget)
+        self._membership = HorovodMembership(self, settings.commit_every)
         self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
         self.timeout_s = settings.timeout_s
         self.hvd = _import_horovod()
@@ -86,7 +85,6 @@ class HorovodStrategy(DistributedStrategy):
         self._hooks: list[RemovableHandle] = []
         self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and what is summed in place
         self._sending = True
-        self._fp16_overflows = 0
         self._waiting_since: float | None = None
         self._left = threading.Event()
 
@@ -139,9 +137,9 @@ class HorovodStrategy(DistributedStrategy):
         if not in_order or self._can_restart():
             self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
         self._left.set()
-        if kind is not None and kind.__name__ == "HorovodInternalError":
+        if error is not None and type(error).__name__ == "HorovodInternalError":
             missing = missing_ranks(rank, world_size, put_note, has_note) if RENDEZVOUS in os.environ else []
-            raise PeerLost(peer_lost_message(rank, missing, self.phase, str(error).strip().splitlines()[0])) from error
+            raise PeerLost(peer_lost_message(rank, missing, error)) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
@@ -175,33 +173,19 @@ class HorovodStrategy(DistributedStrategy):
 
     # membership
 
-    def run_elastic(self, work: Callable[[dict[str, Any] | None], T]) -> T:
+    def run_elastic(self, work: Callable[[Membership], T]) -> T:
         if not self.elastic:
-            return work(None)
+            return super().run_elastic(work)
         import horovod.torch.elastic as elastic
 
-        def attempt(membership: Membership) -> T:
+        def attempt(membership: HorovodMembership) -> T:
             self._check_devices()
-            result = work(membership.kept)
+            result = work(membership)
             membership.answer()  # no question is left under way
             return result
 
-        again: Callable[[Membership], T] = elastic.run(attempt)
+        again: Callable[[HorovodMembership], T] = elastic.run(attempt)
         return again(self._membership)
-
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
-        if not self.elastic:
-            return
-        membership = self._membership
-        changed = membership.answer()
-        membership.steps += 1
-        if changed or membership.steps % self.commit_every == 0:
-            membership.kept = copy.deepcopy(content())
-        if changed:
-            from horovod.common.exceptions import HostsUpdatedInterrupt
-
-            raise HostsUpdatedInterrupt(False)
-        membership.asked = self.all_reduce_max_async(int(membership.changed), "membership")
 
     # training
 
@@ -273,10 +257,7 @@ class HorovodStrategy(DistributedStrategy):
         for handle in handles:
             self._wait(self.hvd.synchronize, handle)
         # Gradients that are infinite before compression are left to the loss scale.
-        self._fp16_overflows += all_finite(gradients.values())
-
-    def counters(self) -> dict[str, float]:
-        return {"fp16_overflows": self._fp16_overflows} if self.compression == "fp16" else {}
+        self.fp16_overflows += all_finite(gradients.values())
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
         """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.
@@ -332,10 +313,69 @@ class HorovodStrategy(DistributedStrategy):
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank at {self.phase}"
+                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank"
                 remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
                 os.write(2, f"error: {words}; {remedy}.\n".encode())
                 os._exit(1)  # mpirun then ends the others
+
+
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's own server, where the processes found each other
+
+
+def put_note(key: str) -> None:
+    """Leave a note that every process can read."""
+    urllib.request.urlopen(urllib.request.Request(_note_url(key), data=b"1", method="PUT"), timeout=5).close()
+
+
+def has_note(key: str) -> bool:
+    """Whether some process left that note."""
+    try:
+        urllib.request.urlopen(_note_url(key), timeout=5).close()
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
+    return True
+
+
+def _note_url(key: str) -> str:
+    return f"http://{os.environ[RENDEZVOUS]}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/retina_dist/{key.replace('/', '_')}"
+
+
+class HorovodMembership(Membership):
+    """The state that Horovod's elastic loop asks for; the trainer's state is shared by `broadcast_state`, as at any start."""
+
+    def __init__(self, strategy: HorovodStrategy, commit_every: int) -> None:
+        self.strategy, self.commit_every = strategy, commit_every
+        self.changed, self.steps = False, 0
+        self.asked: Callable[[], int] | None = None
+
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+        changed = self.answer()
+        if changed or (self.steps and self.steps % self.commit_every == 0):
+            self.kept = copy.deepcopy(content())
+        self.steps += 1
+        if changed:
+            from horovod.common.exceptions import HostsUpdatedInterrupt
+
+            raise HostsUpdatedInterrupt(False)
+        self.asked = self.strategy.all_reduce_max_async(int(self.changed), "membership")
+
+    def answer(self) -> bool:
+        """Whether any rank had seen a change one commit ago; asked then, so that no rank waits for it, and known to all now."""
+        asked, self.asked = self.asked, None
+        return bool(asked()) if asked else False
+
+    def on_hosts_updated(self, timestamp: float, result: Any) -> None:
+        self.changed = True  # by a thread of Horovod's
+
+    def on_reset(self) -> None:
+        self.changed, self.steps, self.asked = False, 0, None
+        self.strategy._forget()
+
+    def sync(self) -> None: ...
+
+    def restore(self) -> None: ...
 
 
 def in_memory_order(x: Tensor) -> Tensor:

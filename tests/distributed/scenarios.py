@@ -84,7 +84,6 @@ def collectives(strategy: DistributedStrategy) -> Any:
     sent = {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}} if strategy.is_main else None
     received = strategy.broadcast_object(sent)
     found["object"] = {**received, "a": received["a"].tolist()}
-    strategy.barrier()
     return found
 
 
@@ -121,7 +120,7 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
         exact = Pixels().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         net = strategy.prepare(model, accumulate)
-        before = strategy.counters().get("fp16_overflows", 0)
+        before = strategy.fp16_overflows
         errors = {}
         for step, (kind, factor) in enumerate(WIRE_FACTORS.items()):
             exact.load_state_dict(model.state_dict())
@@ -147,7 +146,7 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
         found[f"{layout} {accumulate=}"] = {
             "errors": errors,
             "weights": [checksum(p).item() for p in model.parameters()],
-            "overflows": strategy.counters().get("fp16_overflows", 0) - before,
+            "overflows": strategy.fp16_overflows - before,
         }
     return found
 
@@ -160,7 +159,8 @@ def start(strategy: DistributedStrategy) -> Any:
     strategy.prepare(model)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
     state.step = strategy.rank + 5
-    weights = strategy.run(lambda: flat(model).tolist(), state)
+    strategy.broadcast_state(state)
+    weights = flat(model).tolist()
     torch.manual_seed(0)
     expected = flat(Net()).tolist()
     return {"unmoved": weights == expected, "momentum": len(optimizer.state), "step": state.step}
@@ -405,7 +405,7 @@ def evaluate_images(strategy: DistributedStrategy, count: int) -> Any:
 def absent() -> Any:
     """The last rank stays away from a collective."""
     with make_strategy(device="cpu", timeout_s=6) as strategy:
-        strategy.barrier()
+        strategy.all_reduce(torch.ones(1))
         if strategy.rank == strategy.world_size - 1:
             time.sleep(100)
         strategy.all_reduce(torch.ones(1))
@@ -415,7 +415,7 @@ def absent() -> Any:
 def frozen() -> Any:
     """The last rank is stopped with all its threads, as a machine that hangs."""
     with make_strategy(device="cpu", timeout_s=6) as strategy:
-        strategy.barrier()
+        strategy.all_reduce(torch.ones(1))
         if strategy.rank == strategy.world_size - 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         strategy.all_reduce(torch.ones(1))
@@ -425,7 +425,7 @@ def frozen() -> Any:
 def crash() -> Any:
     """The last rank fails in a way nobody foresaw, while the others wait for it."""
     with make_strategy(device="cpu", timeout_s=60) as strategy:
-        strategy.barrier()
+        strategy.all_reduce(torch.ones(1))
         if strategy.rank == strategy.world_size - 1:
             raise RuntimeError("the disk fell out")
         strategy.all_reduce(torch.ones(1))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retina_dist.errors import ConfigError, DataError, PeerLost, UserError
-from retina_dist.strategies.base import ReduceOp
+from retina_dist.errors import ConfigError, DataError, PeerLost, UserError, stage
+from retina_dist.strategies import base
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 
@@ -201,20 +202,37 @@ class Counter:
         self.value = state["value"]
 
 
-def test_run_makes_the_state_equal_to_rank_0s_before_it_starts() -> None:
-    def fit(strategy: ThreadRank) -> Any:
+def test_the_state_becomes_rank_0s() -> None:
+    def share(strategy: ThreadRank) -> Any:
         state = Counter(10 + strategy.rank)
-        return strategy.run(lambda: state.value, state)
+        strategy.broadcast_state(state)
+        return state.value
 
-    assert on_ranks(3, fit) == [10, 10, 10]
+    assert on_ranks(3, share) == [10, 10, 10]
 
 
-def test_a_barrier_is_passed_by_all_or_none() -> None:
-    arrived: list[int] = []
+def test_missing_ranks_are_those_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "WAIT_S", 0.3)
+    notes = {"here/2"}
+    assert missing_ranks(0, 4, notes.add, notes.__contains__) == [1, 3]
+    assert "here/0" in notes  # others may be asking too
+    assert missing_ranks(1, 2, lambda key: None, lambda key: True) == []
 
-    def wait(strategy: ThreadRank) -> int:
-        arrived.append(strategy.rank)
-        strategy.barrier()
-        return len(arrived)
+    def gone(key: str) -> None:
+        raise ConnectionRefusedError("the store went with its process")
 
-    assert on_ranks(3, wait) == [3, 3, 3]
+    assert missing_ranks(1, 2, gone, lambda key: True) == []
+
+
+def test_the_message_of_a_lost_peer_names_ranks_and_stage() -> None:
+    with pytest.raises(RuntimeError) as caught, stage(lambda: "after step 7"), stage(lambda: "the validation"):
+        raise RuntimeError("timed out\nmore")
+    assert peer_lost_message(0, [2, 3], caught.value) == (
+        "rank 0 waited for ranks 2, 3 (the validation: timed out); what ranks 2, 3 printed last says more."
+    )
+    assert peer_lost_message(1, [], RuntimeError("closed")) == "rank 1 lost another process (closed)."
+
+
+def test_the_contract_stays_small() -> None:
+    members = {name for name in (*vars(DistributedStrategy), *DistributedStrategy.__annotations__) if name[0] != "_"}
+    assert len(members) <= 28, sorted(members)
