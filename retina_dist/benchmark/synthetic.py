@@ -87,11 +87,12 @@ def measure(
                 state.step += 1
             if strategy.device.type == "cuda":
                 torch.cuda.synchronize(strategy.device)
-            strategy.barrier()
+            strategy.all_reduce(torch.zeros(1, device=strategy.device))
 
         say(f"{describe_job(strategy)}: {total} images a step; {warmup} steps of warm-up")
         train_step.timer.start()
-        strategy.run(lambda: repeat(warmup), state)
+        strategy.broadcast_state(state)
+        repeat(warmup)
         images_per_s = []
         for number in range(1, rounds + 1):
             started = time.perf_counter()

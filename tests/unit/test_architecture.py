@@ -116,13 +116,13 @@ LONG_FUNCTIONS = {"open_run": 63, "load_annotations": 66, "create_app": 92, "bui
 
 
 def test_modules_and_functions_stay_short() -> None:
-    long_modules = {module_of(path) for path in FILES if len(path.read_text().splitlines()) > 400}
-    assert not long_modules, "at most 400 lines"
+    long_modules = {module_of(path) for path in FILES if len(path.read_text().splitlines()) > 600}
+    assert not long_modules, "at most 600 lines"
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
-                assert lines <= LONG_FUNCTIONS.get(node.name, 60), f"{module_of(path)}.{node.name} has {lines} lines"
+                assert lines <= LONG_FUNCTIONS.get(node.name, 80), f"{module_of(path)}.{node.name} has {lines} lines"
 
 
 UNSAFE = {"eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "np.load"}
