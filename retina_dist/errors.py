@@ -4,8 +4,6 @@ Entry points print these without a traceback and exit with their code (`debug=tr
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from retina_dist.redaction import redacted
 
@@ -38,22 +36,6 @@ class CollectiveError(UserError):
 def is_collective(error: BaseException) -> bool:
     """Whether every rank raises `error`, so that a strategy may still communicate while it leaves."""
     return isinstance(error, UserError) and error.collective
-
-
-@contextmanager
-def stage(name: Callable[[], str]) -> Iterator[None]:
-    """An exception within it carries `name()`, such as "after step 7", which `where_and_why` puts before its text."""
-    try:
-        yield
-    except BaseException as error:
-        error.stage = getattr(error, "stage", "") or name()  # type: ignore[attr-defined]
-        raise
-
-
-def where_and_why(error: BaseException) -> str:
-    """The `stage` of an error, if it has one, and the first line of its text."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ": ".join(filter(None, (getattr(error, "stage", ""), reason)))
 
 
 class ConfigError(UserError):

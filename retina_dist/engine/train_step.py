@@ -65,6 +65,7 @@ class TrainStep:
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
+        self.strategy.phase = f"step {state.step + 1}"
         self._set_lr()
         self.guard.begin()
         losses = self._accumulate(micro_batches)

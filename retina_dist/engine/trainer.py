@@ -18,7 +18,7 @@ from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.stop import StopAction, StopConsensus
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
-from retina_dist.errors import Preempted, stage
+from retina_dist.errors import Preempted
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,8 @@ class Trainer:
         """
         self.timer.start()
         try:
-            with stage(lambda: f"after step {self.state.step}"):
-                self.strategy.broadcast_state(self.state)
-                metrics = self._run()
+            self.strategy.broadcast_state(self.state)
+            metrics = self._run()
             self.timer.stop()
             return metrics
         except BaseException:
@@ -137,6 +136,7 @@ class Trainer:
         state.last_eval_step = state.step
         if self.validate is None:
             return {}
+        self.strategy.phase = f"the validation after step {state.step}"
         with self.metrics.paused(), self.timer.phase("evaluation"):
             found = self.validate(state.evaluated_model)
             metrics = self.strategy.broadcast_object({name: float(value) for name, value in found.items()})

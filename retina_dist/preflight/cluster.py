@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from retina_dist.config.commands import DoctorConfig
-from retina_dist.errors import UserError, stage
+from retina_dist.errors import UserError
 from retina_dist.files import Url, first_line, place
 from retina_dist.preflight import checks
 from retina_dist.preflight.clock import read_clock
@@ -58,8 +58,8 @@ def _check(
 
     def on_each(phase: str, work: Callable[[], T]) -> T:
         """What `work`, which does not communicate, returns once every rank has done it; an error on one ends all."""
-        with stage(lambda: phase):
-            return strategy.run_collectively(lambda: _or_user_error(phase, work), CPU)
+        strategy.phase = phase
+        return strategy.run_collectively(lambda: _or_user_error(phase, work), CPU)
 
     folder = _written_folder(config)
     facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
@@ -69,18 +69,18 @@ def _check(
     facts.data = on_each("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
-    with stage(lambda: "the comparison of clocks"):
-        facts.clock = read_clock(strategy)
-    with stage(lambda: "the gathering of facts"):
-        ranks = gather_facts(strategy, facts)
+    strategy.phase = "the comparison of clocks"
+    facts.clock = read_clock(strategy)
+    strategy.phase = "the gathering of facts"
+    ranks = gather_facts(strategy, facts)
 
     def report(links: Sequence[Link] = ()) -> ClusterReport:
         job = f"{strategy.backend} under {detect_launch()}"
         return build_report(config, ranks, links, job, str(folder), time.monotonic() - started)
 
     on_each("the report", lambda: print_redacted(f"{report().machines()}\n") if strategy.is_main else None)
-    with stage(lambda: "the measurement of the network"):
-        links = measure_links(strategy)
+    strategy.phase = "the measurement of the network"
+    links = measure_links(strategy)
 
     def end() -> int:
         found = report(links)

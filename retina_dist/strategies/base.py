@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.errors import PeerLost, UserError, where_and_why
+from retina_dist.errors import PeerLost, UserError
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.text import format_ranks
@@ -59,6 +59,7 @@ class DistributedStrategy(ABC):
     launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # who communicates, in words
+    phase: str = "the start"  # what the job does now, for the console and for the error when another process is lost
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
     join_s: float | None = None  # how long to wait for ranks that have not started; None: as long as for a collective
     connects_at_once: bool = True  # False: leave the network between GPUs alone until the first collective there
@@ -237,9 +238,14 @@ def missing_ranks(
     return missing
 
 
-def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
-    """Which ranks are gone, and what they were waited for, if `error` has a `stage`."""
+def peer_lost_message(rank: int, missing: list[int], phase: str, error: BaseException) -> str:
+    """Which ranks are gone, and what the job did."""
     if not missing:
-        return f"rank {rank} lost another process ({where_and_why(error)})."
+        return f"rank {rank} lost another process at {phase} ({first_line(error)})."
     names = format_ranks(missing)
-    return f"rank {rank} waited for {names} ({where_and_why(error)}); what {names} printed last says more."
+    return f"rank {rank} waited for {names} at {phase} ({first_line(error)}); what {names} printed last says more."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

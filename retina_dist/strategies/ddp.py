@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
-from retina_dist.errors import ConfigError, PeerLost, is_collective, where_and_why
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
+from retina_dist.errors import ConfigError, PeerLost, is_collective
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp, first_line, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
@@ -169,7 +169,7 @@ class DDPStrategy(DistributedStrategy):
     def _not_joined(self, error: Exception) -> ConfigError:
         address, port = self._rendezvous_endpoint()
         return ConfigError(
-            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({where_and_why(error)}); "
+            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({first_line(error)}); "
             "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where "
             "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
         )
@@ -196,10 +196,10 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), error)) from error
+            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), self.phase, error)) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(
-                f"rank {self.rank}: NCCL failed ({where_and_why(error)}); NCCL_DEBUG=INFO says more."
+                f"rank {self.rank}: NCCL failed at {self.phase} ({first_line(error)}); NCCL_DEBUG=INFO says more."
             ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
