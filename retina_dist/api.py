@@ -26,11 +26,11 @@ from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
+from retina_dist.engine.checkpoint_store import BEST, LAST, read_manifest
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.precision import Precision
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
-from retina_dist.files import names_in
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
@@ -110,7 +110,8 @@ class _Run(TrainerConfig):
                 f"{self._predictor.__name__}.from_checkpoint(PATH)."
             )
         folder = checkpoint_folder(self.config, self.run_folder)
-        return str(folder / ("best.pt" if "best.pt" in names_in(folder) else "last.pt"))
+        has_best = any(BEST in entry.get("names", ()) for entry in read_manifest(folder))
+        return str(folder / (BEST if has_best else LAST))
 
 
 @dataclass(kw_only=True, eq=False)

@@ -25,8 +25,9 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
     """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
 
     Every reader of weights comes by here. A checkpoint of ours must be what was written: it ends with its SHA-256, or it has
-    the one of the manifest, `sha256`, or one of `known`. Files of others have no seal and need none. What a file unpacks to is
-    bounded by its own size, and by `MAX_VALUES` and `MAX_DEPTH`. Raises CheckpointError.
+    the one of the manifest, `sha256`, or one of `known`; the manifest may be older than a file whose own seal is right. Files of
+    others have no seal and need none. What a file unpacks to is bounded by its own size, see `check_content`. Raises
+    CheckpointError.
     """
     try:
         data = read_bytes(source)
@@ -40,12 +41,12 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
     seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
     digest.update(seal)
     found = digest.hexdigest()
-    if sha256 and found != sha256:
+    if seal.startswith(SEAL) and seal != expected:
+        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
+    if sha256 and found != sha256 and seal != expected:
         raise CheckpointError(
             f"{source} is damaged: its SHA-256 is not the one in manifest.json; use another checkpoint."
         )
-    if seal.startswith(SEAL) and seal != expected:
-        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
     _check_zip(data, source)
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -56,7 +57,7 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
         raise CheckpointError(
             f"{source} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
         ) from error
-    _check_tree(content, source)
+    check_content(content, data, source)
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     is_ours = isinstance(content, dict) and (content.keys() >= {"format", "step"} or len(OURS & content.keys()) > 1)
     if is_ours and seal != expected and found not in {sha256, *known}:
@@ -68,11 +69,8 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
 
 def _check_zip(data: bytes, source: Place) -> None:
     """Raise CheckpointError for a zip file that would unpack to more than its own size; torch.save does not compress."""
-    if not data.startswith(b"PK"):  # the form of torch before 1.6, which torch checks while reading
-        return
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
+        unpacked = sum(size for _, size in _members(data))
     except Exception as error:  # a damaged directory can raise nearly anything
         raise CheckpointError(f"{source} is a damaged zip file ({first_line(error)}); use another file.") from error
     if unpacked > len(data):
@@ -81,8 +79,21 @@ def _check_zip(data: bytes, source: Place) -> None:
         )
 
 
-def _check_tree(content: Any, source: Place) -> None:
-    """Raise CheckpointError for values that hold themselves, or each other so often that going through them takes for ever."""
+def _members(data: bytes) -> list[tuple[str, int]]:
+    """Names and sizes of what a zip file holds; nothing for the form of torch before 1.6, which torch checks while reading."""
+    if not data.startswith(b"PK"):
+        return []
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [(member.filename, member.file_size) for member in archive.infolist()]
+
+
+def check_content(content: Any, data: bytes, source: Place | str) -> None:
+    """Raise CheckpointError for values that hold themselves, or each other so often that going through them takes for ever.
+
+    `data` is the file, which holds at least one byte of pickle for each value that it was written from; `MAX_VALUES` are always
+    allowed. Reading and writing check the same, so that no checkpoint is written that cannot be read.
+    """
+    limit = max([MAX_VALUES, *(size for name, size in _members(data) if name.endswith("data.pkl"))])
     level, depth, count = [content], 0, 0
     while level:
         inner: list[Any] = []
@@ -93,12 +104,12 @@ def _check_tree(content: Any, source: Place) -> None:
                 inner += value
             elif isinstance(value, int) and value.bit_length() > MAX_BITS:
                 raise CheckpointError(f"{source} holds a number of {value.bit_length()} bits; use another file.")
-            if count + len(inner) > MAX_VALUES:
+            if count + len(inner) > limit:
                 break
         count, depth, level = count + len(inner), depth + 1, inner
-        if count > MAX_VALUES or depth > MAX_DEPTH:
+        if count > limit or depth > MAX_DEPTH:
             raise CheckpointError(
-                f"{source} holds more than {MAX_VALUES} values or {MAX_DEPTH} levels, which no training writes; use another file."
+                f"{source} holds more than {limit} values or {MAX_DEPTH} levels, which no training writes; use another file."
             )
 
 

@@ -66,6 +66,10 @@ class BestMetric:
         """Whether the patience is used up."""
         return self.patience is not None and self.evals_since_best >= self.patience
 
+    def describe_stop(self) -> str:
+        """Why the run ends, where `exhausted`."""
+        return f"stopped early: {self.name} has not improved in {self.evals_since_best} validations."
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values. The patience is a setting and may change on resume."""
         return {"name": self.name, "mode": self.mode, "value": self.value, "evals_since_best": self.evals_since_best}

@@ -29,7 +29,7 @@ from torch import Tensor
 from retina_dist.engine.best import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import Place, Url, names_in, place, read_bytes, sync_folder, write_atomically, write_bytes
-from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
+from retina_dist.torch_files import SEAL, SEAL_LENGTH, check_content, load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,22 @@ class CheckpointStore:
                 f"checkpoints cannot be written to {self.folder} ({error}); choose another trainer.checkpoint_dir."
             ) from error
 
+    def check_best(self) -> None:
+        """Let `best` start anew from the best checkpoint in this folder unless the folder holds that of `best.value`.
+
+        For a run that resumes in another folder, or behind a checkpoint that is gone.
+        """
+        if self.best.value is None or not self.save_top_k:
+            return
+        self._entries = self._found()
+        held = self._best(self._entries)
+        if not any(e["metric"] == self.best.value for e in held):
+            logger.warning(
+                f"{self.folder} does not hold the checkpoint with the {self.best} so far, {self.best.value:.6g}; the best starts "
+                "anew" + (f" from {held[0]['metric']:.6g}." if held else ".")
+            )
+            self.best.value, self.best.evals_since_best = held[0]["metric"] if held else None, 0
+
     def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> Place:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
 
@@ -151,6 +167,7 @@ class CheckpointStore:
         entry = {"file": file, "step": step, "metric": metric, "sha256": sha256}
         kept = self._kept([*before, entry | {"monitor": self.best.name, "mode": self.best.mode}])
         best = self._best(kept)
+        best = best if self.save_top_k else []
         named = {LAST: file, **({BEST: str(best[0]["file"])} if best else {})}
         for e in kept:
             e["names"] = [alias for alias, target in named.items() if target == e["file"]]
@@ -179,10 +196,12 @@ class CheckpointStore:
         try:
             entries = read_manifest(self.folder)
             for e in entries:
-                # A crash between file and manifest leaves a sound file with the SHA-256 of the one before it.
-                if e["step"] == self.resumed_at:
+                if (
+                    e["step"] == self.resumed_at
+                ):  # after a crash between file and manifest the file is newer than its entry
                     with contextlib.suppress(CheckpointError):
-                        e["sha256"] = _read(self.folder / e["file"])[1]
+                        content, e["sha256"] = _read(self.folder / e["file"])
+                        e |= _metric_of(content)
         except CheckpointError:
             entries = []
             for step, name in _step_files(self.folder):
@@ -339,7 +358,9 @@ def _sealed(content: dict[str, Any]) -> bytes:
     file.write(SEAL_LENGTH.to_bytes(2, "little"))  # the zip's last field: the length of its comment
     digest = hashlib.sha256(file.getbuffer()).hexdigest()
     file.write(SEAL + digest.encode())
-    return file.getvalue()
+    data = file.getvalue()
+    check_content(content, data, "it")
+    return data
 
 
 def _metric_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from retina_dist.engine.best import BestMetric
 from retina_dist.engine.replicas import settings_of
 from retina_dist.model.ema import ExponentialMovingAverage
-from retina_dist.optim.optimizer import load_optimizer
+from retina_dist.optim.optimizer import describe_groups, load_optimizer
 from retina_dist.seeding import random_state, set_random_state
 
 
@@ -34,6 +34,7 @@ class TrainState:
         best: BestMetric | None = None,
     ) -> None:
         self.model, self.optimizer, self.scaler, self.ema = model, optimizer, scaler, ema
+        self._groups = describe_groups(model, optimizer)
         self.step = 0
         self.best = best or BestMetric()
         self.last_eval_step = 0
@@ -58,6 +59,7 @@ class TrainState:
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
+            "parameter_groups": self._groups,
             "scaler": self.scaler.state_dict(),
             "random": random_state(),
         }
@@ -81,7 +83,7 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
-        load_optimizer(self.optimizer, state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups"))
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])

@@ -85,7 +85,7 @@ class Trainer:
         if owed:
             metrics = self._validate()
             self._save(metrics)
-        if not (owed and self._is_exhausted()):
+        if not self._is_exhausted():
             metrics = self._loop(metrics)
         self.stop.close()
         self.checkpointer.wait()
@@ -152,7 +152,7 @@ class Trainer:
     def _is_exhausted(self) -> bool:
         best = self.state.best
         if best.exhausted:
-            logger.info(f"stopped early: {best.name} has not improved in {best.evals_since_best} validations.")
+            logger.info(best.describe_stop())
         return best.exhausted
 
     def _preempt(self) -> None:

@@ -6,12 +6,13 @@ and a group's `lr_scale` multiply.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from retina_dist.errors import ConfigError
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 
 
@@ -60,19 +61,57 @@ def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.op
     return kind(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict(state)`, except for what depends on this machine.
+def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings that each parameter group was made with, and the names of its parameters as "names"."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [
+        {
+            **{key: copy.deepcopy(value) for key, value in group.items() if key != "params"},
+            "names": [names[p] for p in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
 
-    That is whether steps are fused, and the memory format of the state, which is its parameter's.
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    groups: list[dict[str, Any]],
+    saved_groups: list[dict[str, Any]] | None = None,
+) -> None:
+    """Load the values of each parameter from `state`, an optimizer's `state_dict`; settings that were changed stay `optimizer`'s.
+
+    `groups` and `saved_groups` are what `describe_groups` returned for both: parameters are matched by name, so their grouping may
+    change. A group's value is loaded where its setting is the same, because an optimizer may keep values of its own there. Without
+    `saved_groups`, as in checkpoints of version 0.1, parameters are matched by position. The memory format is the parameter's.
+    Raises CheckpointError where the parameters differ.
     """
-    fused = [group.get("fused") for group in optimizer.param_groups]
-    groups = [{**group, "fused": now} for group, now in zip(state["param_groups"], fused, strict=True)]
-    optimizer.load_state_dict({**state, "param_groups": groups})
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
+    if saved_groups is None and [len(g["params"]) for g in state["param_groups"]] == [len(g["names"]) for g in groups]:
+        saved_groups = [{"names": group["names"]} for group in groups]
+    index = {name: i for i, name in enumerate(name for group in saved_groups or () for name in group["names"])}
+    names = [name for group in groups for name in group["names"]]
+    if index.keys() != set(names):
+        number = sum(len(group["params"]) for group in state["param_groups"])
+        raise CheckpointError(
+            f"the checkpoint's optimizer has {number} parameters in other groups than the {len(names)} of this run; resume with "
+            "its settings of the model and of weight decay, or start a new run with model.weights=FILE."
+        )
+    merged = optimizer.state_dict()["param_groups"]
+    for group, made in zip(merged, groups, strict=True):
+        for then, saved in zip(saved_groups or (), state["param_groups"], strict=True):
+            if then["names"] == made["names"]:
+                group |= {
+                    k: v
+                    for k, v in saved.items()
+                    if k != "params" and (k in then) == (k in made) and then.get(k) == made.get(k)
+                }
+    values = {i: state["state"][index[name]] for i, name in enumerate(names) if index[name] in state["state"]}
+    optimizer.load_state_dict({"state": values, "param_groups": merged})
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
             if torch.is_tensor(value):  # copied, so that later steps do not change `state`
                 like = parameter if value.shape == parameter.shape else value
-                values[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
+                kept[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def check_layouts(optimizer: torch.optim.Optimizer) -> None:

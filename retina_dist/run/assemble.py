@@ -133,13 +133,11 @@ def assemble(
         logger.info(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
     state = build_state(config, model, strategy, best if task.validates else None, num_shapes=num_shapes)
     if strategy.on_main(lambda: restore(state, run, config, task, data, plan)):
-        logger.info(
-            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
-        )
         return None
 
     checkpoints = _checkpoint_store(config, run, state, carryover)
     strategy.on_main(checkpoints.check_writable)
+    strategy.on_main(checkpoints.check_best)
     strategy.on_main(lambda: _begin_folder(config, run, task, data))
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)

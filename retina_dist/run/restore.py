@@ -37,8 +37,17 @@ def restore(state: TrainState, run: Run, config: RunConfig, task: Task, data: Ta
             f"{remedy_of(run.checkpoint, 'resume from another checkpoint')}."
         ) from error
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
-    owes_validation = plan.validates_at(state.step) and state.last_eval_step < state.step
-    return state.step >= plan.stop_step and not owes_validation
+    if plan.validates_at(state.step) and state.last_eval_step < state.step:
+        return False
+    if state.best.exhausted:
+        logger.info(f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on.")
+        return True
+    if state.step >= plan.stop_step:
+        logger.info(
+            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
+        )
+        return True
+    return False
 
 
 def _check_data(run: Run, config: RunConfig, task: Task, data: TaskData) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.checkpoint_store import BEST
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.preemption import PreemptionWatch
@@ -112,8 +113,8 @@ class Training:
         for line in self.task.describe_results(folder):
             logger.info(line)
         if state.best.value is not None:
-            best = checkpoint_folder(self.config, folder) / "best.pt"
-            logger.info(f"best {state.best.name} {state.best.value:.3f}: {best}")
+            best = f": {checkpoint_folder(self.config, folder) / BEST}" if self.config.trainer.save_top_k else ""
+            logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")
         if state.step == plan.stop_step < plan.total_steps:
             logger.info(
                 f"stopped after step {state.step} of {plan.total_steps}, as trainer.stop_after={self.config.trainer.stop_after} "

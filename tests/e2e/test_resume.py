@@ -66,6 +66,32 @@ def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.C
     assert len(Detector.from_checkpoint("memory://bucket/resume/best.pt").categories.names) == 6
 
 
+OFTEN = ("model=retinanet_tiny", "model.norm=frozen_bn", "trainer.validate_every=1steps", "trainer.monitor=val/loss")
+
+
+def test_an_early_stopped_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does it train one more interval at each resume."""
+    frozen = (*OFTEN, "optimizer.lr=1e-30")
+    assert run(tmp_path / "run", *frozen, "trainer.patience=2")["step"] == 3
+    for _ in range(2):
+        assert run(tmp_path / "run", *frozen, "trainer.patience=2", "resume=auto")["step"] == 3
+        words = "nothing to do: stopped early: val/loss has not improved in 2 validations. Raise trainer.patience"
+        assert words in "".join(capsys.readouterr())
+    assert run(tmp_path / "run", *frozen, "trainer.patience=3", "resume=auto")["step"] == 4
+
+
+def test_best_value_and_best_file_belong_together_in_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(tmp_path / "first", *OFTEN, "trainer.stop_after=2steps", "optimizer.lr=1e-30")
+    other = ("trainer.stop_after=4steps", "optimizer.lr=0.1", f"resume={tmp_path / 'first'}")
+    last = run(tmp_path / "other", *OFTEN, *other)
+    best = load_checkpoint(tmp_path / "other/checkpoints/best.pt")
+    assert last["best"]["value"] == best["metrics"]["val/loss"] > first["best"]["value"], "the loss has risen"
+    words = f"best val/loss {last['best']['value']:.3f}: {tmp_path / 'other/checkpoints/best.pt'}"
+    assert words in "".join(capsys.readouterr())
+
+
 def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", "trainer.stop_after=1steps")
     closing = "".join(capsys.readouterr()).strip().splitlines()[-1]

@@ -110,6 +110,33 @@ def test_best_is_never_the_best_of_another_metric(folder: Place) -> None:
     assert value_of(folder / "best.pt") == 7
 
 
+def test_without_best_checkpoints_there_is_no_best(folder: Place) -> None:
+    store = CheckpointStore(folder, save_top_k=0)
+    for step, metric in ((1, 0.9), (2, 0.5), (3, 0.4)):
+        save(store, content(step), step, metric)
+    assert steps_in(folder) == ["step_00000003.pt"]
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
+        value_of(folder / "best.pt")
+
+
+def test_the_best_value_is_that_of_a_file_in_the_folder(folder: Place, said: list[str]) -> None:
+    store = CheckpointStore(folder, keep_last=9, best=BestMetric("coco/AP"))
+    for step, metric in ((1, 0.5), (2, 0.3)):
+        save(store, content(step), step, metric)
+
+    def resumed(where: Place, value: float) -> tuple[float | None, int]:
+        best = BestMetric("coco/AP")
+        best.value, best.evals_since_best = value, 2
+        CheckpointStore(where, best=best, resumed_at=2).check_best()
+        return best.value, best.evals_since_best
+
+    assert resumed(folder, 0.5) == (0.5, 2)
+    assert said == []
+    assert resumed(folder, 0.7) == (0.5, 0)  # its checkpoint is gone
+    assert resumed(folder / "other", 0.5) == (None, 0)
+    assert ["does not hold the checkpoint with the highest coco/AP so far" in words for words in said] == [True, True]
+
+
 def test_the_metric_of_each_file_is_known_without_a_manifest(folder: Place) -> None:
     for name, step, metric in (("coco/AP", 1, 0.9), ("val/loss", 2, 1.5)):
         best = BestMetric(name)
@@ -260,7 +287,7 @@ def test_a_file_under_the_name_of_another_is_refused(folder: Place) -> None:
 
 @pytest.mark.parametrize("step", [5, 6])
 def test_a_crash_between_file_and_manifest_loses_nothing(
-    folder: Place, step: int, monkeypatch: pytest.MonkeyPatch
+    folder: Place, step: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """Also where the only checkpoint is written anew, as by a run that was stopped before its validation."""
     save(CheckpointStore(folder), content(1), 5)
@@ -273,14 +300,18 @@ def test_a_crash_between_file_and_manifest_loses_nothing(
 
     monkeypatch.setattr(checkpoint, "write_bytes", dies)
     with pytest.raises(CheckpointError, match="power cut"):
-        save(CheckpointStore(folder, resumed_at=5), content(step), step)
+        save(CheckpointStore(folder, resumed_at=5), content(step), step, 0.5)
     newest = load_latest(folder)[1]
     assert newest["step"] == 5  # what the manifest does not know yet does not count
     assert newest["model"]["w"][0] == (5 if step == 5 else 1)
+    assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
+    assert said == []
     monkeypatch.undo()
     save(CheckpointStore(folder, resumed_at=5, keep_last=3), content(7), 7)
     assert steps_in(folder) == ["step_00000005.pt", "step_00000007.pt"]
     assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
+    with contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError):  # the metric is that of the file
+        assert load_checkpoint(folder / "best.pt")["step"] == 5
 
 
 def test_files_without_a_seal_are_taken_when_the_manifest_knows_them(tmp_path: Path) -> None:

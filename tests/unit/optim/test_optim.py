@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.errors import ConfigError
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.frozen_norm import FoldedBatchNorm2d
 from retina_dist.optim.clipping import clip_gradients
@@ -185,10 +186,95 @@ def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str
     before.step()
     after = build_optimizer([{"params": [last], "weight_decay": 0.01}], settings(name))
     last.data.copy_(contiguous.data)
-    load_optimizer(after, before.state_dict())
+    groups = [{"names": ["weight"], "fused": True}]
+    load_optimizer(after, before.state_dict(), groups)
     assert after.param_groups[0]["fused"] is True
     gradient = torch.randn_like(weights)
     contiguous.grad, last.grad = gradient.clone(), torch.empty_like(last).copy_(gradient)
     check_layouts(after)
     before.step(), after.step()
     torch.testing.assert_close(contiguous, last, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [
+        ("sgd", {}, {"weight_decay": 0.5}),
+        ("sgd", {"weight_decay": 0.1}, {"weight_decay": 0.5, "norm_weight_decay": 0.0, "bias_weight_decay": 0.2}),
+        ("sgd", {"norm_weight_decay": 0.3, "backbone_lr_scale": 0.1}, {"weight_decay": 0.5}),
+        ("sgd", {}, {"momentum": 0.0}),
+        ("sgd", {"momentum": 0.0}, {"momentum": 0.9, "nesterov": True}),
+        ("adamw", {"bias_weight_decay": 0.2}, {"betas": [0.5, 0.6], "eps": 1e-3, "weight_decay": 0.5}),
+        ("adam", {}, {"backbone_lr_scale": 0.1}),
+    ],
+)
+def test_a_resume_takes_the_settings_of_this_run_and_the_state_of_the_file(
+    name: str, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    def made(changes: dict[str, Any]) -> TrainState:
+        torch.manual_seed(0)
+        model = Net()
+        chosen = settings(name, **changes)
+        optimizer = build_optimizer(parameter_groups(model, chosen), chosen)
+        return TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+
+    def step(state: TrainState) -> None:
+        x = torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4)
+        state.model.head(state.model.backbone["body"](x)).square().mean().backward()
+        for group in state.optimizer.param_groups:
+            group["lr"] = 0.1 * group["lr_scale"]  # as TrainStep does
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+    first, second, expected = made(before), made(now), made(now)
+    step(first), step(first)
+    content = first.state_dict()
+    second.load_state_dict(content)
+    expected.model.load_state_dict(content["model"])
+    for parameter, theirs in zip(expected.model.parameters(), first.model.parameters(), strict=True):
+        kept = first.optimizer.state.get(theirs, {})
+        expected.optimizer.state[parameter] = {k: v.clone() if torch.is_tensor(v) else v for k, v in kept.items()}
+    for state in (first, second, expected):
+        step(state)
+    found, wanted, unchanged = ([p.detach() for p in s.model.parameters()] for s in (second, expected, first))
+    assert all(map(torch.equal, found, wanted))
+    assert not all(map(torch.equal, found, unchanged))
+
+
+class Prodigious(torch.optim.SGD):
+    """Keeps an estimate of its own in the group, as Prodigy and schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.param_groups[0]["estimate"] *= 2
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_loaded_unless_its_setting_changed() -> None:
+    def made(**options: Any) -> TrainState:
+        model = nn.Linear(2, 2)
+        groups = [{"params": list(model.parameters()), "estimate": 1.0, **options}]
+        return TrainState(model, Prodigious(groups, lr=0.1), torch.amp.GradScaler("cpu", enabled=False))
+
+    first = made()
+    first.optimizer.step()
+    for options, estimate in (({}, 2.0), ({"weight_decay": 0.5}, 2.0), ({"estimate": 3.0}, 3.0)):
+        resumed = made(**options)
+        resumed.load_state_dict(first.state_dict())
+        assert resumed.optimizer.param_groups[0]["estimate"] == estimate
+        assert resumed.optimizer.param_groups[0]["weight_decay"] == options.get("weight_decay", 0)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    def made(frozen: int, **options: Any) -> TrainState:
+        model = Net()
+        model.head[frozen].requires_grad_(False)
+        optimizer = build_optimizer(parameter_groups(model, settings(**options)), settings(**options))
+        return TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+
+    content = made(0).state_dict()
+    with pytest.raises(CheckpointError, match="optimizer has 6 parameters in other groups than the 6 of this run"):
+        made(1).load_state_dict(content)
+    del content["parameter_groups"]  # as in version 0.1
+    made(0, weight_decay=0.5).load_state_dict(content)
+    with pytest.raises(CheckpointError, match="settings of the model and of weight decay"):
+        made(0, weight_decay=0.5, norm_weight_decay=0.0).load_state_dict(content)
