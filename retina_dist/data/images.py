@@ -1,7 +1,7 @@
 """Decodes image files to RGB pixels in the orientation of their annotations.
 
-Pillow opens and decodes every file, except upright JPEG, which torchvision decodes faster to the same bits.
-A file that cannot be read raises an ImageError that names it.
+Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes faster to the same bits. A file that cannot be read
+raises an ImageError that names it.
 """
 
 from __future__ import annotations
@@ -11,44 +11,39 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
+from torchcodec.decoders import decode_jpeg
 
-from retina_dist.data.image_limits import trouble_of_file, trouble_of_jpeg, trouble_of_parts
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import ImageError
 from retina_dist.files import check_regular
 
-try:
-    from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # deprecated in torchvision 0.29
-    decode_jpeg = None
-
 ORIENTATION_TAG = 0x0112
-TRANSPOSITIONS = {  # turns an image of each EXIF orientation upright
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-INVERSE = {o: {6: 8, 8: 6}.get(o, o) for o in TRANSPOSITIONS}  # turns an upright image back
-SWAPPING = (5, 6, 7, 8)  # those that exchange width and height
+SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+# The sides that are mirrored to turn an image of each orientation upright, after width and height were exchanged.
+MIRRORED: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
 MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 
+# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. libtiff and GDAL stop at 100 scans
+# (JPEG_MAX_ALLOWED_SCAN_NUMBER); encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the same cost.
+MAX_SCANS = 100
+SCANS_AT_MAX_PIXELS = 16
+# The markers that libjpeg reads on from; SOI is an error and restarts have no length.
+MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
+END_OF_IMAGE, START_OF_SCAN, APP1, COMMENT = 0xD9, 0xDA, 0xE1, 0xFE
+
 # Formats of untrusted images: those of cameras, phones and browsers, not all that Pillow can decode.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP")
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # annotations describe the whole image
 
@@ -66,50 +61,38 @@ def read_image(
     EXIF orientation is applied, as viewers and labelling tools do, unless `annotated_size`, (width, height) in the
     annotation file, shows that the annotations refer to the stored pixels. 16-bit grey is scaled to 8 bits, transparency is
     dropped, and only the first frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
-    size than annotated, and, before decoding, if its header claims more than `max_pixels` or it would cost far more work than
-    its pixels (see `image_limits`).
+    size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more scans than encoders write.
     """
     if isinstance(path, DatasetItem):
         return _made(path, annotated_size)
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content, formats) as image:
-        with _decoding(path):
-            trouble = trouble_of_parts(image, max_pixels)
-            if isinstance(image, JpegImageFile) and image.fp is not None:
-                image.fp.seek(0)
-                content = image.fp.read() if content is None else content
-                trouble = trouble_of_jpeg(content, image.width * image.height, max_pixels)
-            if trouble:
-                raise ValueError(trouble)
         if isinstance(image, PngImageFile):  # Pillow decodes a PNG to find EXIF, and would hide an error there
             with _decoding(path):
                 image.load()
         stored = wanted = _orientation(image)
         if annotated_size is not None:
             wanted = _orientation_of_annotations(path, _stored_size(image), stored, annotated_size)
-        applied = stored if isinstance(image, TiffImageFile) else 1  # Pillow shows TIFF upright by itself
-        if image.format == "JPEG" and image.mode in ("L", "RGB") and wanted == 1:
-            decoded = _decode_jpeg(content)
-            if decoded is not None:
-                return decoded
         with _decoding(path):
-            pixels = to_rgb(image)
-    if applied != wanted:
-        pixels = pixels.transpose(TRANSPOSITIONS[wanted] if applied == 1 else TRANSPOSITIONS[INVERSE[applied]])
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+            pixels = _decode_jpeg(image, content, max_pixels) if image.format in ("JPEG", "MPO") else None
+            if pixels is None:
+                pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+    if isinstance(image, TiffImageFile):  # Pillow shows TIFF upright by itself
+        wanted = 1 if wanted == stored else {6: 8, 8: 6}.get(stored, stored)
+    return _turned(pixels, wanted)
 
 
 def _made(item: DatasetItem, annotated_size: tuple[int, int] | None) -> Tensor:
     """The pixels of an image that a dataset makes, whose size must be that of its boxes."""
-    found = item.dataset.pixels(item.number)
-    size = (found.shape[2], found.shape[1])
+    pixels = item.dataset.pixels(item.number)
+    size = (pixels.shape[2], pixels.shape[1])
     if annotated_size is not None and annotated_size != size:
         raise ImageError(
             f"{item} is {size[0]} x {size[1]} pixels, but was {annotated_size[0]} x {annotated_size[1]} when its boxes were read; "
             "return the same image each time, and augment by the settings of data."
         )
-    return found
+    return pixels
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -123,18 +106,83 @@ def count_pixels(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
         return image.width * image.height
 
 
-def _decode_jpeg(content: bytes | None) -> Tensor | None:
-    """A JPEG's pixels, [3, h, w] in channels-last memory; None if torchvision fails: then Pillow decodes, or raises."""
-    if decode_jpeg is None or content is None:
-        return None
+def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
+    """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
+    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
+        content = read(path)
+    with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
+        width, height = _stored_size(image)
+        return (height, width) if _orientation(image) in SWAPPING else (width, height)
+
+
+def orientation_of(file: Path | BinaryIO) -> int:
+    """The EXIF orientation, 1 to 8, of an image file; 1 where it has none that can be read."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), Image.open(file) as image:
             warnings.simplefilter("ignore")
-            data = torch.from_numpy(np.frombuffer(content, np.uint8))
-            found: Tensor = decode_jpeg(data, mode=ImageReadMode.RGB)
+            return _orientation(image)
+    except Exception:  # decoders raise almost any exception
+        return 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
+    image.load()
+    if image.mode == "F":
+        raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
+    if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
+        values = np.asarray(image, dtype=np.float64)
+        return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def count_scans(jpeg: bytes, most: int) -> int:
+    """The number of scans in a JPEG, counted until they are more than `most`, without decoding; never fewer than libjpeg reads."""
+    # an upper bound, in a thirtieth of the decoder's time: some may belong to a thumbnail, or to a film after the image
+    bound = sum(1 for _ in islice(re.finditer(rb"\xff\xda", jpeg), most + 1))
+    scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
+    return bound if bound <= most else sum(1 for _ in islice(scans, most + 1))
+
+
+def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
+    """(position of the marker's code, code) of each segment, which libjpeg skips by its length; data are skipped up to a marker."""
+    at = 2
+    while (marker := MARKER.search(jpeg, at)) and jpeg[marker.end() - 1] != END_OF_IMAGE:
+        at = marker.end()
+        yield at - 1, jpeg[at - 1]
+        at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
+
+
+def _decode_jpeg(image: Image.Image, content: bytes | None, max_pixels: int) -> Tensor | None:
+    """The stored pixels of a JPEG, in channels-last memory; None where Pillow is to decode them, or to raise.
+
+    Raises ValueError for a JPEG of many scans.
+    """
+    if content is None:
+        assert image.fp is not None
+        image.fp.seek(0)
+        content = image.fp.read()
+    most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
+    if count_scans(content, most) > most:
+        raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
+    if image.format != "JPEG" or image.mode not in ("L", "RGB"):
+        return None
+    data = np.frombuffer(content, np.uint8)
+    if b"\xff\xe1" in content:  # TorchCodec would apply the EXIF orientation, which the annotations decide here
+        data = data.copy()
+        data[[at for at, kind in _segments(content) if kind == APP1]] = COMMENT
+    try:
+        return decode_jpeg(torch.from_numpy(data), mode="RGB")
     except RuntimeError:
         return None
-    return found
+
+
+def _turned(pixels: Tensor, orientation: int) -> Tensor:
+    """[3, h, w] of an EXIF orientation, upright; in channels-last memory, as it came."""
+    if orientation == 1:
+        return pixels
+    upright = pixels.transpose(1, 2) if orientation in SWAPPING else pixels
+    return upright.flip(MIRRORED[orientation]).permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 @contextmanager
@@ -145,18 +193,8 @@ def _decoding(path: Source) -> Iterator[None]:
             yield
     except Exception as error:  # on damaged bytes, decoders raise almost any exception
         raise ImageError(
-            f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set "
-            "data.bad_images=skip."
+            f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set data.bad_images=skip."
         ) from error
-
-
-def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
-    """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
-    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
-        content = read(path)
-    with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
-        width, height = _stored_size(image)
-        return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
 @contextmanager
@@ -172,9 +210,6 @@ def _opened(
                 check_regular(str(path))
             file: BinaryIO = io.BytesIO(content) if content is not None else open(str(path), "rb")  # noqa: SIM115
             at_end.enter_context(file)
-            trouble = trouble_of_file(file)
-            if trouble:
-                raise _unreadable(path, trouble)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 image = at_end.enter_context(Image.open(file, formats=formats))
@@ -182,13 +217,11 @@ def _opened(
             raise ImageError(
                 f"{path} does not exist; check the images folder, or set data.missing_images=skip."
             ) from error
-        except ImageError:
-            raise
         except Image.DecompressionBombError as error:
             count = re.search(r"\d+", str(error))  # Pillow gives the size only in the message
             raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
         except Exception as error:  # as above
-            raise _unreadable(path, f"none of {', '.join(formats)}" if formats else str(error)) from error
+            raise _unreadable(path, f"not {', '.join(formats)}" if formats else str(error)) from error
         size = f"{image.width} x {image.height}"
         if image.format == "EPS" or not image.width * image.height:
             what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
@@ -200,7 +233,7 @@ def _opened(
 
 def _unreadable(path: Source, reason: str) -> ImageError:
     return ImageError(
-        f"{path} is no readable image ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
+        f"{path} is not a readable image ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
     )
 
 
@@ -209,16 +242,6 @@ def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:
         f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
         "or set data.bad_images=skip."
     )
-
-
-def orientation_of(file: Path | BinaryIO) -> int:
-    """The EXIF orientation, 1 to 8, of an image file; 1 where it has none that can be read."""
-    try:
-        with warnings.catch_warnings(), Image.open(file) as image:
-            warnings.simplefilter("ignore")
-            return _orientation(image)
-    except Exception:  # decoders raise almost any exception
-        return 1
 
 
 def _orientation(image: Image.Image) -> int:
@@ -249,14 +272,3 @@ def _orientation_of_annotations(
         f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: it belongs "
         "to another version of the image; annotate this file, or set data.bad_images=skip."
     )
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """8-bit RGB; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
-    image.load()
-    if image.mode == "F":
-        raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
-    if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
-        values = np.asarray(image, dtype=np.float64)
-        return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")
-    return image.convert("RGB")

@@ -109,7 +109,7 @@ def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogC
         Image.new("RGB", (20, 20), (200, 0, 0)).save(tmp_path / "train" / name / "good.png")
     (tmp_path / "train" / "a" / "bad.jpg").write_bytes(b"no image")
     Image.new("RGB", (300, 300)).save(tmp_path / "train" / "b" / "huge.png")
-    with pytest.raises(ImageError, match="bad.jpg is no readable image"):
+    with pytest.raises(ImageError, match="bad.jpg is not a readable image"):
         list(module(tmp_path, max_pixels=10_000).train_steps(0, 1))
     (batch,) = next(iter(module(tmp_path, max_pixels=10_000, bad_images="skip").train_steps(0, 1)))
     assert len(caplog.messages) == 2

@@ -146,7 +146,7 @@ def test_bad_images_are_as_bad_as_without_a_cache(photo, tmp_path):
     with pytest.raises(ImageError, match="its annotation says 5 x 5"):
         cache.read(photo, (5, 5))
     Path(photo).write_bytes(Path(photo).read_bytes()[:200])
-    with pytest.raises(ImageError, match="a.jpg is no readable image"):
+    with pytest.raises(ImageError, match="a.jpg is not a readable image"):
         cache.read(photo, (37, 21))
     assert len(files(cache.folder)) == 1
 

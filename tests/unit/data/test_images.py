@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from retina_dist.data.image_limits import count_scans
-from retina_dist.data.images import MAX_PIXELS, decode_image, image_size, read_image
+from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import ImageError
 
 ORIENTATION = 0x0112
 CORNERS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # 2 high, 3 wide, all six pixels different
+
+
+FRAMES = [Image.new("RGB", (1, 1), colour) for colour in ((200, 0, 0), (0, 200, 0))]
 
 
 def save(path: Path, orientation: int | None = None) -> Path:
@@ -31,36 +33,6 @@ def save(path: Path, orientation: int | None = None) -> Path:
         exif[ORIENTATION] = orientation
     image.save(path, exif=exif)
     return path
-
-
-def test_layout_and_channel_order(tmp_path: Path):
-    pixels = np.zeros((2, 3, 3), dtype=np.uint8)
-    pixels[0, 2] = (10, 20, 30)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    found = read_image(tmp_path / "a.png")
-    assert found.shape == (3, 2, 3)
-    assert found[:, 0, 2].tolist() == [10, 20, 30]
-    assert int(found.sum()) == 60
-
-
-@pytest.mark.parametrize(
-    ("orientation", "upright"),
-    [
-        (1, [[0, 40, 80], [120, 160, 200]]),
-        (2, [[80, 40, 0], [200, 160, 120]]),
-        (3, [[200, 160, 120], [80, 40, 0]]),
-        (4, [[120, 160, 200], [0, 40, 80]]),
-        (5, [[0, 120], [40, 160], [80, 200]]),
-        (6, [[120, 0], [160, 40], [200, 80]]),
-        (7, [[200, 80], [160, 40], [120, 0]]),
-        (8, [[80, 200], [40, 160], [0, 120]]),
-        (9, [[0, 40, 80], [120, 160, 200]]),  # no such orientation
-    ],
-)
-def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, upright: list[list[int]]):
-    path = save(tmp_path / "a.png", orientation)
-    assert read_image(path)[0].tolist() == upright
-    assert image_size(path) == (len(upright[0]), len(upright))
 
 
 def test_annotated_size_says_which_pixels_the_boxes_are_on(tmp_path: Path):
@@ -94,10 +66,6 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
         assert np.array_equal(read_image(path, size[::-1]).permute(1, 2, 0), as_stored)
 
 
-def test_a_half_turn_is_applied_though_sizes_agree(tmp_path: Path):
-    assert read_image(save(tmp_path / "a.png", 3), (3, 2))[0, 0, 0] == 200
-
-
 @pytest.mark.parametrize(
     ("name", "image", "expected"),
     [
@@ -111,23 +79,16 @@ def test_a_half_turn_is_applied_though_sizes_agree(tmp_path: Path):
         ("dark_16.png", Image.fromarray(np.array([[257]], dtype=np.uint16)), [1, 1, 1]),
         ("light_16.png", Image.fromarray(np.array([[65535]], dtype=np.uint16)), [255, 255, 255]),
         ("middle_16.tiff", Image.fromarray(np.array([[32768]], dtype=np.uint16)), [128, 128, 128]),
+        ("first_frame.gif", FRAMES[0], [200, 0, 0]),
         ("nearly_16.png", Image.fromarray(np.array([[255 * 256]], dtype=np.uint16)), [254, 254, 254]),
     ],
 )
 def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int]):
-    image.save(tmp_path / name)
+    frames = {"save_all": True, "append_images": FRAMES[1:]} if name == "first_frame.gif" else {}
+    image.save(tmp_path / name, **frames)
     found = read_image(tmp_path / name)
     assert found.shape == (3, 1, 1)
     assert found.flatten().tolist() == expected
-
-
-def test_palette_and_first_frame_of_an_animation(tmp_path: Path):
-    frames = [Image.new("RGB", (4, 4), color) for color in ((200, 0, 0), (0, 200, 0))]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    with Image.open(tmp_path / "a.gif") as stored:
-        assert stored.mode == "P"
-        assert stored.n_frames == 2
-    assert read_image(tmp_path / "a.gif")[:, 0, 0].tolist() == [200, 0, 0]
 
 
 def test_floating_point_pixels_are_refused_not_turned_black(tmp_path: Path):
@@ -163,24 +124,8 @@ def test_whatever_a_decoder_raises_is_an_image_error(tmp_path: Path, monkeypatch
     with pytest.raises(ImageError, match="a.png cannot be decoded"):
         read_image(path)
     monkeypatch.setattr(Image, "open", lambda path: {}["tile"])
-    with pytest.raises(ImageError, match="a.png is no readable image"):
+    with pytest.raises(ImageError, match="a.png is not a readable image"):
         read_image(path)
-
-
-def test_transparent_palette(tmp_path: Path):
-    """Transparency is dropped, not blended: the colour below it stays."""
-    image = Image.new("P", (2, 1))
-    image.putpalette([10, 20, 30, 40, 50, 60])
-    image.putpixel((1, 0), 1)
-    image.save(tmp_path / "a.png", transparency=0)
-    assert read_image(tmp_path / "a.png").flatten(1).T.tolist() == [[10, 20, 30], [40, 50, 60]]
-
-
-def test_16_bit_values_are_scaled_not_cut(tmp_path: Path):
-    """v / 257, which takes 0..65535 to 0..255, rounded to the nearest, ties to even."""
-    values = np.array([[0, 128, 129, 257, 385, 386, 32767, 32768, 65406, 65407, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / "a.png")
-    assert read_image(tmp_path / "a.png")[1, 0].tolist() == [0, 0, 1, 1, 1, 2, 127, 128, 254, 255, 255]
 
 
 def test_missing_and_foreign_files(tmp_path: Path):
@@ -188,12 +133,12 @@ def test_missing_and_foreign_files(tmp_path: Path):
         read_image(tmp_path / "absent.jpg")
     (tmp_path / "page.jpg").write_text("<html>404</html>")
     for function in (read_image, image_size):
-        with pytest.raises(ImageError, match="page.jpg is no readable image"):
+        with pytest.raises(ImageError, match="page.jpg is not a readable image"):
             function(tmp_path / "page.jpg")
     (tmp_path / "empty.jpg").touch()
     for path in (tmp_path, tmp_path / "empty.jpg", tmp_path / ("a" * 5000), tmp_path / "\0"):
         for function in (read_image, image_size):
-            with pytest.raises(ImageError, match="is no readable image"):
+            with pytest.raises(ImageError, match="is not a readable image"):
                 function(path)
 
 
@@ -264,7 +209,7 @@ def test_a_program_is_no_image(tmp_path: Path):
     """Pillow would have Ghostscript run it."""
     Image.new("RGB", (3, 2)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.jpg")
-    with pytest.raises(ImageError, match=r"a.jpg is no readable image \(it is an EPS, a program to be run\)"):
+    with pytest.raises(ImageError, match=r"a.jpg is not a readable image \(it is an EPS, a program to be run\)"):
         read_image(tmp_path / "a.jpg")
 
 
@@ -280,15 +225,6 @@ def test_odd_images_agree_with_pillow(real_data: Path):
         with Image.open(path) as image:
             expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         assert np.array_equal(found, expected), path.name
-
-
-def test_real_orientations_show_the_same_image(real_data: Path):
-    folder = real_data / "odd-images"
-    upright = read_image(folder / "pillow_hopper.jpg").float()
-    for orientation in range(2, 9):
-        found = read_image(folder / f"pillow_hopper_orientation_{orientation}.jpg").float()
-        # Compressed anew after turning: 4.9 levels off at most, where the nearest wrong orientation is 58 off.
-        assert (found - upright).abs().mean() < 10, orientation
 
 
 def test_real_truncated_image(real_data: Path):
@@ -308,15 +244,32 @@ def test_jpeg_has_pillows_bits_whoever_decodes_it(tmp_path: Path, mode: str, opt
     def refuse(data, mode):
         raise RuntimeError("cannot")
 
-    for other in (None, refuse):  # not in this torchvision, or not able to
-        monkeypatch.setattr("retina_dist.data.images.decode_jpeg", other)
-        assert np.array_equal(read_image(tmp_path / "a.jpg").numpy(), found.numpy())
+    monkeypatch.setattr("retina_dist.data.images.decode_jpeg", refuse)
+    assert np.array_equal(read_image(tmp_path / "a.jpg").numpy(), found.numpy())
 
 
-def test_upright_jpeg_does_not_go_through_pillows_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    Image.new("RGB", (4, 4), (200, 0, 0)).save(tmp_path / "a.jpg")
-    monkeypatch.setattr("retina_dist.data.images.to_rgb", lambda image: {}["tile"])
-    assert read_image(tmp_path / "a.jpg").shape == (3, 4, 4)
+@pytest.mark.parametrize("kind", ["sound", "LONG", "another name", "twice", "padded"])
+def test_torchcodec_never_turns_a_jpeg(tmp_path: Path, kind: str):
+    """It takes EXIF that Pillow does not; the pixels must be the stored ones, turned once by what Pillow reads."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 67, 3), dtype=np.uint8))
+    noise.save(tmp_path / "a.jpg", exif=exif)
+    content = (tmp_path / "a.jpg").read_bytes()
+    at = content.index(b"\xff\xe1")
+    segment = content[at : at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")]
+    changed = {
+        "sound": segment,
+        "LONG": segment.replace(b"\x01\x12\x00\x03", b"\x01\x12\x00\x04"),
+        "another name": segment.replace(b"Exif", b"none"),
+        "twice": segment + segment,
+        "padded": b"\xff\xff" + segment,
+    }[kind]
+    (tmp_path / "a.jpg").write_bytes(content.replace(segment, changed))
+    with Image.open(tmp_path / "a.jpg") as image:
+        as_stored, upright = np.asarray(image), np.asarray(ImageOps.exif_transpose(image))
+    assert np.array_equal(read_image(tmp_path / "a.jpg").permute(1, 2, 0), upright)
+    assert np.array_equal(read_image(tmp_path / "a.jpg", (67, 45)).permute(1, 2, 0), as_stored)
 
 
 def with_scans(scans: int, side: int = 1000) -> bytes:

@@ -347,7 +347,7 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 103]
     assert batch.weight == 0.5
-    assert "train2017/1.jpg is no readable image" in said[0]
+    assert "train2017/1.jpg is not a readable image" in said[0]
     assert "train2017/2.jpg does not exist" in said[1]
     small = DetectionDataset(annotations, EvalTransform(max_size=96), max_pixels=10)
     with pytest.raises(ImageError, match=r"3\.jpg has 48 x 24 pixels, more than max_pixels=10"):

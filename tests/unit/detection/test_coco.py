@@ -209,7 +209,7 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     ignored = load(tmp_path, coco)
     assert [(r.width, r.height) for r in ignored.records] == [(0, 0), (0, 0)]  # nobody looked
     assert [boxes.tolist() for boxes in ignored.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
-    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is no readable image"):
+    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is not a readable image"):
         load(tmp_path, coco, missing_images="error")
 
 

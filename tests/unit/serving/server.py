@@ -85,9 +85,9 @@ def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
 # What every server must refuse: content type, body, status, words of the answer.
 REFUSALS = [
     ("image/png", b"", 400, "no image in the request"),
-    ("image/png", b"GIF", 400, "image 0: it is no readable image (none of JPEG"),
+    ("image/png", b"GIF", 400, "image 0: it is not a readable image (not JPEG"),
     ("image/jpeg", make_image(form="JPEG")[:-300], 400, "image 0: it cannot be decoded"),
-    ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "no readable image"),
+    ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "not a readable image"),
     ("image/png", make_image(size=(200, 101)), 400, "image 0: it has 200 x 101 pixels, more than max_pixels=20000"),
     ("application/json", b"{", 400, "the body is no JSON"),
     ("application/json", b"[" * 1000, 400, "the body is no JSON"),
@@ -104,7 +104,7 @@ REFUSALS = [
     ("application/json", b'{"images": "abc"}', 400, "the JSON has no list of texts named images"),
     ("application/json", b'{"images": []}', 400, "no image in the request"),
     ("application/json", b'{"images": ["?"]}', 400, "image 0: is not base64"),
-    ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is no readable image"),
+    ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is not a readable image"),
     ("multipart/form-data", b"--XX", 400, "no multipart/form-data"),
     ("multipart/form-data; boundary=XX", b"broken", 400, "no multipart/form-data"),
     (as_multipart()[0], as_multipart(make_image(), make_image())[1][:-500], 400, "its last boundary is missing"),
