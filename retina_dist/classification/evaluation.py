@@ -37,7 +37,7 @@ def evaluate(config: EvaluateConfig) -> ClassificationResult:
         if getattr(config, key) is not None:
             raise ConfigError(f"{key}={getattr(config, key)} is for detection; give root=FOLDER for a classifier.")
     apply_nccl(asdict(config.nccl))
-    with make_strategy(device=config.device) as strategy, heartbeat(lambda: strategy.phase):
+    with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = _evaluated(classifier, data, val, strategy, config.precision)
@@ -50,7 +50,7 @@ def evaluate_on(
     classifier: TrainedClassifier, data: ClassificationData, settings: StrategySettings
 ) -> ClassificationResult:
     """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
-    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat(lambda: strategy.phase):
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         val = strategy.run_collectively(lambda: _validation_set(data, classifier, f"data.root={data.root}"))
         classifier.model.to(strategy.device)
         try:
@@ -70,7 +70,6 @@ def _evaluated(
         strategy=strategy,
         autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
     )
-    strategy.phase = "the evaluation"
     evaluator(classifier.model)
     assert evaluator.last_result is not None
     return evaluator.last_result

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from retina_dist.classification.batch import ImageBatch
 from retina_dist.errors import DataError
+from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -148,17 +149,20 @@ class ClassificationEvaluator:
         if self.strategy.is_main and len(first) < self.num_images:
             left_out = self.num_images - len(first)
             logger.warning(f"{left_out} of {self.num_images} validation images cannot be read; no metric counts them")
+        doing("computing the metrics")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
+        doing("")
         return dict(self.last_result.metrics)
 
     @torch.inference_mode()
     def _rows(self, model: Any) -> Tensor:
         device = self.strategy.device
         parts = [torch.zeros((0, COLUMNS), dtype=torch.float64, device=device)]
-        phase, images = self.strategy.phase, 0
+        images = 0
+        doing("validation, 0 images")
         for batch in self.batches():
-            self.strategy.phase = f"{phase}, {images} images"
-            images += len(batch) * self.strategy.world_size
+            images += len(batch)
+            doing(f"validation, {images * self.strategy.world_size} images")
             if batch.weight == 0:  # nothing of it could be read
                 continue
             batch = batch.to(device, non_blocking=True)

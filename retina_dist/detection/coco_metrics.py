@@ -28,6 +28,7 @@ from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import read_bytes, write_atomically
+from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
 
 Backend = Literal["auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
@@ -245,7 +246,9 @@ class CocoEvaluator:
         rows = self._gathered(rows)
         self.last_rows = rows
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
+        doing("computing the metrics")
         self.last_result = evaluate_rows(self.coco, rows, image_ids=self.image_ids, backend=self.backend)
+        doing("")
         return {**{f"coco/{k}": v for k, v in self.last_result.stats.items()}, **losses}
 
     @torch.inference_mode()
@@ -256,9 +259,8 @@ class CocoEvaluator:
         sums: dict[str, Tensor] = {}
         images = 0
         seen: set[int] = set()
-        phase = self.strategy.phase
+        doing("validation, 0 images")
         for batch in self.batches():
-            self.strategy.phase = f"{phase}, {images * self.strategy.world_size} images"
             if batch.weight == 0:  # nothing of it could be read
                 continue
             with self.autocast():
@@ -266,6 +268,7 @@ class CocoEvaluator:
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
             images += len(batch)
+            doing(f"validation, {images * self.strategy.world_size} images")
             fresh: dict[int, Detections] = {}
             for image_id, found in zip(batch.image_ids.tolist(), detections, strict=True):
                 if image_id not in seen:

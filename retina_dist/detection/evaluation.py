@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         note = describe_nccl(asdict(config.nccl))
         if note:
             logger.info(note)
-        with make_strategy(device=config.device) as strategy, heartbeat(lambda: strategy.phase):
+        with make_strategy(device=config.device) as strategy, heartbeat():
             result = _of_checkpoint(config, folder, strategy)
     if folder:
         write_metrics(result, folder)
@@ -116,7 +116,7 @@ def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: Distri
 
 def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings, backend: str) -> CocoResult:
     """The metrics over the validation set of `data`; see `Detector.evaluate`."""
-    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat(lambda: strategy.phase):
+    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
         detector.model.to(strategy.device)
         try:
@@ -162,7 +162,6 @@ def evaluate_detector(
         autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
         backend=backend,  # type: ignore[arg-type]
     )
-    strategy.phase = "the evaluation"
     evaluator(detector.model)
     return evaluator
 

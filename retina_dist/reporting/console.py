@@ -19,7 +19,8 @@ from retina_dist.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
 SILENCE_S = 10.0  # the longest time without a line
-_printed_at = 0.0
+_printed_at = _doing_since = 0.0
+_doing = ""
 
 
 def print_redacted(text: str, file: TextIO | None = None) -> None:
@@ -66,7 +67,7 @@ class Console(logging.Handler):
         self.rank = rank
         self.write: Callable[[str], None] = print_redacted
         self.log_file: LogFile | None = None
-        self.beat: Callable[[str, bool], None] = lambda text, silent: self.write(text) if silent else None
+        self.beat: Callable[[str, float, bool], None] = self._beat
 
     def emit(self, record: logging.LogRecord) -> None:
         text = redacted(record.getMessage())
@@ -79,6 +80,10 @@ class Console(logging.Handler):
             self.write(text)
         elif warns and not getattr(record, "rank_zero_only", False):
             self.write(f"[rank {self.rank}] {text}")
+
+    def _beat(self, text: str, seconds: float, silent: bool) -> None:
+        if silent:
+            self.write(f"{text or 'working'}: {format_duration(seconds)} so far")
 
 
 @contextmanager
@@ -98,11 +103,19 @@ def configure_logging(rank: int) -> Iterator[Console]:
         LOGGER.setLevel(level)
 
 
-@contextmanager
-def heartbeat(phase: Callable[[], str]) -> Iterator[None]:
-    """Until the context ends, rank 0 calls `console.beat(text, silent)` twice a second, on a thread of its own.
+def doing(text: str) -> None:
+    """What `heartbeat` says this process does now, such as "reading the data"; empty between two steps of a training."""
+    global _doing, _doing_since
+    if text.split(",")[0] != _doing.split(",")[0]:  # what follows a comma is the progress
+        _doing_since = time.monotonic()
+    _doing = text
 
-    `text` says what the process does now, by `phase`, and for how long; `silent` that nothing was printed for ten seconds.
+
+@contextmanager
+def heartbeat() -> Iterator[None]:
+    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on a thread of its own.
+
+    `text` is that of `doing`, for so many seconds; `silent` says that nothing was printed for ten seconds.
     """
     console = next((handler for handler in LOGGER.handlers if isinstance(handler, Console)), None)
     if console is None or console.rank:
@@ -111,13 +124,11 @@ def heartbeat(phase: Callable[[], str]) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        before, since = phase(), time.monotonic()
         while not ended.wait(min(0.5, SILENCE_S / 4)):
             now = time.monotonic()
-            if (current := phase()) != before:
-                before, since = current, now
-            console.beat(f"{current}: {format_duration(now - since)} so far", now - _printed_at >= SILENCE_S)
+            console.beat(_doing, now - _doing_since, now - _printed_at >= SILENCE_S)
 
+    note_output()
     thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
     thread.start()
     try:

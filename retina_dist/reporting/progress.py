@@ -40,14 +40,14 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
-        self.initial = self._shown = initial
+        self.initial = self._shown = self._seen = initial
         self.step = step or (lambda: self._shown)
         self.steps_per_epoch = steps_per_epoch
         self.images_per_step = images_per_step
         self.headline = headline
         self.file = sys.stderr if file is None else file
         self._clock = clock
-        self._start = clock()
+        self._start = self._seen_at = clock()
         self._metrics: dict[str, float] = {}
         self._bar = self._make_bar() if _is_screen(self.file) else None
 
@@ -72,12 +72,14 @@ class Progress:
         if results:
             self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
 
-    def beat(self, text: str, silent: bool) -> None:
+    def beat(self, text: str, seconds: float, silent: bool) -> None:
         """For `heartbeat`: move the bar, or print a line after the first step and whenever `silent`.
 
-        Without a bar the line is `text` if no step has ended since the last one.
+        The line says what the process does and for how long if no step has ended since the last one.
         """
         step = self.step()
+        if step > self._seen:
+            self._seen, self._seen_at = step, self._clock()
         if self._bar is not None and step > self._bar.n:
             self.update(step)
             self._bar.refresh()
@@ -86,7 +88,9 @@ class Progress:
             self._shown = step
             self.write(f"{self._where(step)}  {self._how(step)}")
         elif silent:
-            self.write(text)
+            if not text:
+                text, seconds = f"step {step + 1}", self._clock() - self._seen_at
+            self.write(f"{text}: {format_duration(seconds)} so far")
 
     def write(self, text: str) -> None:
         """Print a line, above the bar if there is one."""

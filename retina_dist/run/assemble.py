@@ -26,7 +26,7 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
-from retina_dist.reporting.console import Console, configure_logging, heartbeat
+from retina_dist.reporting.console import Console, configure_logging, doing, heartbeat
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.progress import Progress
@@ -69,7 +69,7 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
         configure_logging(detect_launch().rank) as console,
         ExitStack() as exits,
         build_strategy(config) as strategy,
-        heartbeat(lambda: strategy.phase),
+        heartbeat(),
     ):
         carryover = ElasticCarryover(exits)
 
@@ -107,10 +107,10 @@ def assemble(
     """
     is_restart = carryover.is_restart
     _log_environment(config, strategy)
-    strategy.phase = "reading the data"
+    doing("reading the data")
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
     task = strategy.run_collectively(lambda: build_task(config, strategy))
-    strategy.phase = "estimating the memory"
+    doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     _log_plan(config, task, plan, best if task.validates else None, memory)
@@ -124,7 +124,7 @@ def assemble(
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
 
-    strategy.phase = "making the model"
+    doing("making the model")
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
@@ -142,7 +142,7 @@ def assemble(
     logger.info(f"writing to {run.folder}")
     carryover.track(server, config, run, strategy, is_restart)
     metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, carryover.tracked)
-    strategy.phase = "reading the first batch"
+    doing("")
     watch = PreemptionWatch()
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)

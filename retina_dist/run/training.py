@@ -19,7 +19,7 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import UserError, is_collective
 from retina_dist.files import write_atomically
-from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.console import doing, print_redacted
 from retina_dist.reporting.loggers import MetricLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun, status_of
 from retina_dist.run.build import monitor_of
@@ -64,7 +64,7 @@ class Training:
             raise
         finally:
             self.metric_logger.close()
-        self.strategy.phase = "writing the results"
+        doing("writing the results")
         times = summary(self.trainer.timer, self.strategy)
         if self.strategy.is_main:
             text = json.dumps(times, indent=1) + "\n"

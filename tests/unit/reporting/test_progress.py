@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from retina_dist.classification.metrics import ClassificationEvaluator
+from retina_dist.classification import metrics
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.train_step import TrainStep
@@ -105,45 +105,49 @@ def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
     done = [0]
     progress = Progress(100, step=lambda: done[0], images_per_step=8, file=file, clock=clock)
     beats = [
-        (0, True, ["first batch"]),
+        (0, True, ["reading: 0:12 so far"]),
         (1, False, ["step   1/100  4.0 img/s  ETA 3:18"]),  # 2 s a step
         (2, False, []),
         (3, True, ["step   3/100  4.0 img/s  ETA 3:14"]),
-        (3, True, ["step 4"]),
+        (3, True, ["step 4: 0:00 so far"]),
     ]
     for step, silent, lines in beats:
         clock.now += 2 * (step - done[0])
         done[0] = step
-        progress.beat("first batch" if step == 0 else f"step {step + 1}", silent)
+        progress.beat("reading" if step == 0 else "", 12.0, silent)
         assert file.getvalue().splitlines() == lines
         file.truncate(0), file.seek(0)
     progress.log({"train/loss": 1.0}, 4)
     assert "step   4/100  loss 1.0000" in file.getvalue()
 
 
-def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch, capfd):
-    """Reading, a step and a validation that take longer than the longest silence."""
+def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
+    """Reading, the first step and a validation that end when a line has come."""
+    lines = []
 
-    def slow(owner, name):
+    def slow(owner, name, line):
         function = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, **named: time.sleep(0.7) or function(*args, **named))
 
-    monkeypatch.setattr("retina_dist.reporting.console.SILENCE_S", 0.3)
-    slow(ClassificationTask, "prepare")
-    slow(TrainStep, "__call__")
-    slow(ClassificationEvaluator, "_rows")
+        def waits(*args, **named):
+            result = function(*args, **named)
+            until = time.monotonic() + 60
+            while not any(shown.startswith(line) for shown in lines):
+                assert time.monotonic() < until, line
+                time.sleep(0.01)
+            return result
+
+        monkeypatch.setattr(owner, name, waits)
+
+    monkeypatch.setattr("retina_dist.reporting.console.SILENCE_S", 0.1)
+    monkeypatch.setattr("retina_dist.reporting.console.redacted", lambda text: lines.append(text) or text)
+    slow(ClassificationTask, "prepare", "reading the data: 0:0")
+    slow(TrainStep, "__call__", "step 1: 0:0")
+    slow(metrics, "rows_of", "validation, 6 images: 0:0")
     settings = ["task=classification", f"data.root={tmp_path}/data", f"output_dir={tmp_path}/run", "data.num_workers=0"]
-    settings += [
-        "data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}",
-        "data.image_size=32",
-        "data.val_resize=32",
-    ]
-    settings += ["model.architecture=shufflenet_v2_x0_5", "data.batch_size=4", "trainer.max_duration=4steps"]
-    train(load_config("train", [*settings, "logging.plots=false", "logging.tensorboard=false"]))
-    out, err = capfd.readouterr()
-    lines = (out + err).splitlines()
-    for expected in ("reading the data: 0:0", "step 1/4  epoch", "the validation after step 4: 0:0"):
-        assert any(line.startswith(expected) for line in lines), expected
+    settings += ["data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}", "data.image_size=32"]
+    settings += ["data.val_resize=32", "data.batch_size=4", "trainer.max_duration=4steps"]
+    settings += ["model.architecture=shufflenet_v2_x0_5", "logging.plots=false", "logging.tensorboard=false"]
+    train(load_config("train", settings))
 
 
 def on_a_terminal(lines, columns):
@@ -157,7 +161,7 @@ def on_a_terminal(lines, columns):
     )
     with os.fdopen(writer, "w", encoding="utf-8") as file:
         progress = Progress(20, step=lambda: 5, steps_per_epoch=10, file=file)
-        progress.beat("step 6", silent=False)
+        progress.beat("", 0.0, silent=False)
         progress.log({"train/loss": 0.25, "train/lr": 0.01}, 10)
         progress.log({"coco/AP": 0.5}, 10)
         progress.write("image 7 is truncated")
