@@ -6,7 +6,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,20 +33,15 @@ from retina_dist.task import Examination
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-PATIENCE_S = 60.0  # for a rank that hangs; a training's own time-out is longer
 
 
 def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> int:
     """How many errors there are, on every rank; `show` gets the report on the main one. Every rank calls it.
 
-    Ranks that do not start are waited for as long as a training waits, `strategy.timeout_s`; a rank that hangs before the network
-    of GPUs is measured ends the others after a minute with an error that names it.
+    As in a training, a rank that does not start or hangs ends the others after `strategy.timeout_s` with an error that names it.
     """
     started = time.monotonic()
-    patience = min(config.strategy.timeout_s, PATIENCE_S)
-    strategy = build_strategy(replace(config, strategy=replace(config.strategy, timeout_s=patience)))
-    strategy.join_s, strategy.connects_at_once = config.strategy.timeout_s, False
-    with strategy:
+    with build_strategy(config) as strategy:
         return strategy.run_elastic(lambda _: _check(config, strategy, started, show))
 
 

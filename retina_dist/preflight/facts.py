@@ -68,7 +68,7 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     """The facts of this rank's process and machine; nothing is measured and nobody is waited for."""
     facts = Facts(strategy.rank, socket.gethostname())
     facts.boot_id = facts.attempt("boot_id", lambda: BOOT_ID.read_text().strip())
-    facts.versions = facts.attempt("versions", lambda: _versions(strategy)) or {}
+    facts.versions = facts.attempt("versions", _versions) or {}
     if strategy.device.type == "cuda":
         facts.attempt("GPU", lambda: _read_gpu(facts, strategy.device))
         found = {"driver": facts.attempt("driver", _driver), "NCCL": facts.attempt("NCCL", nccl_version)}
@@ -110,10 +110,10 @@ def _read_gpu(facts: Facts, device: torch.device) -> None:
     facts.uuid = str(properties.uuid)
 
 
-def _versions(strategy: DistributedStrategy) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     found = {name: version for name, version in versions().items() if name != "platform"}
     found["CUDA of torch"] = str(torch.version.cuda)
-    return found | strategy.versions()
+    return found
 
 
 def _driver() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+from importlib import metadata
 
 import torch
 import torchvision
@@ -35,7 +37,9 @@ def describe_job(strategy: DistributedStrategy) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of what the numbers of a run depend on beside its settings."""
+    horovod = {"horovod": metadata.version("horovod")} if "horovod" in sys.modules else {}
     return {
+        **horovod,
         "retina_dist": retina_dist.__version__,
         "torch": str(torch.__version__),
         "torchvision": str(torchvision.__version__),

@@ -32,6 +32,7 @@ from retina_dist.files import first_line
 from retina_dist.model.assumed_device import assume_cuda
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.run.build import build_state, build_train_step
+from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 from retina_dist.text import format_bytes
@@ -90,7 +91,7 @@ class StepMemory:
     def __init__(self, config: RunConfig, task: Task, device: torch.device, prefetched: int = PREFETCHED) -> None:
         self.prefetched = prefetched
         self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
-        self.sender = task.strategy
+        self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
         self.task.strategy = self.strategy
         self.config = replace(config, trainer=replace(config.trainer, compile=False))
         try:
@@ -100,7 +101,6 @@ class StepMemory:
             raise
         except Exception as error:  # a task from outside may need what `build_data` leaves
             raise NotEstimated(f"the model cannot be built before its data ({first_line(error)})") from error
-        self.keeps_gradients = self.sender.keeps_gradients
         norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
         synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
         self.batch_norm = "sync_bn" if synchronized else "bn" if norms else ""
@@ -122,14 +122,26 @@ class StepMemory:
                 batch, making = _on_device(batch) if on_gpu else (batch, 0)
                 guard = _Applied(state, plan, self.strategy)
                 step = build_train_step(self.config, state, plan, self.strategy, guard)
-                parts = _traced(state, step, batch, self.keeps_gradients or plan.accumulate > 1)
+                parts = _traced(state, step, batch, self._keeps_gradients() or plan.accumulate > 1)
         except UserError:
             raise
         except Exception as error:  # a model from outside may do what fake tensors cannot
             raise NotEstimated(f"the step does not run without data ({first_line(error)})") from error
         parts["batches"] = making + parts["batches"] * plan.accumulate * (self.prefetched if on_gpu else 1)
         gradients = sum(p.numel() * p.element_size() for p in self.state.model.parameters() if p.requires_grad)
-        return MemoryEstimate(images, communication=self.sender.sending_bytes(gradients), **parts)
+        return MemoryEstimate(images, communication=self._sending_bytes(gradients), **parts)
+
+    def _keeps_gradients(self) -> bool:
+        """Whether gradients stay allocated between steps: DDP's are views of its buckets."""
+        return self.world_size > 1 and self.backend.startswith("DDP")
+
+    def _sending_bytes(self, gradients: int) -> int:
+        """Memory that sending gradients of so many bytes takes beside them, at most; of an outside strategy nothing is known."""
+        if self.world_size == 1 or not isinstance(self.config.strategy, StrategyConfig):
+            return 0
+        wire = 0 if self.config.strategy.compression == "none" else gradients // 2
+        fused = int(self.config.strategy.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
+        return min(gradients, fused) + wire
 
 
 class _Applied(NonFiniteGuard):

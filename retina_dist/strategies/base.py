@@ -61,8 +61,6 @@ class DistributedStrategy(ABC):
     backend: str  # who communicates, in words
     phase: str = "the start"  # what the job does now, for the console and for the error when another process is lost
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
-    join_s: float | None = None  # how long to wait for ranks that have not started; None: as long as for a collective
-    connects_at_once: bool = True  # False: leave the network between GPUs alone until the first collective there
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:
@@ -115,19 +113,6 @@ class DistributedStrategy(ABC):
 
     def reduce_gradients(self) -> None:  # noqa: B027 - one process has nothing to reduce
         """Return when every `p.grad` is the mean over ranks."""
-
-    def sending_bytes(self, gradients: int) -> int:
-        """Memory that sending gradients of so many bytes takes beside them, at most."""
-        return 0
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether gradients stay allocated from step to step, as `prepare` may arrange."""
-        return False
-
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages that the backend communicates with beside torch, by name."""
-        return {}
 
     # collectives
 

@@ -72,7 +72,7 @@ class DDPStrategy(DistributedStrategy):
 
     def __enter__(self) -> Self:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        options: dict[str, Any] = {"timeout": timedelta(seconds=self.timeout_s)}
+        timeout = timedelta(seconds=self.timeout_s)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
@@ -83,10 +83,9 @@ class DDPStrategy(DistributedStrategy):
                 check_nccl(self._of_all_ranks(store, "nccl", _loaded_nccl()))
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
-        if self.device.type == "cuda" and self.connects_at_once:
-            options["device_id"] = self.device
         try:
-            dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, **options)
+            # no device_id: NCCL then connects at the first collective on GPUs, after all that needs no network between them
+            dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
         return self
@@ -94,9 +93,6 @@ class DDPStrategy(DistributedStrategy):
     def _of_all_ranks(self, store: dist.Store, name: str, own: str) -> list[str]:
         store.set(f"{name}{self.rank}", own)
         return [found.decode() for found in store.multi_get([f"{name}{rank}" for rank in range(self.world_size)])]
-
-    def _joining_s(self) -> float:
-        return self.join_s or self.timeout_s
 
     def _store(self) -> dist.Store:
         """The rendezvous store, one for all jobs of this process, with a key prefix for each job.
@@ -109,7 +105,7 @@ class DDPStrategy(DistributedStrategy):
             return dist.HashStore()
         if _shared_store is None:
             address, port = self._rendezvous_endpoint()
-            waiting = timedelta(seconds=self._joining_s())
+            waiting = timedelta(seconds=self.timeout_s)
             try:
                 if self.launch.launcher == "torchrun":  # its agents hold the store, and the environment says how
                     store, _, _ = next(dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting))
@@ -134,13 +130,13 @@ class DDPStrategy(DistributedStrategy):
         torchrun keeps the store when it restarts processes, and with it the addresses of those that died. No number of the
         environment identifies the restart on all hosts, so rank 0 chooses a prefix and gives it to each rank that answers.
         """
-        own, until = uuid.uuid4().hex, time.monotonic() + self._joining_s()
+        own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
         until += GRACE_S * bool(self.rank)  # rank 0, which knows who is late, speaks first
 
         def wait_for(condition: Callable[[], bool], late: Callable[[], str] = lambda: "all ranks") -> None:
             while not condition():
                 if time.monotonic() > until:
-                    raise RuntimeError(f"Timed out waiting {self._joining_s():g} s for {late()}")
+                    raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for {late()}")
                 time.sleep(0.02)
 
         def answered() -> bool:
@@ -235,13 +231,6 @@ class DDPStrategy(DistributedStrategy):
         if self.compression != "none":
             net.register_comm_hook(None, self._send_compressed)
         return net
-
-    def sending_bytes(self, gradients: int) -> int:
-        return 0 if self.compression == "none" or self.world_size == 1 else gradients // 2  # buckets are the gradients
-
-    @property
-    def keeps_gradients(self) -> bool:
-        return self.world_size > 1  # they are views of its buckets
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()

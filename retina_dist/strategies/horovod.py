@@ -18,7 +18,6 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -197,15 +196,6 @@ class HorovodStrategy(DistributedStrategy):
                 p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)) for name, p in self._parameters
             ]
         return model
-
-    def sending_bytes(self, gradients: int) -> int:
-        if self.world_size == 1:
-            return 0
-        wire = 0 if self.compression == "none" else gradients // 2
-        return min(gradients, int(self.variables["HOROVOD_FUSION_THRESHOLD"])) + wire
-
-    def versions(self) -> dict[str, str]:
-        return {"horovod": metadata.version("horovod")}
 
     def _forget(self) -> None:
         """Leave the model that was prepared last, with what is under way."""

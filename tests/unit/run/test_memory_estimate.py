@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -202,16 +203,14 @@ def test_a_communicating_strategy_counts_what_it_sends() -> None:
 
     class Sending(SingleDeviceStrategy):
         world_size = 2  # type: ignore[assignment]
-        keeps_gradients = False  # type: ignore[assignment]
+        backend = "Horovod over Gloo"
 
-        def sending_bytes(self, gradients: int) -> int:
-            return gradients // 2
-
+    config = replace(config, strategy=replace(config.strategy, compression="fp16", fusion_mb=0))
     task.strategy = Sending("cpu")
     freed = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2)
     assert freed.communication == pytest.approx(freed.parameters / 2, rel=0.01)
     assert freed.gradients < freed.parameters
-    task.strategy.keeps_gradients = True  # type: ignore[misc]
+    task.strategy.backend = "DDP over Gloo"
     found = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2)
     assert found.gradients == pytest.approx(found.parameters, rel=0.01)
 

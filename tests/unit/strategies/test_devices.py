@@ -206,20 +206,6 @@ def test_the_loaded_nccl_is_asked(monkeypatch: pytest.MonkeyPatch, code: int, ve
     assert devices.nccl_version() == version
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_nccl_starts_at_once_except_where_its_network_is_in_doubt(
-    monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(dist, "init_process_group", lambda transport, **options: given.update(options))
-    monkeypatch.setattr(ddp, "device_identity", lambda device: "GPU-7 on a")
-    monkeypatch.setattr(ddp, "nccl_version", lambda: "2.27.5")
-    strategy = DDPStrategy(StrategyConfig(device="cpu"), Launch())
-    strategy.device, strategy.connects_at_once = torch.device("cuda", 0), at_once
-    strategy.__enter__()
-    assert ("device_id" in given) == at_once
-
-
 SHARED = re.escape("ranks 0, 1 all have the GPU GPU-7 on a; ")
 
 
