@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from PIL import Image, ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
@@ -75,7 +76,7 @@ def read_image(
         if annotated_size is not None:
             wanted = _orientation_of_annotations(path, _stored_size(image), stored, annotated_size)
         with _decoding(path):
-            pixels = _decode_jpeg(image, content, max_pixels) if image.format in ("JPEG", "MPO") else None
+            pixels = _decode_jpeg(image, content, max_pixels) if isinstance(image, JpegImageFile) else None
             if pixels is None:
                 pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
     if isinstance(image, TiffImageFile):  # Pillow shows TIFF upright by itself
@@ -153,7 +154,7 @@ def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
         at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
 
 
-def _decode_jpeg(image: Image.Image, content: bytes | None, max_pixels: int) -> Tensor | None:
+def _decode_jpeg(image: JpegImageFile, content: bytes | None, max_pixels: int) -> Tensor | None:
     """The stored pixels of a JPEG, in channels-last memory; None where Pillow is to decode them, or to raise.
 
     Raises ValueError for a JPEG of many scans.
@@ -172,9 +173,11 @@ def _decode_jpeg(image: Image.Image, content: bytes | None, max_pixels: int) -> 
         data = data.copy()
         data[[at for at, kind in _segments(content) if kind == APP1]] = COMMENT
     try:
-        return decode_jpeg(torch.from_numpy(data), mode="RGB")
+        pixels = decode_jpeg(torch.from_numpy(data), mode="RGB")
     except RuntimeError:
         return None
+    assert isinstance(pixels, Tensor), "one image in, one out"
+    return pixels
 
 
 def _turned(pixels: Tensor, orientation: int) -> Tensor:

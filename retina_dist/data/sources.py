@@ -49,7 +49,7 @@ class ArchiveMember(NamedTuple):
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
 
 
-class ImageDataset(Protocol):
+class PixelSource(Protocol):
     """Makes images in Python."""
 
     def pixels(self, number: int) -> Tensor:
@@ -59,7 +59,7 @@ class ImageDataset(Protocol):
 class DatasetItem(NamedTuple):
     """An image that a Python object makes; data workers get a copy of the object."""
 
-    dataset: ImageDataset
+    dataset: PixelSource
     number: int
 
     def __str__(self) -> str:

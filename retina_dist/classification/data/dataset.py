@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +12,9 @@ from retina_dist.classification.batch import ImageBatch
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.data.transforms import TrainTransform, cutmix, drawn_share, eval_transform, mixup
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.data.cache import DecodedCache
-from retina_dist.data.images import read_image
+from retina_dist.data.dataset import Contents, ImageDataset
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import as_source, is_remote, read_all
-from retina_dist.errors import ImageError
 from retina_dist.seeding import derived_seed, torch_seed
-
-logger = logging.getLogger(__name__)
 
 
 class Drawn(NamedTuple):
@@ -32,19 +25,18 @@ class Drawn(NamedTuple):
     kind: str = ""  # mixup | cutmix
 
 
-class ClassificationDataset:
+class ClassificationDataset(ImageDataset[ImageBatch]):
     """Makes whole batches: `dataset[spec]` reads and transforms the images at the places of an epoch that `spec` names.
 
     Place i has image i. With `balanced`, the classes take turns, and place i has an image of the class whose turn it is. Which
     image that is, which image is mixed in, and how both are augmented depend on (seed, epoch, place) only: not on the process
-    that makes the batch, nor on the other images in it. An image that cannot be read raises ImageError; with `bad_images="skip"`
-    it is left out and logged, and the weight of the batch shrinks.
+    that makes the batch, nor on the other images in it.
     """
 
     def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
+        reading: dict[str, Any] = {"on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
+        super().__init__(samples.sources, cache=settings.cache, **reading)
         self.settings, self.seed, self.train = settings, seed, train
-        self.cache = DecodedCache(settings.cache) if settings.cache else None
-        self._sources = [as_source(source) for source in samples.sources]
         self._labels = torch.from_numpy(samples.labels)
         self._classes = len(samples.classes)
         self._epoch: tuple[int, np.ndarray | None] = (-1, None)
@@ -56,31 +48,22 @@ class ClassificationDataset:
             erasing=settings.erasing,
         )
 
-    def __len__(self) -> int:
-        """Number of images, not of batches."""
-        return len(self._sources)
-
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
         size = self.settings.size_at(spec.epoch) if self.train else self.settings.val_size
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
-        fetched = self._fetched([i for d in drawn for i in (d.image, d.partner) if i is not None])
+        fetched = self.fetch([i for d in drawn for i in (d.image, d.partner) if i is not None])
         count = max(len(spec.indices), spec.size if self.train else 1)
         images = torch.zeros((count, 3, size, size), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
         labels = torch.zeros((2, count), dtype=torch.int64)
         share, indices = torch.ones(count), torch.full((count,), -1)
         made = 0
         for place, d in zip(spec.indices, drawn, strict=True):
-            try:
+            with self.skipping_bad_images():
                 images[made], kept = self._image(d, place, spec.epoch, size, fetched)
-            except ImageError as error:
-                if self.settings.bad_images == "error":
-                    raise
-                logger.warning(error)
-                continue
-            partner = d.image if d.partner is None else d.partner
-            labels[0, made], labels[1, made] = self._labels[d.image], self._labels[partner]
-            share[made], indices[made] = kept, d.image
-            made += 1
+                partner = d.image if d.partner is None else d.partner
+                labels[0, made], labels[1, made] = self._labels[d.image], self._labels[partner]
+                share[made], indices[made] = kept, d.image
+                made += 1
         real = torch.arange(count) < made if made < count else None
         weight = spec.weight * made / max(1, len(spec.indices))
         return ImageBatch(images, labels[0], labels[1], share, indices, weight, real)
@@ -118,34 +101,17 @@ class ClassificationDataset:
         assert self._epoch[1] is not None
         return self._epoch[1]
 
-    def _image(
-        self, drawn: Drawn, place: int, epoch: int, size: int, fetched: dict[int, bytes | ImageError]
-    ) -> tuple[Tensor, float]:
+    def _image(self, drawn: Drawn, place: int, epoch: int, size: int, fetched: Contents) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
-        pixels = self._read(drawn.image, fetched)
+        pixels = self.read(drawn.image, fetched)
         if not self.train:
             return eval_transform(pixels, size, self.settings.val_short_side), 1.0
         found = self.transform(pixels, size, (self.seed, epoch, place))
         if drawn.partner is None:
             return found, 1.0
-        other = self.transform(self._read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
+        other = self.transform(self.read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
         with torch_seed(self.seed, epoch, place, "mix"):
             share = drawn_share(getattr(self.settings, drawn.kind))
             if drawn.kind == "mixup":
                 return mixup(found, other, share), share
             return cutmix(found, other, share)
-
-    def _read(self, index: int, fetched: dict[int, bytes | ImageError]) -> Tensor:
-        content = fetched.get(index)
-        if isinstance(content, ImageError):
-            raise content
-        if self.cache:
-            return self.cache.read(self._sources[index], None, self.settings.max_pixels, content)
-        return read_image(self._sources[index], None, self.settings.max_pixels, content)
-
-    def _fetched(self, indices: Sequence[int]) -> dict[int, bytes | ImageError]:
-        """What a network has to bring for these images, all at once: one after the other, each would wait for it."""
-        wanted = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
-        if self.cache:
-            wanted = [i for i in wanted if not self.cache.holds(self._sources[i], None)]
-        return dict(zip(wanted, read_all([self._sources[i] for i in wanted]), strict=True))

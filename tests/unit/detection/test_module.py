@@ -171,11 +171,6 @@ def test_fillers_bring_a_batch_to_its_size(annotations, resize):
         assert found.image_sizes[fillers].tolist() == [[64, 128]] * int(fillers.sum())
 
 
-def test_unknown_policy_is_refused(annotations):
-    with pytest.raises(ConfigError, match="on_bad_image='ignore'"):
-        DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="ignore")
-
-
 def test_data_set_without_any_box(annotations):
     annotations.boxes = [np.zeros((0, 4), np.float32)] * 10
     annotations.labels = [np.zeros(0, np.int64)] * 10
