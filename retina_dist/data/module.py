@@ -64,8 +64,8 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         dataset, sampler = self._training()
         batches = self._read(dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
         try:
-            for _ in range(start, stop):
-                yield list(islice(batches, sampler.accumulate))
+            for step in range(start, stop):
+                yield list(islice(batches, sampler.num_micro_batches(step)))
         finally:
             batches.close()
 

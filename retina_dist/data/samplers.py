@@ -31,8 +31,9 @@ class BatchSpec:
 class TrainSampler:
     """Each epoch's images, each exactly once, `batch_size` per optimizer step over all ranks.
 
-    All images of a step share a canvas. A step's n images are split into `accumulate` groups, and each group into
-    `world_size` slots, whose lengths differ by at most one; no count needs to divide another. Micro-batch
+    All images of a step share a canvas. A step's n images are split into `accumulate` groups, those of an epoch's last, short step
+    into as few as hold them, and each group into `world_size` slots, whose lengths differ by at most one; no count needs to divide
+    another. Micro-batch
     `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on the
     number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of
     weight * (mean over the slot) is the mean over the step. Fillers pad every slot to one size, so every rank takes
@@ -71,14 +72,21 @@ class TrainSampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * self.batch_size
 
+    def num_micro_batches(self, step: int) -> int:
+        """`accumulate`, or in an epoch's short step as few as hold its images, so that batch norms see many at a time."""
+        most = min(self.batch_size, self.buckets.num_images)
+        count = min(most, self.buckets.num_images - self.position(step)[1])
+        return self.accumulate if count == most else -(-count // -(-most // self.accumulate))
+
     def step(self, step: int) -> list[BatchSpec]:
-        """The `accumulate` micro-batches of this rank, all on the same canvas as those of the other ranks."""
+        """The micro-batches of this rank, all on the same canvas as those of the other ranks."""
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = self._epoch_plan(epoch)[index]
         min_size = self.min_sizes[derived_seed(self.seed, "min_size", epoch, step) % len(self.min_sizes)]
         canvas = self.buckets.canvas(batch, min_size)
         most = min(self.batch_size, self.buckets.num_images)  # of a step
-        slots = [np.array_split(group, self.world_size)[self.rank] for group in np.array_split(batch, self.accumulate)]
+        groups = np.array_split(batch, self.num_micro_batches(step))
+        slots = [np.array_split(group, self.world_size)[self.rank] for group in groups]
         return [
             BatchSpec(
                 epoch=epoch,

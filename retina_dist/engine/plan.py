@@ -130,6 +130,11 @@ def resolve_plan(
 
     if num_images < 1:
         raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
+    if trainer.micro_batches > batch_size:
+        raise ConfigError(
+            f"trainer.accumulate={trainer.micro_batches} is more than the {pluralize(batch_size, 'image')} of a step "
+            f"(data.batch_size); use at most {batch_size}."
+        )
     total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
         raise ConfigError(f"trainer.max_duration={trainer.max_duration} is no step at all; use at least 1step.")

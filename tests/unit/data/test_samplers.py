@@ -57,7 +57,7 @@ def test_a_job_of_any_size_sees_every_image_once(sizes, batch_size, accumulate, 
         seen: Counter[int] = Counter()
         for step in range(epoch * steps, (epoch + 1) * steps):
             ranks = [sampler.step(step) for sampler in samplers]
-            assert all(len(specs) == accumulate for specs in ranks)
+            assert {len(specs) for specs in ranks} == {samplers[0].num_micro_batches(step)}
             assert len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs}) == 1
             images = images_of(ranks)
             seen.update(images)
@@ -129,6 +129,15 @@ def test_slots_by_hand():
     assert [[spec.weight for spec in specs] for specs in ranks] == [[4 / 7, 4 / 7], [4 / 7, 2 / 7]]
     ranks = job(0, 3, buckets, batch_size=7, accumulate=2, shuffle=False)  # groups of 4 and 3 images
     assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4,)], [(2,), (5,)], [(3,), (6,)]]
+
+
+def test_left_over_images_fill_as_few_micro_batches_as_hold_them():
+    """Batch norms would see them one by one in as many micro-batches as a full step has."""
+    groups = job(1, 1, buckets_of([(10, 10)] * 21), batch_size=16, accumulate=4, shuffle=False)[0]
+    assert [spec.indices for spec in groups] == [(16, 17, 18), (19, 20)]
+    assert [len(spec.indices) for spec in job(0, 1, buckets_of([(10, 10)] * 21), batch_size=16, accumulate=4)[0]] == [
+        4
+    ] * 4
 
 
 def test_a_rank_without_images_takes_part_with_fillers_only():
