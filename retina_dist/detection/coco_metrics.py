@@ -278,13 +278,16 @@ class CocoEvaluator:
         return np.concatenate(parts), self._mean_losses(sums, images)
 
     def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
-        # A rank without images takes part too, so the names must not come from its own batches.
+        # A rank without images takes part too and knows no names.
+        text = "".join(f"{name}\n" for name in sums).encode()
+        known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=self.strategy.device))
+        names = dict.fromkeys(bytes(known.tolist()).decode().splitlines())
         zero = torch.zeros((), device=self.strategy.device)
-        stacked = torch.stack([*(sums.get(n, zero) for n in LOSSES), zero + images]).double()
+        stacked = torch.stack([*(sums.get(name, zero) for name in names), zero + images]).double()
         *totals, count = self.strategy.all_reduce(stacked, "sum").tolist()
         if not count:
             return {}
-        means = {f"val/loss_{name}": total / count for name, total in zip(LOSSES, totals, strict=True)}
+        means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
         return {"val/loss": sum(means.values()), **means}
 
     def _gathered(self, rows: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ class DetectionModel(nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
-        """The losses "classification" and "bbox_regression", means over the batch's real images, and each image's detections.
+        """The losses by name, means over the batch's real images, whose sum is trained, and each image's detections.
 
         The losses of an image must not depend on the other images of its batch.
         """

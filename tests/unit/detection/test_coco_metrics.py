@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from retina_dist.detection import coco_metrics as module
 from retina_dist.detection.batch import Batch
@@ -28,6 +27,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 BACKENDS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in installed_backends(), reason=f"{name} is not installed"))
@@ -210,36 +210,8 @@ def test_results_that_are_no_numbers_are_refused(tmp_path: Path, values: dict[st
         rows_of_results(read_results(path), truth_of([1]))
 
 
-class Rank(SingleDeviceStrategy):
-    """One rank of a job, run on its own: it keeps what it sends and receives what all ranks sent before."""
-
-    def __init__(self, rank: int, sent: list[list[Tensor]] | None = None) -> None:
-        super().__init__("cpu")
-        self._rank, self._all_sent = rank, sent
-        self.sent: list[Tensor] = []
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return 2
-
-    def _exchange(self, x: Tensor) -> list[Tensor]:
-        self.sent.append(x)
-        return [x] if self._all_sent is None else [sent[len(self.sent) - 1] for sent in self._all_sent]
-
-    def all_reduce(self, x: Tensor, op: str = "mean") -> Tensor:
-        assert op == "sum"
-        return torch.stack(self._exchange(x)).sum(0)
-
-    def all_gather(self, rows: Tensor) -> Tensor:
-        return torch.cat(self._exchange(rows))
-
-
 class Sees(torch.nn.Module):
-    """Finds RIGHT, a cat, in every image; `loss` is both losses of every batch."""
+    """Finds RIGHT, a cat, in every image; `loss` is each of the three losses of every batch."""
 
     def __init__(self, loss: float = 1.0) -> None:
         super().__init__()
@@ -255,7 +227,7 @@ class Sees(torch.nn.Module):
             "labels": torch.tensor([0]),
         }
         loss = torch.tensor(self.loss)
-        return {"classification": loss, "bbox_regression": loss}, [found] * len(batch)
+        return {name: loss for name in ("classification", "bbox_regression", "mask")}, [found] * len(batch)
 
 
 def batch_of(*image_ids: int) -> Batch:
@@ -276,16 +248,16 @@ def evaluate_on_two_ranks(
 ) -> tuple[list[dict[str, float]], CocoEvaluator]:
     """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are 4."""
 
-    def run(rank: int, sent: list[list[Tensor]] | None) -> tuple[Rank, CocoEvaluator, dict[str, float]]:
-        strategy = Rank(rank, sent)
-        categories = Categories.from_coco(truth["categories"])
+    def run(strategy: ThreadRank) -> tuple[dict[str, float], CocoEvaluator]:
         evaluator = CocoEvaluator(
-            annotations_coco=truth, categories=categories, batches=lambda: shares[rank], strategy=strategy
+            annotations_coco=truth,
+            categories=Categories.from_coco(truth["categories"]),
+            batches=lambda: shares[strategy.rank],
+            strategy=strategy,
         )
-        return strategy, evaluator, evaluator(Sees(loss=[1.0, 4.0][rank]))
+        return evaluator(Sees(loss=[1.0, 4.0][strategy.rank])), evaluator
 
-    sent = [run(rank, None)[0].sent for rank in range(2)]
-    (_, evaluator, first), (_, _, second) = (run(rank, sent) for rank in range(2))
+    (first, evaluator), (second, _) = on_ranks(2, run)
     return [first, second], evaluator
 
 
@@ -310,7 +282,8 @@ def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
     images = [sum(map(len, share)) for share in shares]
     mean = (1.0 * images[0] + 4.0 * images[1]) / 4  # every image weighs the same, wherever it was
     assert first["val/loss_classification"] == pytest.approx(mean)
-    assert first["val/loss"] == pytest.approx(2 * mean)
+    assert first["val/loss"] == pytest.approx(3 * mean)  # all losses, whatever their names
+    assert first["val/loss_mask"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(
