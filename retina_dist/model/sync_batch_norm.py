@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from retina_dist.errors import ConfigError
+
 Sum = Callable[[Tensor], Tensor]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`; within `count_only`, fillers are in no statistic and no gradient, and become zeros.
 
-    The state_dict is the same. `num_batches_tracked` also counts passes without a real image, which change no running statistic.
+    The state_dict is the same. `num_batches_tracked` also counts passes with less than two real values a channel, which change no
+    running statistic. Without fillers or other ranks, one value a channel raises ConfigError.
     """
 
     sum_over_ranks: Sum | None = None
@@ -33,6 +36,11 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or (self.sum_over_ranks is None and self._real is None):
+            if self.training and x.numel() == x.shape[1]:
+                raise ConfigError(
+                    "model.norm=bn: a batch norm got a single value of each channel, which has no variance; use larger images, "
+                    "more images in a micro-batch (data.batch_size, trainer.accumulate), or model.norm=frozen_bn."
+                )
             return super().forward(x)
         sum_over_ranks = self.sum_over_ranks or _alone
         y, mean, variance, count = _Normalise.apply(x, self._real, self.weight, self.bias, self.eps, sum_over_ranks)
@@ -40,7 +48,7 @@ class BatchNorm2d(nn.BatchNorm2d):
             assert self.running_mean is not None
             assert self.running_var is not None
             assert self.momentum is not None
-            momentum = (count > 0).to(self.running_mean.dtype) * self.momentum
+            momentum = (count > 1).to(self.running_mean.dtype) * self.momentum  # one value has no variance
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

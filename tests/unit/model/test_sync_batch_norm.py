@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.replicas import settings_of
+from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only
 from tests.operator_count import OperatorCount
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
@@ -113,6 +114,19 @@ def test_one_value_on_each_rank_is_a_batch() -> None:
     (y0, _, module), (y1, _, _) = on_two_ranks(x, [torch.ones_like(x[0])] * 2)
     assert [y0[0, 1].item(), y1[0, 1].item()] == pytest.approx([-2 / 1.001**0.5, 2 / 1.001**0.5])
     assert module.running_var[0].item() == pytest.approx(0.75 + 0.25 * 2)
+
+
+def test_one_value_over_all_ranks_changes_no_statistic() -> None:
+    """Its variance is not 0 but unknown: the running variance would shrink with each such pass."""
+    module = norm(SyncBatchNorm2d)
+    connect(module, torch.clone)
+    module(drawn(1, CHANNELS, 1, 1))
+    assert (module.running_mean.tolist(), module.running_var.tolist()) == ([0.0] * 3, [1.0] * 3)
+    with count_only(module, torch.tensor([True, False])):
+        module(drawn(2, CHANNELS, 1, 1))
+    assert module.running_var.tolist() == [1.0] * 3
+    with pytest.raises(ConfigError, match=r"model\.norm=bn: a batch norm got a single value of each channel"):
+        norm(BatchNorm2d)(drawn(1, CHANNELS, 1, 1))
 
 
 def test_a_large_mean_does_not_swallow_the_variance() -> None:
