@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ class Classifier(nn.Module):
         """In training mode the loss (name -> scalar, mean over real images), else the logits [B, K]."""
         logits = self.logits(batch.images, batch.real)
         return {"classification": self._mean(self.losses(logits, batch), batch.real)} if self.training else logits
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        """All but the last layer's, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
+        head = _head(self.model) + "."
+        return (parameter for name, parameter in self.model.named_parameters() if not name.startswith(head))
 
     def logits(self, images: Tensor, real: Tensor | None = None) -> Tensor:
         """[B, 3, S, S] uint8 RGB -> [B, K]."""

@@ -16,25 +16,32 @@ from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 
 
-def parameter_groups(
-    model: nn.Module, settings: OptimizerSettings, backbone_prefix: str = "backbone.body."
-) -> list[dict]:
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict]:
     """The trainable parameters in groups of equal weight decay and `lr_scale`, in the model's order within each.
 
-    `norm_weight_decay` is for the parameters of normalisation layers, `bias_weight_decay` for all other biases; None means
-    `weight_decay`, as everywhere else.
+    `norm_weight_decay` is for the parameters of normalisation layers, `bias_weight_decay` for all other parameters whose names end
+    in "bias"; None means `weight_decay`, as everywhere else. `backbone_lr_scale` is for `model.backbone_parameters()`; raises
+    ConfigError for a model without that method.
     """
+    body: set[nn.Parameter] = set()
+    if settings.backbone_lr_scale != 1:
+        if not hasattr(model, "backbone_parameters"):
+            raise ConfigError(
+                f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g} needs a model that names its body, and "
+                f"{type(model).__name__} has no method backbone_parameters; define it, or leave the scale at 1."
+            )
+        body = set(model.backbone_parameters())
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for module_name, module in model.named_modules():
+    for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            special = settings.bias_weight_decay if name == "bias" else None
+            special = settings.bias_weight_decay if name.endswith("bias") else None
             if isinstance(module, norms):
                 special = settings.norm_weight_decay
             decay = settings.weight_decay if special is None else special
-            scale = settings.backbone_lr_scale if f"{module_name}.".startswith(backbone_prefix) else 1.0
+            scale = settings.backbone_lr_scale if parameter in body else 1.0
             groups.setdefault((decay, scale), []).append(parameter)
     return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (decay, scale), ps in groups.items()]
 

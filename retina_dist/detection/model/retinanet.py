@@ -8,7 +8,7 @@ torchvision takes lists.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -77,6 +77,10 @@ class RetinaNet(TorchvisionRetinaNet):
         """Losses and detections of one forward pass; boxes in pixels of the stored images."""
         outputs, levels = self.predict(batch)
         return self.losses(outputs, torch.cat(levels), batch), self.detections(outputs, levels, batch)
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the ResNet, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
+        return self.backbone.body.parameters()  # type: ignore[union-attr, operator]
 
     def predict(self, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The heads' outputs (cls_logits [B, A, K], bbox_regression [B, A, 4]) and the anchors of each pyramid level."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from retina_dist.classification.model import build_classifier
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError
@@ -27,6 +29,9 @@ class Net(nn.Module):
         super().__init__()
         self.backbone = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))})
         self.head = nn.Sequential(nn.Conv2d(4, 2, 1), nn.GroupNorm(1, 2))
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        return self.backbone.parameters()
 
 
 def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, float], set[str]]:
@@ -53,6 +58,23 @@ def test_norms_and_biases_and_backbone_apart() -> None:
         (0.2, 1.0): {"head.0.bias"},
         (0.0, 1.0): {"head.1.weight", "head.1.bias"},
     }
+
+
+def test_the_biases_of_attention_are_biases() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    groups = parameter_groups(attention, settings(weight_decay=0.1, bias_weight_decay=0.0))
+    assert names_by_group(attention, groups)[0.0, 1.0] == {"in_proj_bias", "out_proj.bias"}
+
+
+def test_a_scale_for_a_backbone_reaches_it_or_is_refused() -> None:
+    scaled = settings(backbone_lr_scale=0.1)
+    model = build_classifier("vit_b_16", 3)
+    body = names_by_group(model, parameter_groups(model, scaled))[0.0, 0.1]
+    assert {n for n, _ in model.named_parameters()} - body == {"model.heads.head.weight", "model.heads.head.bias"}
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.backbone_lr_scale=0\.1 needs a model that names its body, and Linear"
+    ):
+        parameter_groups(nn.Linear(2, 2), scaled)
 
 
 def test_frozen_parameters_are_in_no_group() -> None:
