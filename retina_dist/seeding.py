@@ -1,7 +1,7 @@
 """Random numbers that depend on what is drawn, not on who draws it.
 
 Anything random about one image is keyed by (seed, epoch, image id), so neither the number of data workers
-nor the number of ranks changes it.
+nor the number of ranks changes it. What a model draws, such as dropout, is keyed by (seed, step, rank).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_step(*key: int | str) -> None:
+    """Seed the same generators by `key`, those of GPUs once a GPU is in use; in microseconds, as it comes at every step."""
+    seed = derived_seed(*key)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def derived_seed(*key: int | str) -> int:
@@ -42,26 +51,3 @@ def torch_seed(*key: int | str) -> Iterator[None]:
         yield
     finally:
         torch.random.set_rng_state(state)
-
-
-def random_state() -> dict[str, Any]:
-    """All global random states of this process, as tensors and plain Python values only."""
-    numpy_state: Any = np.random.get_state()
-    version, internal, gauss = random.getstate()
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]],
-        "torch": torch.random.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned. CUDA states are skipped when the number of devices differs."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.random.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])

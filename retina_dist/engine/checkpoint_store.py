@@ -48,7 +48,6 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "ema": (dict, type(None)),
     "optimizer": dict,
     "scaler": dict,
-    "random": dict,
     "pending_metrics": dict,
     "sampler": dict,
     "config": dict,

@@ -92,13 +92,14 @@ class NonFiniteGuard:
         state, scaler = self.state, self.state.scaler
         facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         bad = not all(value.isfinite() for value in losses.values())
+        state.skipped_steps += 1
         if (
             scaler.is_enabled()
             and scaler.get_scale() > 1
             and not self.strategy.all_reduce_max_async(int(bad), "loss scale")()
         ):
-            return  # the loss scale was too large; it has been halved
-        state.skipped_steps += 1
+            logger.info(f"step {state.step + 1}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}")
+            return
         state.consecutive_skips += 1
         if self.inspect:
             with inspection(state.model, autocast):

@@ -1,6 +1,7 @@
 """Everything about a run that must survive a restart.
 
-What is not here is derived from `step`: the learning rate (the plan), the epoch and the place in it (the sampler).
+What is not here is derived from `step`: the learning rate (the plan), the epoch and the place in it (the sampler), random
+numbers (seed, step and rank).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from retina_dist.engine.best import BestMetric
 from retina_dist.engine.replicas import settings_of
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import describe_groups, load_optimizer
-from retina_dist.seeding import random_state, set_random_state
 
 
 class TrainState:
@@ -61,7 +61,6 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "parameter_groups": self._groups,
             "scaler": self.scaler.state_dict(),
-            "random": random_state(),
         }
 
     def replicated(self) -> dict[str, Any]:
@@ -86,4 +85,3 @@ class TrainState:
         load_optimizer(self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups"))
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        set_random_state(state["random"])

@@ -13,6 +13,7 @@ from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import WEIGHT
 from retina_dist.strategies.base import DistributedStrategy
 
 
@@ -42,7 +43,8 @@ class TrainLogger:
 
     def start(self) -> None:
         """Start with what the state holds from a run that was stopped between two log lines."""
-        self.meter.load(self.state.pending_metrics)
+        pending = self.state.pending_metrics
+        self.meter.load(pending if WEIGHT in pending.get("names", ()) else {})  # older checkpoints lack it
         self.state.pending_metrics = {}
 
     def update(self, values: dict[str, Tensor]) -> None:
@@ -56,6 +58,9 @@ class TrainLogger:
         if not metrics:
             return
         state, plan, step = self.state, self.plan, self.state.step
+        weight = metrics.pop(WEIGHT)
+        if 0 < weight < 1 - 1e-9:  # bad images were left out
+            metrics |= {name: value / weight for name, value in metrics.items() if name.startswith("train/loss")}
         if not math.isfinite(metrics["train/loss"]):
             raise Divergence(  # each step was finite, their mean is not
                 f"train/loss={metrics['train/loss']} by step {step} at lr={plan.lr_at(step - 1):g}; "

@@ -5,7 +5,6 @@ It takes objects, not a configuration; it knows a `DistributedStrategy` but no b
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -20,9 +19,10 @@ from retina_dist.engine.replicas import average_statistics
 from retina_dist.engine.state import TrainState
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.optim.optimizer import check_layouts
+from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 
-logger = logging.getLogger(__name__)
+WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 
 
 class TrainBatch(Protocol):
@@ -36,9 +36,10 @@ class TrainBatch(Protocol):
 class TrainStep:
     """Takes optimizer steps on `state`: forward and backward passes, gradient reduction, clipping, optimizer, EMA.
 
-    Call it with this rank's micro-batches, on every rank. It returns the step's losses and gradient norm, scalars on the device,
-    or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
-    `state.step`, from which `plan` gives the learning rate. `timer` measures the phases.
+    Call it with this rank's micro-batches, on every rank. It returns the step's losses, gradient norm and `WEIGHT`, scalars on the
+    device, or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
+    `state.step`, from which `plan` gives the learning rate. What the model draws at random, such as dropout, is keyed by `seed`,
+    step and rank. `timer` measures the phases.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class TrainStep:
         gradient_clip: float | None = None,
         gradient_clip_algorithm: ClipKind = "global_norm",
         guard: NonFiniteGuard | None = None,
+        seed: int = 0,
     ) -> None:
-        self.state, self.plan, self.strategy = state, plan, strategy
+        self.state, self.plan, self.strategy, self.seed = state, plan, strategy, seed
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
@@ -67,6 +69,7 @@ class TrainStep:
         state, timer = self.state, self.timer
         self.strategy.phase = f"step {state.step + 1}"
         self._set_lr()
+        seed_step(self.seed, "step", state.step, self.strategy.rank)
         self.guard.begin()
         losses = self._accumulate(micro_batches)
         self.strategy.reduce_gradients()  # 1. the mean over ranks
@@ -74,16 +77,16 @@ class TrainStep:
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
         # 3. as applied
         norm = clip_gradients(state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm)
-        finite = self.guard.accept(norm)
+        finite, weight = self.guard.accept(norm), sum(batch.weight for batch in micro_batches)
         if not self._layouts_checked:
             check_layouts(state.optimizer)
             self._layouts_checked = True
         if finite:
             state.scaler.step(state.optimizer)  # 4. on every rank or on none
-        state.scaler.update()
+        self._update_scale(finite)
         state.optimizer.zero_grad()
         if finite:
-            average_statistics(state.model, self.strategy, sum(batch.weight for batch in micro_batches))
+            average_statistics(state.model, self.strategy, weight)
             if state.ema:
                 state.ema.update(state.model)
         else:
@@ -93,12 +96,22 @@ class TrainStep:
         if not finite:
             return {}
         parts = {f"train/loss_{name}": value for name, value in losses.items()}
-        return {"train/loss": torch.stack(list(losses.values())).sum(), **parts, "train/grad_norm": norm}
+        total = torch.stack(list(losses.values())).sum()
+        return {"train/loss": total, **parts, "train/grad_norm": norm, WEIGHT: torch.full_like(total, weight)}
 
     def _set_lr(self) -> None:
         lr = self.plan.lr_at(self.state.step)
         for group in self.state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def _update_scale(self, finite: bool) -> None:
+        """GradScaler's update, which sees infinite gradients, but not finite ones whose norm overflows."""
+        scaler = self.state.scaler
+        overflowed = scaler.is_enabled() and not finite
+        before = scaler.get_scale() if overflowed else 0.0
+        scaler.update()
+        if overflowed and scaler.get_scale() >= before:
+            scaler.update(before * scaler.get_backoff_factor())
 
     def _accumulate(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         """Add the gradients of all micro-batches and return their weighted losses.

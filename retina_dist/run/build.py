@@ -126,4 +126,5 @@ def build_train_step(
         gradient_clip=config.trainer.gradient_clip,
         gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
         guard=guard,
+        seed=config.seed,
     )

@@ -100,7 +100,7 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
     )
     assert f"resume=auto output_dir={tmp_path / 'run'} and without trainer.stop_after." in closing
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
-    for key, value in (("optimizer", {}), ("random", None), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
+    for key, value in (("optimizer", {}), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
         content = load_checkpoint(last)
         content.pop(key)
         write_checkpoint(tmp_path / "less.pt", content if value is None else content | {key: value})

@@ -184,18 +184,17 @@ def test_images_are_inspected_in_the_precision_of_the_step(tmp_path: Path, preci
         assert not math.isfinite(second)
 
 
-def test_an_event_never_names_weights_of_another(tmp_path: Path) -> None:
-    """Three are kept; the fourth row of events has none, and says so for each of its steps."""
-    trainer, _ = make(dict.fromkeys((0, 2, 4, 6, 7), math.nan), tmp_path, steps=9)
-    trainer.fit()
-    events = {p.stem: json.loads(p.read_text())["checkpoint"] for p in sorted(tmp_path.glob("*.json"))}
-    assert events == {
-        "nonfinite_00000001": "nonfinite_00000001.pt",
-        "nonfinite_00000003": "nonfinite_00000003.pt",
-        "nonfinite_00000005": "nonfinite_00000005.pt",
-        "nonfinite_00000007": None,
-        "nonfinite_00000008": None,
-    }
+def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(said: list[str]) -> None:
+    """GradScaler looks at the gradients, the step at their norm; 60 steps went by without an update or a word."""
+    trainer, _ = make({step: 1e21 for step in range(3)}, precision="fp16")
+    state = trainer.state
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    state.model.norm = nn.Identity()
+    rows = Rows(torch.ones(2, 5), torch.tensor([0, 1]))
+    applied = [bool(trainer.train_step([rows])) for _ in range(4)]
+    assert applied == [False, False, False, True]
+    assert (state.scaler.get_scale(), state.skipped_steps) == (2.0, 3)
+    assert state.consecutive_skips == 0
 
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:

@@ -65,9 +65,9 @@ class Data:
 
 
 class Classifier(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
 
     def forward(self, batch: Rows) -> Any:
         logits = self.layers(batch.x)
@@ -170,11 +170,15 @@ def test_accumulation_gives_the_same_weights() -> None:
 @pytest.mark.parametrize("stop", [1, 3, 5, 7])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str) -> None:
-    whole = trainer(tmp_path / "whole", ema=True, precision=precision)
+    def made(folder: Path, **settings: Any) -> Trainer:
+        torch.manual_seed(0)
+        return trainer(folder, model=Classifier(dropout=0.5), ema=True, precision=precision, **settings)
+
+    whole = made(tmp_path / "whole")
     whole.fit()
-    first = trainer(tmp_path / "parts", ema=True, precision=precision, stop_after=f"{stop}steps")
+    first = made(tmp_path / "parts", stop_after=f"{stop}steps")
     first.fit()
-    second = trainer(tmp_path / "parts", ema=True, precision=precision)
+    second = made(tmp_path / "parts")
     second.state.load_state_dict(load_checkpoint(tmp_path / "parts" / "last.pt"))
     assert second.state.step == stop
     second.fit()
@@ -186,7 +190,57 @@ def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str)
     for key, value in a["optimizer"]["state"].items():
         assert torch.equal(value["momentum_buffer"], b["optimizer"]["state"][key]["momentum_buffer"])
     assert a["scaler"] == b["scaler"]
-    assert torch.equal(a["random"]["torch"], b["random"]["torch"])
+
+
+class Draws(Classifier):
+    """Notes a random number of each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def forward(self, batch: Rows) -> Any:
+        self.drawn.append(float(torch.rand(())))
+        return super().forward(batch)
+
+
+class RankOf3(SingleDeviceStrategy):
+    rank = 0  # type: ignore[assignment]
+
+
+def test_every_rank_and_step_draws_random_numbers_of_its_own() -> None:
+    """All ranks had rank 0's state at the start, and so the same dropout in every step."""
+    drawn = []
+    for rank in (0, 1, 2, 0):
+        strategy = RankOf3("cpu")
+        strategy.rank = rank  # type: ignore[misc]
+        one = trainer(model=Draws(), strategy=strategy, data=Data(accumulate=2))
+        one.train_step(next(one.data.train_steps(0, 1)))
+        one.state.step = 1
+        one.train_step(next(one.data.train_steps(1, 2)))
+        drawn.append(one.state.model.drawn)
+    assert len({number for numbers in drawn for number in numbers}) == 3 * 4
+    assert drawn[0] == drawn[3]
+
+
+def test_the_loss_is_the_mean_over_the_images_that_could_be_read() -> None:
+    """A quarter of each step's images is bad: the others count as before in the step, and all of them in the log."""
+
+    class Bad(Data):
+        def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+            for batches in super().train_steps(start, stop):
+                yield [replace(batch, weight=0.75 * batch.weight) for batch in batches]
+
+    whole, bad = (
+        trainer(max_duration="3steps", stop_after="1steps", log_every=1),
+        trainer(data=Bad(), max_duration="3steps", stop_after="1steps", log_every=1),
+    )
+    for one in (whole, bad):
+        one.fit()
+    (_, expected), (_, found) = (one.metrics.metric_logger.rows[0] for one in (whole, bad))
+    for name in ("train/loss", "train/loss_size"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-6)
+    assert found["train/grad_norm"] == pytest.approx(0.75 * expected["train/grad_norm"], rel=1e-5)
 
 
 def scripted(values: list[float]) -> Any:
