@@ -30,7 +30,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
                 f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g} needs a model that names its body, and "
                 f"{type(model).__name__} has no method backbone_parameters; define it, or leave the scale at 1."
             )
-        body = set(model.backbone_parameters())
+        body = set(model.backbone_parameters())  # type: ignore[operator]
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module in model.modules():
