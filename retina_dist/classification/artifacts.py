@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.dataset import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.data.transforms import eval_transform
 from retina_dist.classification.metrics import ClassificationResult

@@ -11,7 +11,7 @@ import torch
 
 from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.dataset import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples, read_samples, root_of
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.settings import ClassificationData

@@ -15,8 +15,7 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
 from retina_dist.config.commands import ExportConfig
-from retina_dist.data.image_files import find_images
-from retina_dist.data.images import read_image
+from retina_dist.data.images import find_images, read_image
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.model import exporters

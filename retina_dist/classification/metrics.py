@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.errors import DataError
 from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy

@@ -1,4 +1,4 @@
-"""Any classifier of torchvision, taking batches and giving losses. Letters in shapes: see `batch`."""
+"""Any classifier of torchvision, taking batches and giving losses. Letters in shapes: see `data.dataset`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
-from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.errors import ConfigError
 from retina_dist.model.load_weights import WeightsReport, load_fitting
 from retina_dist.model.replace_norms import Norm, replace_batch_norms

@@ -21,7 +21,7 @@ class DrawnClassesConfig:
 
 @dataclass
 class SyntheticClassesConfig:
-    """Random images of data.image_size with random classes; see `retina_dist.classification.data.synthetic`."""
+    """Random images of data.image_size with random classes; see `retina_dist.classification.data.drawn`."""
 
     num_classes: int = setting(1000, at_least=2, at_most=10**6)
     num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)

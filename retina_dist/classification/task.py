@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from retina_dist.classification.batch import ImageBatch
-from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.dataset import ClassificationDataModule, ImageBatch
+from retina_dist.classification.data.drawn import synthetic_batch, synthetic_samples
 from retina_dist.classification.data.samples import Samples, root_of
-from retina_dist.classification.data.synthetic import synthetic_batch, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
 from retina_dist.classification.model import build_classifier, load_weights, without_data
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig

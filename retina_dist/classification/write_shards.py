@@ -7,9 +7,8 @@ from typing import Any
 
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.splits import read_splits
-from retina_dist.data.shards import Member
+from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
-from retina_dist.data.write_shards import ShardSplit, write_splits
 from retina_dist.errors import ConfigError
 from retina_dist.files import place
 from retina_dist.reporting.console import print_redacted

@@ -10,18 +10,54 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from retina_dist.data.processes import without_main, worker_records
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.errors import UserError
+
+LOGGER = logging.getLogger("retina_dist")
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Within it, processes of `multiprocessing` start without importing the main script.
+
+    They need only modules of this package. The import would run a script without `if __name__ == "__main__":` again in
+    each process (`multiprocessing.spawn.get_preparation_data` reads these two names).
+    """
+    main = sys.modules["__main__"].__dict__
+    hidden: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+    main["__spec__"] = None
+    main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.pop("__spec__", None)
+        main.update(hidden)
+
+
+@contextmanager
+def worker_records() -> Iterator[list[logging.LogRecord]]:
+    """In a data worker: what the package logs within it, for the main process to handle; in the main process always empty."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record)  # type: ignore[method-assign]
+    if get_worker_info() is not None:
+        LOGGER.addHandler(handler)
+    try:
+        yield records
+    finally:
+        LOGGER.removeHandler(handler)
+
 
 WATCH_S = 2.0  # how often a data worker looks whether the main process is still there
 

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from retina_dist.data.batch import TensorBatch
+from retina_dist.data.module import TensorBatch
 
 
 class Detections(TypedDict):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, TypedDict
 
-from retina_dist.data.sizes import resized_size
+from retina_dist.data.canvases import resized_size
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform

@@ -14,8 +14,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.config.commands import ExportConfig
-from retina_dist.data.image_files import find_images
-from retina_dist.data.images import read_image
+from retina_dist.data.images import find_images, read_image
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.shapes import draw_scene
 from retina_dist.detection.detector import Detector

@@ -6,9 +6,8 @@ import json
 from dataclasses import replace
 
 from retina_dist.config.commands import ShardsConfig
-from retina_dist.data.shards import Member
+from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
-from retina_dist.data.write_shards import ShardSplit, write_splits
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, split_files

@@ -1,20 +1,38 @@
-"""From a `BatchSpec` to an `ImageBatch`: what a data worker does."""
+"""Batches of labelled images: what a data worker makes, and the share of one rank. B images, S their side in px, K classes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retina_dist.classification.batch import ImageBatch
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.data.transforms import TrainTransform, cutmix, drawn_share, eval_transform, mixup
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.data.canvases import Buckets
 from retina_dist.data.dataset import Contents, ImageDataset
-from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.module import DataModule, TensorBatch
+from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.seeding import derived_seed, torch_seed
+
+
+@dataclass(frozen=True)
+class ImageBatch(TensorBatch):
+    """B square images; the target of image i is `share[i]` of `labels[i]` and the rest of `other_labels[i]`.
+
+    `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss over its real images by it.
+    """
+
+    images: Tensor  # [B, 3, S, S] uint8 RGB
+    labels: Tensor  # [B] int64
+    other_labels: Tensor  # [B] int64; of the image mixed in
+    share: Tensor  # [B] float32; 1 where nothing is mixed in
+    indices: Tensor  # [B] int64, of the images in the data set; -1 of a filler
+    weight: float = 1.0
+    real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
 
 
 class Drawn(NamedTuple):
@@ -115,3 +133,53 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
             if drawn.kind == "mixup":
                 return mixup(found, other, share), share
             return cutmix(found, other, share)
+
+
+class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):
+    """The batches of this rank; `settings.batch_size` is the number of images per optimizer step over all ranks.
+
+    `train` or `val` may be None where only the other is used.
+    """
+
+    def __init__(
+        self,
+        settings: ClassificationData,
+        *,
+        train: Samples | None,
+        val: Samples | None,
+        accumulate: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = True,
+    ) -> None:
+        self.settings = settings
+        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        training, validation = None, None
+        if train is not None:
+            sampler = TrainSampler(
+                buckets=_one_bucket(len(train), settings.image_size),
+                batch_size=settings.batch_size,
+                accumulate=accumulate,
+                seed=seed,
+                shuffle=settings.shuffle,
+                **ranks,
+            )
+            training = (ClassificationDataset(train, settings, seed=seed), sampler)
+        if val is not None:
+            buckets = _one_bucket(len(val), settings.val_size)
+            val_sampler = EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks)
+            validation = (ClassificationDataset(val, settings, train=False), val_sampler)
+        super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=pin_memory)
+
+    @property
+    def num_train_shapes(self) -> int:
+        """How many shapes this rank's training batches can have: crop sizes, with and without fillers."""
+        settings = self.settings
+        sizes = {settings.size_at(epoch) for epoch in range(settings.growth[1] + 1)} | {settings.image_size}
+        return len(sizes) * self.num_fillings(settings.bad_images == "skip")
+
+
+def _one_bucket(count: int, size: int) -> Buckets:
+    """All images on one square canvas."""
+    return Buckets(np.zeros(count, np.int64), (size,), np.array([[[size, size]]], np.int64))

@@ -1,18 +1,20 @@
-"""A data set that needs no download: one drawn shape an image, six classes, on textured backgrounds.
-
-The same settings give the same files under the same Pillow.
-"""
+"""Two data sets that need no download: drawn shapes, one an image, in files, and random images on the device."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
-from retina_dist.data.drawn_folder import draw_once
-from retina_dist.data.drawn_shapes import contrasting_colour, coverage
+from retina_dist.classification.data.dataset import ImageBatch
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.settings import SyntheticClassesConfig
+from retina_dist.data.drawn import contrasting_colour, coverage, draw_once
+from retina_dist.data.synthetic import noise
 from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
@@ -50,3 +52,27 @@ def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     colour = contrasting_colour(rng, canvas[alpha >= 0.5], LEAST_CONTRAST)
     canvas = canvas + alpha[..., None] * (colour - canvas) + rng.normal(0, 4, canvas.shape)
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
+
+
+def synthetic_samples(settings: SyntheticClassesConfig, seed: int) -> Samples:
+    """`num_images` images with a class each, a function of (seed, image); there are no files."""
+    draw = np.random.default_rng(derived_seed(seed, "synthetic labels"))
+    names = tuple(f"synthetic-{i}" for i in range(settings.num_images))
+    labels = draw.integers(settings.num_classes, size=settings.num_images)
+    return Samples(names, names, labels, tuple(f"class {i}" for i in range(settings.num_classes)))
+
+
+def synthetic_batch(
+    samples: Samples, images: Sequence[int], weight: float, *, size: int, seed: int, device: torch.device
+) -> ImageBatch:
+    """The batch of these images on `device`; their pixels are noise, a function of (seed, image). Nothing is mixed in."""
+    pixels = torch.stack([noise(size, size, seed, i) for i in images])
+    labels = torch.from_numpy(samples.labels[list(images)])
+    return ImageBatch(
+        pixels.contiguous(memory_format=torch.channels_last),
+        labels,
+        labels,
+        torch.ones(len(images)),
+        torch.tensor(images),
+        weight,
+    ).to(device)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retina_dist.data.image_files import SUFFIXES
+from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, objects_in
 from retina_dist.errors import DataError

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from retina_dist.data.drawn_folder import draw_once
-from retina_dist.data.drawn_shapes import contrasting_colour, coverage
+from retina_dist.data.drawn import contrasting_colour, coverage, draw_once
 from retina_dist.errors import DataError
 from retina_dist.seeding import derived_seed
 

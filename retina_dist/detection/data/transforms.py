@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from retina_dist.data.sizes import resize_scale, scaled_size
+from retina_dist.data.canvases import resize_scale, scaled_size
 from retina_dist.errors import ConfigError
 from retina_dist.seeding import torch_seed
 

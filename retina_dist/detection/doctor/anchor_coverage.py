@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retina_dist.data.canvases import make_buckets
-from retina_dist.data.sizes import resized_size
+from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.detection.readers.coco import Annotations
 
 SIZE_LIMITS = (8, 16, 32, 64, 128, 256, 512)  # px, square root of the area, after the resize

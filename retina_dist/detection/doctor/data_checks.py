@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from retina_dist.data.images import SWAPPING, image_size, orientation_of, read_image
-from retina_dist.data.processes import without_main
+from retina_dist.data.loading import without_main
 from retina_dist.data.sources import read, sha256_of
 from retina_dist.detection.readers.coco import Annotations, ImageRecord
 from retina_dist.errors import DataError, ImageError

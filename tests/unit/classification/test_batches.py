@@ -11,10 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.classification.batch import ImageBatch
 from retina_dist.classification.data import transforms
-from retina_dist.classification.data.dataset import ClassificationDataset
-from retina_dist.classification.data.module import ClassificationDataModule
+from retina_dist.classification.data.dataset import ClassificationDataModule, ClassificationDataset, ImageBatch
 from retina_dist.classification.data.samples import Samples, read_samples
 from retina_dist.classification.data.transforms import TrainTransform, cutmix, eval_transform, mixup
 from retina_dist.classification.settings import ClassificationData

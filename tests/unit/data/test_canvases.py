@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retina_dist.data.canvases import make_buckets
-from retina_dist.data.sizes import resized_size
+from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.errors import ConfigError, DataError
 
 SIZES = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=30)

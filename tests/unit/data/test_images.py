@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image
+from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image, read_images
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.records import ImageRecord
-from retina_dist.errors import ImageError
+from retina_dist.errors import DataError, ImageError
 
 ORIENTATION = 0x0112
 CORNERS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # 2 high, 3 wide, all six pixels different
@@ -316,3 +316,24 @@ def test_scans_are_counted_as_libjpeg_reads_them():
     assert (
         count_scans(content[:-2] + b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000 + content[-2:], 100) == 101
     )  # nor no marker
+
+
+def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("x/a_3.png", "x/bad.png", "x/a.png", "y/a.png", "y/bad.png")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 3)).save(file)
+    files[1].write_bytes(b"no image")
+    found = list(read_images(files, "*", 100))
+    assert [(image.number, image.file, image.name) for image in found] == [
+        (0, files[0], "a_3"),
+        (2, files[2], "a"),
+        (3, files[3], "a_3_3"),
+        (4, files[4], "bad"),
+    ]
+    assert found[0].pixels.shape == (3, 3, 4)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ")
+    assert line.endswith("; left out")
+    with pytest.raises(DataError, match=r"none of the 1 files of input=x/\* is a readable image"):
+        list(read_images(files[1:2], "x/*", 100))

@@ -17,9 +17,8 @@ from PIL import Image
 from retina_dist import doctor
 from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.compose import config_dir, load_config
-from retina_dist.data.canvases import make_buckets
+from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
-from retina_dist.data.sizes import resized_size
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import anchor_coverage

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.classification.model import build_classifier
 from retina_dist.config.compose import load_config
-from retina_dist.data.batch import TensorBatch
+from retina_dist.data.module import TensorBatch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
 from retina_dist.detection.model import retinanet

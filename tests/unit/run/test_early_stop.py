@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from retina_dist.classification.batch import ImageBatch
+from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.train_step import TrainStep
