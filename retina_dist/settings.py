@@ -92,7 +92,12 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
             shown = f"={value!r}" if isinstance(value, _PLAIN) else ""  # not the pages of a module
             raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}.")
         if is_dataclass(value):
-            check_types(value, next(kind for kind in _kinds(hint) if is_dataclass(kind)), f"{key}.")  # type: ignore[arg-type]
+            if type(value) not in _kinds(hint):  # alone it does not say which class it is for
+                raise ConfigError(
+                    f"{key} is of type {type(value).__name__}, settings of a class from outside the package; name its entry, as in "
+                    f'Trainer.from_config(load_config("train", ["{key}=NAME"])).'
+                )
+            check_types(value, type(value), f"{key}.")
 
 
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, PurePath, type(None))

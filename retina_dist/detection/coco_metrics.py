@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import io
 import json
+import logging
 import math
 import re
 from collections import Counter
@@ -30,6 +31,8 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
+
+logger = logging.getLogger(__name__)
 
 Backend = Literal["auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
 # Where each has its ground truth and its metrics, the fastest first.
@@ -55,8 +58,9 @@ class CocoResult:
     precision: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and AP of each class, for JSON."""
-        return {**self.stats, "per_class_AP": self.per_class}
+        """Numbers and AP of each class, for JSON; None where there is no ground truth."""
+        stats = {name: value if value >= 0 else None for name, value in self.stats.items()}
+        return {**stats, "per_class_AP": self.per_class}
 
 
 def evaluate_rows(
@@ -214,9 +218,10 @@ def _base(image: dict[str, Any]) -> str:
 class CocoEvaluator:
     """Metrics of a model over a validation set that all ranks share out: call it with the model, on every rank.
 
-    The model has `evaluate(batch) -> (losses, detections)`: scalars, mean over the batch, and one Detections an image.
-    An image that comes more than once counts once in the metrics: the first time on a rank, and of several ranks on the
-    lowest that found anything in it. In the losses it counts each time.
+    The model has `evaluate(batch) -> (losses, detections)`: scalars of any names, means over the batch, and one Detections an
+    image. An image that comes more than once counts once in the metrics: the first time on a rank, and of several ranks on the
+    lowest with a detection in it. In the losses it counts each time. The ground truth of an image that no rank could read is left
+    out, with a warning.
     """
 
     metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
@@ -228,32 +233,31 @@ class CocoEvaluator:
         categories: Categories,
         batches: Callable[[], Iterable[Batch]],
         strategy: DistributedStrategy,
-        image_ids: Sequence[int] | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         backend: Backend = "auto",
     ) -> None:
         self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
-        self.image_ids, self.autocast, self.backend = image_ids, autocast, backend
+        self.autocast, self.backend = autocast, backend
         self.last_result: CocoResult | None = None
         self.last_rows: np.ndarray | None = None
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """`coco/AP` and the other eleven, and `val/loss` with its parts; the same on every rank."""
+        """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts; the same on every rank."""
         was_training = model.training
         model.eval()
-        rows, losses = self._run(model)
+        rows, image_ids, losses = self._run(model)
         model.train(was_training)
-        rows = self._gathered(rows)
-        self.last_rows = rows
+        self.last_rows = rows = self._gathered(rows)
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
-        self.last_result = evaluate_rows(self.coco, rows, image_ids=self.image_ids, backend=self.backend)
+        self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids), backend=self.backend)
         doing("")
-        return {**{f"coco/{k}": v for k, v in self.last_result.stats.items()}, **losses}
+        stats = self.last_result.stats.items()
+        return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
 
     @torch.inference_mode()
-    def _run(self, model: nn.Module) -> tuple[np.ndarray, dict[str, float]]:
-        """This rank's rows, and the mean losses over all ranks' images."""
+    def _run(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, float]]:
+        """This rank's rows and images, and the mean losses over all ranks' images."""
         device = self.strategy.device
         parts = [np.zeros((0, COLUMNS))]
         sums: dict[str, Tensor] = {}
@@ -261,7 +265,7 @@ class CocoEvaluator:
         seen: set[int] = set()
         doing("validation, 0 images")
         for batch in self.batches():
-            if batch.weight == 0:  # nothing of it could be read
+            if batch.weight == 0:  # none of its images could be read
                 continue
             with self.autocast():
                 losses, detections = model.evaluate(batch.to(device, non_blocking=True))  # type: ignore[operator]
@@ -270,12 +274,23 @@ class CocoEvaluator:
             images += len(batch)
             doing(f"validation, {images * self.strategy.world_size} images")
             fresh: dict[int, Detections] = {}
-            for image_id, found in zip(batch.image_ids.tolist(), detections, strict=True):
+            for image_id, detected in zip(batch.image_ids.tolist(), detections, strict=True):
                 if image_id not in seen:
-                    fresh.setdefault(image_id, found)
+                    fresh.setdefault(image_id, detected)
             seen.update(fresh)
             parts.append(detections_to_rows(list(fresh.values()), list(fresh), self.categories))
-        return np.concatenate(parts), self._mean_losses(sums, images)
+        return np.concatenate(parts), sorted(seen), self._mean_losses(sums, images)
+
+    def _read(self, image_ids: list[int]) -> list[int] | None:
+        """The images that some rank has read, None for all. Raises DataError on every rank if there is none."""
+        column = torch.tensor(image_ids, dtype=torch.int64, device=self.strategy.device)[:, None]
+        everyone = set(self.strategy.all_gather(column).flatten().tolist())
+        if not everyone:
+            raise DataError("no validation image could be read, so there is no metric.", collective=True)
+        missing = len(self.coco["images"]) - len(everyone)
+        if missing:
+            logger.warning(f"{missing} of {len(self.coco['images'])} validation images are left out of the metrics.")
+        return sorted(everyone) if missing else None
 
     def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
         # A rank without images takes part too and knows no names.

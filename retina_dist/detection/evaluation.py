@@ -23,10 +23,10 @@ from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData, category_names
-from retina_dist.detection.splits import data_of_checkpoint, read_split
+from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split
 from retina_dist.engine.checkpoint_store import load_checkpoint
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
 from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
@@ -100,6 +100,8 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
         category_map=category_names(config.category_map),
         missing_images="ignore",
     )
+    if problem := implausible_boxes(annotations, "the ground truth"):
+        raise DataError(f"{truth}: {problem[0]}; correct the file.")
     rows = rows_of_results(results, annotations.coco, annotations.categories)
     return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
 

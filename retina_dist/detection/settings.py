@@ -57,6 +57,11 @@ class DetectionData(DataSettings):
     synthetic: SyntheticConfig | None = setting(
         None, "train on random images made on the device; no files, no validation"
     )
+    box_format: str | None = setting(
+        None,
+        "a bbox of the annotations: xywh (x, y, width, height) or xyxy (two corners); null: xywh, of a torch Dataset xyxy",
+        choices=(None, "xywh", "xyxy"),
+    )
     label_mapping: str = setting(
         "contiguous",
         "category_id: the label is the COCO id, as in torchvision's COCO weights",
@@ -106,6 +111,10 @@ class DetectionData(DataSettings):
                     f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}, the most for the longer side; raise "
                     "data.max_size."
                 )
+        if self.box_format and self.format in ("csv", "voc"):
+            raise ConfigError(
+                f"data.box_format={self.box_format} is for COCO json, and data.format={self.format} has corners; leave it out."
+            )
         if self.format == "shards" and (self.train_images or self.val_images):
             raise ConfigError(
                 f"data={self.name} has its images in data.root; leave out data.*_images, or write those into shards."

@@ -6,6 +6,8 @@ import copy
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
@@ -17,6 +19,8 @@ from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
 from retina_dist.text import pluralize
+
+FEWEST_BOXES = 4  # from which on most of them tell how they were written
 
 
 def draw_data(data: DetectionData) -> None:
@@ -32,10 +36,13 @@ def draw_data(data: DetectionData) -> None:
         make_shapes(root, **asdict(data.shapes))
 
 
-def read_split(data: DetectionData, split: str, categories: Categories | None = None) -> Annotations | None:
+def read_split(
+    data: DetectionData, split: str, categories: Categories | None = None, *, check: bool = True
+) -> Annotations | None:
     """The annotations of "train" or "val"; None for a validation set that the settings do not name.
 
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
+    Raises DataError for `implausible_boxes` unless `check` is False.
     """
     options: dict[str, Any] = {
         "label_mapping": data.label_mapping,
@@ -43,30 +50,82 @@ def read_split(data: DetectionData, split: str, categories: Categories | None = 
         "category_map": category_names(data.category_map),
         "keep_empty": data.keep_empty_images or split == "val",
     }
+    source: object = f"data={data.name}"
     if isinstance(data, TorchDatasetConfig):
-        return data.read(split, **options)
+        part = data.read(split, **options)
+    else:
+        part, source = _read_files(data, split, options)
+    if part is None:
+        return None
+    if not part.records:
+        raise DataError(
+            f"{source} leaves no image for {split}; name the right annotations (data.{split}_annotations=FILE, evaluate: "
+            "annotations=FILE), or look at it with retina_dist.doctor."
+        )
+    if check and (problem := implausible_boxes(part, split)):
+        raise DataError(f"{source}: {'; '.join(problem)}.")
+    return part
+
+
+def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tuple[Annotations | None, object]:
+    """The annotations of a split and where they come from."""
     draw_data(data)
     if reader := getattr(data, "implementation", None):
         options["coco"], files = _read_outside(reader(data), data, split)
     else:
         files = split_files(data, split)
     if files is None:
-        return None
+        return None, None
     options |= {
         "format": data.format,
+        "box_format": data.box_format,
         "missing_images": data.missing_images,
         "bad_images": data.bad_images,
         "max_pixels": data.max_pixels,
     }
-    if data.format == "csv" and data.classes:
-        options["classes"] = place(data.classes)
-    found = load_annotations(*files, split=split, **options)
-    if not found.records:
-        raise DataError(
-            f"{files[0]} leaves no image for {split}; name the right file with data.{split}_annotations=FILE, or look at it with "
-            "retina_dist.doctor."
-        )
-    return found
+    return load_annotations(*files, split=split, classes=data.classes, **options), files[0]
+
+
+def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
+    """What is wrong with most boxes of a split, and the remedy; None where they can be trained on.
+
+    Boxes of two corners that are read as x, y, width, height, or the reverse, mostly leave their image or have no area, and fit
+    when read the other way. Crowd regions do not count.
+    """
+    entries = [entry for entry in part.coco["annotations"] if not entry["iscrowd"]]
+    boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
+    if len(boxes) and (np.abs(boxes[:, 2:]) <= 1).all():
+        return f"no box of {split} is larger than one pixel", "multiply shares of the image by its width and height"
+    size_of = {record.image_id: (record.width, record.height) for record in part.records}
+    sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(-1, 2)
+    corners, known = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])), sizes.min(axis=1, initial=np.inf) > 0
+    if known.sum() >= FEWEST_BOXES and _fits(corners, sizes)[known].mean() < 0.5:
+        readings = {
+            "two corners, x1, y1, x2, y2": (boxes, "set data.box_format=xyxy (csv, voc: correct the files)"),
+            "x, y, width, height": (
+                np.hstack((boxes[:, :2], boxes[:, :2] + corners[:, 2:])),
+                "set data.box_format=xywh (a torch Dataset: box_format), or return corners",
+            ),
+        }
+        for name, (other, remedy) in readings.items():
+            if (fits := _fits(other, sizes)[known]).mean() >= 0.95:
+                wrong = int((~_fits(corners, sizes)[known]).sum())
+                return (
+                    f"{wrong} of {len(fits)} boxes of {split} leave their image or have no area, but fit if they are {name}",
+                    remedy,
+                )
+    if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
+        causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
+        return f"{split} has no box left ({', '.join(causes)})", f"is data.{split}_annotations the right file?"
+    return None
+
+
+def _fits(corners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Whether boxes [n, 4] xyxy have an area and lie in images of `sizes` [n, 2], but for 2 px or 2 % of a side."""
+    slack = np.maximum(2, 0.02 * sizes)
+    with np.errstate(invalid="ignore"):
+        inside = (corners[:, :2] >= -slack) & (corners[:, 2:] <= sizes + slack) & (corners[:, 2:] > corners[:, :2])
+    return inside.all(axis=1)
 
 
 def _read_outside(

@@ -6,7 +6,7 @@ import bisect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import ScheduleSettings
@@ -22,12 +22,13 @@ class Decay(ABC):
     """The factor of the learning rate beside the warm-up's, a pure function of the step.
 
     `total` and `warmup` are the steps of the run and of its warm-up. An entry of the group `schedule` may name a class below.
+    The class has its dataclass below `ScheduleSettings` as `settings`, an instance its values.
     """
 
-    settings: ClassVar[type[ScheduleSettings]] = ScheduleSettings
+    settings: Any = ScheduleSettings
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
-        self.options, self.total, self.warmup = settings, total, warmup
+        self.settings, self.total, self.warmup = settings, total, warmup
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -35,7 +36,7 @@ class Decay(ABC):
 
     def describe(self, lr: float) -> str:
         """For the table of the plan; `lr` is the learning rate of factor 1."""
-        return str(self.options.name)
+        return str(self.settings.name)
 
 
 class Constant(Decay):
@@ -78,11 +79,11 @@ class Cosine(Decay):
     def __call__(self, step: int) -> float:
         progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
         cosine = (1 + math.cos(math.pi * progress)) / 2
-        final = self.options.final_factor
+        final = self.settings.final_factor
         return float(final + (1 - final) * cosine)
 
     def describe(self, lr: float) -> str:
-        return f"cosine to {lr * self.options.final_factor:g}"
+        return f"cosine to {lr * self.settings.final_factor:g}"
 
 
 BUILT_IN: dict[str, type[Decay]] = {"constant": Constant, "multistep": MultiStep, "cosine": Cosine}

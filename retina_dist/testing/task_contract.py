@@ -45,8 +45,8 @@ def task_contract(kind: type[Task], config: Any) -> None:
     """Check `kind` with the settings `config` on the CPU, without other processes.
 
     Its batches must be a pure function of the step; the losses and gradients of two and three ranks must have the mean of one
-    rank's; its metrics must be finite and have the names that it states; what a checkpoint holds must be plain values. The model
-    must not depend on which examples share a batch: give a batch norm frozen statistics.
+    rank's; its metrics must be numbers (NaN: undefined) and have the names that it states; what a checkpoint holds must be plain values.
+    The model must not depend on which examples share a batch: give a batch norm frozen statistics.
     """
     kind.prepare(config)
     planned = kind.planned_images(config)
@@ -126,7 +126,8 @@ def check_evaluator(task: Task, model: nn.Module) -> None:
     if evaluate:
         metrics = evaluate(model.train())
         assert set(task.metric_names) <= set(metrics), f"the metrics {sorted(metrics)} lack some of metric_names"
-        assert all(math.isfinite(value) for value in metrics.values()), f"a metric of {metrics} is not finite"
+        assert not any(map(math.isinf, metrics.values())), f"a metric of {metrics} is infinite"  # NaN: undefined
+        assert math.isfinite(metrics[task.default_monitor]), f"{task.default_monitor} is not finite"
 
 
 def _of_rank(kind: type[Task], config: Any, rank: int, world_size: int) -> Task:

@@ -19,4 +19,4 @@ class PolynomialDecay(Decay):
 
     def __call__(self, step: int) -> float:
         done = max(0, step - self.warmup) / (self.total - self.warmup)
-        return float((1 - done) ** self.options.power)
+        return float((1 - done) ** self.settings.power)

@@ -23,16 +23,16 @@ class YoloReader(AnnotationReader):
     settings = YoloData
 
     def read(self, split: str) -> tuple[dict[str, Any], Path] | None:
-        folder = Path(self.options.root) / "images" / split
+        folder = Path(self.settings.root) / "images" / split
         if not folder.is_dir():
             return None
         coco: dict[str, Any] = {"images": [], "annotations": []}
-        coco["categories"] = [{"id": i, "name": name} for i, name in enumerate(self.options.class_names)]
+        coco["categories"] = [{"id": i, "name": name} for i, name in enumerate(self.settings.class_names)]
         for number, path in enumerate(sorted(folder.iterdir()), start=1):
             with Image.open(path) as image:
                 width, height = image.size
             coco["images"].append({"id": number, "file_name": path.name, "width": width, "height": height})
-            labels = Path(self.options.root) / "labels" / split / f"{path.stem}.txt"
+            labels = Path(self.settings.root) / "labels" / split / f"{path.stem}.txt"
             for line in labels.read_text().splitlines() if labels.exists() else ():
                 coco["annotations"].append({"image_id": number, **_object(line, width, height, labels)})
         return coco, folder

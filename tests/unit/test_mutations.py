@@ -486,6 +486,6 @@ def test_bombs_without_an_annotated_size(bombs: Annotations, tmp_path: Path) -> 
         load_annotations(tmp_path / "a.csv", tmp_path, format="csv")
     found = load_annotations(tmp_path / "a.csv", tmp_path, format="csv", bad_images="skip")
     assert [(r.file_name, r.width, r.height) for r in found.records] == [("turned.jpg", 16, 24)]
-    assert "3 of 4 images cannot be read: plain.png, plain.jpg, plain.bmp; left out of training" in found.warnings[1]
+    assert "3 of 4 images cannot be read: plain.png, plain.jpg, plain.bmp; left out, also" in found.warnings[1]
     with pytest.raises(DataError, match="plain.png has 900000000 pixels, more than max_pixels=383"):
         load_annotations(tmp_path / "a.csv", tmp_path, format="csv", max_pixels=383)

@@ -16,7 +16,7 @@ from retina_dist.detection.doctor.data_checks import Finding, ImageCheck, Level
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import read_split
+from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.task import Examination
 from retina_dist.text import pluralize
 
@@ -81,9 +81,9 @@ def examine(config: DoctorConfig) -> Report:
     Raises UserError for annotations that cannot be read at all; everything else is a finding.
     """
     data = replace(config.data, missing_images="ignore", keep_empty_images=True)  # nothing is to stop or hide anything
-    train = read_split(data, "train")
+    train = read_split(data, "train", check=False)
     assert train is not None, "a missing train split is an error"
-    val = read_split(data, "val", train.categories)
+    val = read_split(data, "val", train.categories, check=False)
 
     splits = {"train": train} | ({"val": val} if val else {})
     checked: dict[str, list[ImageCheck]] = {"train": [], "val": []}
@@ -94,6 +94,8 @@ def examine(config: DoctorConfig) -> Report:
             checked[split] = _read_images(part, split, config)
             splits[split] = part = checks.with_file_sizes(part, checked[split])
         findings += checks.image_findings(checked[split], split, _tolerated(config.data))
+        if problem := implausible_boxes(part, split):
+            findings.append(Finding("error", split, problem[0], 1, (), problem[1]))
         findings += checks.box_findings(part, split)
     findings += checks.leak_findings(checked["train"], checked["val"])
     findings += checks.category_findings(splits["train"], splits.get("val"))

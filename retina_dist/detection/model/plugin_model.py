@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,15 +12,16 @@ from retina_dist.detection.settings import DetectorSettings
 
 
 class DetectionModel(nn.Module, ABC):
-    """A module that an entry of the group `model` names. It is made by CLASS(settings, num_classes); `settings` are below
-    `DetectorSettings`.
+    """A module that an entry of the group `model` names. It is made by CLASS(settings, num_classes).
+
+    The class has its dataclass below `DetectorSettings` as `settings`, an instance its values.
     """
 
-    settings: ClassVar[type[DetectorSettings]] = DetectorSettings
+    settings: Any = DetectorSettings
 
     def __init__(self, settings: Any, num_classes: int) -> None:
         super().__init__()
-        self.options, self.num_classes = settings, num_classes
+        self.settings, self.num_classes = settings, num_classes
 
     def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:
         """In training mode the losses, else the detections of each image."""

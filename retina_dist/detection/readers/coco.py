@@ -21,7 +21,7 @@ from retina_dist.detection.readers.keras_csv import read_csv
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import Place, Url, read_bytes
+from retina_dist.files import Place, Url, place, read_bytes
 from retina_dist.text import escape, is_text, pluralize, truncate
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
@@ -44,53 +44,43 @@ class Annotations:
 
 
 def load_annotations(
-    annotations: Place,
-    images: Place,
+    annotations: str | Place,
+    images: str | Place,
     *,
     format: Literal["coco", "csv", "voc", "shards"] = "coco",
     coco: dict[str, Any] | None = None,
-    classes: Place | None = None,
+    classes: str | Place | None = None,
     split: str = "train",
-    label_mapping: LabelMapping = "contiguous",
-    categories: Categories | None = None,
-    category_map: Mapping[str, str | None] | None = None,
-    keep_empty: bool = True,
     missing_images: Literal["error", "skip", "ignore"] = "error",
     bad_images: Literal["error", "skip"] = "error",
     max_pixels: int = MAX_PIXELS,
+    **options: Any,
 ) -> Annotations:
     """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
     beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
-    "shards", with a COCO json, the one that holds the shards of `split`. Both may be behind a URL.
+    "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
 
-    `coco` is the content of `annotations` where a reader from outside the package has read it.
-
-    `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
-    `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
-    theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
-    on. Image files that do not exist are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where
-    an image has no size in its annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is
-    an error or left out ("skip").
-    Raises DataError, naming file and entry.
+    `coco` is the content of `annotations` where a reader from outside the package has read it. Image files that do not exist
+    are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its
+    annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out
+    ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
+    annotations, images = place(annotations), place(images)
     slices = None
-    if coco is not None:
-        pass
-    elif format == "csv":
-        coco = read_csv(annotations, classes or annotations.parent / "classes.csv")
-    elif format == "voc":
+    if coco is None and format == "csv":
+        coco = read_csv(annotations, place(classes) if classes else annotations.parent / "classes.csv")
+    elif coco is None and format == "voc":
         if isinstance(annotations, Url):
             raise DataError(
                 f"data.root={annotations}: Pascal VOC, a file for each image, is read from local folders only; make shards of it "
                 "there (python -m retina_dist.shards data=voc), or COCO json (python -m retina_dist.convert)."
             )
-        coco = read_voc(annotations, split)
-        images = annotations / "JPEGImages"
-    elif format in ("coco", "shards"):
-        if format == "shards":  # one that is too short is found now, not in the middle of an epoch
+        coco, images = read_voc(annotations, split), annotations / "JPEGImages"
+    elif coco is None and format in ("coco", "shards"):
+        if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
             slices = read_index(images, split, complete=bad_images != "skip")
         coco = _read_json(annotations)
-    else:
+    elif coco is None:
         raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
 
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
@@ -100,15 +90,7 @@ def load_annotations(
             records = fill_sizes(records, bad_images, max_pixels, warnings)
         return records
 
-    return annotations_of(
-        coco,
-        annotations,
-        records_of,
-        label_mapping=label_mapping,
-        categories=categories,
-        category_map=category_map,
-        keep_empty=keep_empty,
-    )
+    return annotations_of(coco, annotations, records_of, **options)
 
 
 def annotations_of(
@@ -120,13 +102,19 @@ def annotations_of(
     categories: Categories | None = None,
     category_map: Mapping[str, str | None] | None = None,
     keep_empty: bool = True,
+    box_format: str | None = None,
 ) -> Annotations:
-    """The annotations that a COCO dictionary from `source` holds; the last four arguments are those of `load_annotations`.
+    """The annotations that a COCO dictionary from `source` holds; `box_format` "xyxy" says that a bbox is two corners.
 
-    `records_of` makes the records of its checked `images`, and may append warnings. Raises DataError, naming source and entry.
+    `records_of` makes the records of its checked `images`, and may append warnings; what it leaves out is not in the ground truth.
+    `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
+    `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
+    theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
+    on. Raises DataError, naming source and entry.
     """
     _check_lists(coco, source)
-    warnings = _check_entries(coco, source)
+    coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's
+    warnings = _check_entries(coco, source, corners=box_format == "xyxy")
     _number_from_one(coco["annotations"])
     if categories is None:
         known = Categories.from_coco(coco["categories"], label_mapping)
@@ -135,7 +123,14 @@ def annotations_of(
         coco = _without_unknown(coco, known)
         if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
             warnings.append(f"{source} gives other ids to the same category names; the names decide")
-    result = _clean(coco, records_of(coco["images"], warnings), known)
+    records = records_of(coco["images"], warnings)
+    if len(records) < len(coco["images"]):
+        read = {record.image_id for record in records}
+        coco = coco | {
+            "images": [image for image in coco["images"] if image["id"] in read],
+            "annotations": [entry for entry in coco["annotations"] if entry["image_id"] in read],
+        }
+    result = _clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
 
@@ -167,10 +162,10 @@ def _check_lists(coco: dict[str, Any], source: object) -> None:
         raise DataError(f"{source} has no category; there is nothing to detect.")
 
 
-def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
+def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[str]:
     """Ids whole and unique, references that resolve, boxes of four numbers; what may be left out is filled in.
 
-    Returns a warning where an area is none that a metric could use: it is taken for left out.
+    Boxes given as `corners` become [x, y, width, height]. An area that no metric can use is replaced, with the warning returned.
     """
     for key in ("categories", "images"):
         _check_ids(coco[key], key, source)
@@ -205,6 +200,8 @@ def _check_entries(coco: dict[str, Any], source: object) -> list[str]:
             raise DataError(
                 f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}, not [x, y, width, height]."
             )
+        if corners:
+            entry["bbox"] = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
         if "area" in entry and not _is_number(entry["area"]):
             raise DataError(f"{source}: annotation {entry['id']} has area {escape(entry['area'], 80)}, not a number.")
         if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
@@ -269,7 +266,7 @@ def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Cat
     """Boxes to train on, all images at once: finite, within their image, with an area, no crowd."""
     records = tuple(records)
     row_of = {record.image_id: row for row, record in enumerate(records)}
-    entries = [e for e in coco["annotations"] if e["image_id"] in row_of]
+    entries = coco["annotations"]
     crowd = np.array([e["iscrowd"] for e in entries], dtype=bool)
     rows = np.array([row_of[e["image_id"]] for e in entries], dtype=np.int64)
     ids = np.array([e["category_id"] for e in entries], dtype=np.int64)

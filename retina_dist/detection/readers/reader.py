@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from retina_dist.detection.settings import DetectionData
 from retina_dist.files import Place
 
 
 class AnnotationReader(ABC):
-    """Reads a data set as COCO; an entry of the group `data` names the class. `settings` are below `DetectionData`."""
+    """Reads a data set as COCO; an entry of the group `data` names the class.
 
-    settings: ClassVar[type[DetectionData]] = DetectionData
+    The class has its dataclass below `DetectionData` as `settings`, an instance its values.
+    """
+
+    settings: Any = DetectionData
 
     def __init__(self, settings: Any) -> None:
-        self.options = settings
+        self.settings = settings
 
     @abstractmethod
     def read(self, split: str) -> tuple[dict[str, Any], Path | Place | str] | None:

@@ -99,7 +99,7 @@ def drop_missing(records: list[ImageRecord], images: Place, policy: str, warning
         if len(missing) == len(records):
             remedy = "or, where there are shards, use data=shards"
         raise DataError(f"{text}; check the folder, {remedy}.")
-    warnings.append(f"{text}; left out of training, and evaluated as images without detections")
+    warnings.append(f"{text}; left out, also of the metrics")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]
 
@@ -135,7 +135,7 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
         warnings.append("some images have no size in the annotations; it was read from the files")
     if unreadable:
         warnings.append(
-            f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; left out of training, "
-            "and evaluated as images without detections"
+            f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; left out, "
+            "also of the metrics"
         )
     return found

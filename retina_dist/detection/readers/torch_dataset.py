@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.ops import box_convert
 
 from retina_dist.data.sources import DatasetItem
-from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, annotations_of
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData
@@ -38,7 +38,7 @@ class TorchDatasetConfig(DetectionData):
     An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
 
     * image: a PIL image, or a uint8 tensor [3, H, W] in RGB,
-    * boxes: [n, 4] xyxy in pixels of that image,
+    * boxes: [n, 4] xyxy in pixels of that image (`box_format="xywh"`: x, y, width, height; BoundingBoxes say it themselves),
     * labels: [n] whole numbers, 0 for the first of `categories`,
     * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and "area" [n], as COCO has them.
 
@@ -54,7 +54,7 @@ class TorchDatasetConfig(DetectionData):
 
     def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
         given = {"train": train, "val": val}
-        self.datasets = {split: ItemReader(found, split) for split, found in given.items() if found is not None}
+        self.datasets = {split: ItemReader(data, split) for split, data in given.items() if data is not None}
         if isinstance(categories, str) or not categories:
             raise ConfigError(
                 f"categories={categories!r} is no list of names; give one for each label: ['cat', 'dog']."
@@ -64,7 +64,7 @@ class TorchDatasetConfig(DetectionData):
     def read(self, split: str, **options: Any) -> Annotations | None:
         """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
         reader = self.datasets.get(split)
-        return reader.annotations(self.names, **options) if reader else None
+        return reader.annotations(self.names, self.box_format or "xyxy", **options) if reader else None
 
 
 class ItemReader:
@@ -89,8 +89,8 @@ class ItemReader:
         """Image `number`, uint8 [3, h, w] RGB."""
         return self._as_pixels(number, self._item(number)[0])
 
-    def annotations(self, names: Sequence[str], categories: Categories | None = None, **options: Any) -> Annotations:
-        """All boxes, and images that are read later; `names` are those of the labels."""
+    def annotations(self, names: Sequence[str], box_format: str = "xyxy", **options: Any) -> Annotations:
+        """All boxes, and images that are read later; `names` are those of the labels, `options` those of `annotations_of`."""
 
         def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
             return [
@@ -98,13 +98,10 @@ class ItemReader:
                 for number, entry in enumerate(entries)
             ]
 
-        self._coco = self._coco or self._read(names)
-        found = annotations_of(self._coco, self, records_of, categories=categories, **options)
-        if not found.records:
-            raise DataError(f"{self} leaves no image; give one with items, whose labels are those of categories.")
-        return found
+        self._coco = self._coco or self._read(names, box_format)
+        return annotations_of(self._coco, self, records_of, **options)
 
-    def _read(self, names: Sequence[str]) -> dict[str, Any]:
+    def _read(self, names: Sequence[str], box_format: str) -> dict[str, Any]:
         """The dataset as COCO ground truth; category ids are the labels."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
@@ -114,7 +111,7 @@ class ItemReader:
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
             images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
-            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, len(names))]
+            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, len(names), box_format)]
         for box_id, entry in enumerate(boxes, start=1):
             entry["id"] = box_id
         categories = [{"id": label, "name": name} for label, name in enumerate(names)]
@@ -144,18 +141,16 @@ class ItemReader:
             return item[0], item[1]
         raise DataError(f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}.")
 
-    def _boxes(self, number: int, target: Mapping[str, Any], num_classes: int) -> list[dict[str, Any]]:
+    def _boxes(self, number: int, target: Mapping[str, Any], num_classes: int, box_format: str) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
         for key in ("boxes", "labels"):
             if key not in target:
                 raise DataError(f"{self}[{number}] has no {key}; return {ITEM}.")
-        form = str(getattr(target["boxes"], "format", "XYXY"))  # of torchvision's tv_tensors.BoundingBoxes
+        form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
         boxes, labels = self._array(number, "boxes", target["boxes"]), self._array(number, "labels", target["labels"])
-        if not form.endswith("XYXY") or (boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4)):
-            raise DataError(
-                f"{self}[{number}] has boxes {list(boxes.shape)} {form}; give [n, 4] as x1, y1, x2, y2 in pixels."
-            )
-        boxes = boxes.reshape(-1, 4)
+        if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
+            raise DataError(f"{self}[{number}] has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
+        boxes = box_convert(torch.from_numpy(boxes.reshape(-1, 4)), form.lower(), "xywh").numpy()
         columns = {key: self._array(number, key, target[key]) for key in ("iscrowd", "area") if key in target}
         for key, column in {"labels": labels, **columns}.items():
             if column.shape != (len(boxes),) and column.size + len(boxes):
@@ -163,14 +158,14 @@ class ItemReader:
                     f"{self}[{number}] has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
                 )
         entries = []
-        for i, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
+        for i, box in enumerate(boxes.tolist()):
             label = self._whole(number, "label", labels[i])
             if not 0 <= label < num_classes:
                 raise DataError(
                     f"{self}[{number}] has label {label}, but categories has {num_classes} names, for labels 0 to "
                     f"{num_classes - 1}; number the labels from 0, or add a name."
                 )
-            entry: dict[str, Any] = {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label}
+            entry: dict[str, Any] = {"bbox": box, "category_id": label}
             if "iscrowd" in columns:
                 entry["iscrowd"] = int(columns["iscrowd"][i])
             if "area" in columns:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision import tv_tensors
 
+from retina_dist.config.commands import DoctorConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
+from retina_dist.detection.doctor.report import examination
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
+from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
+from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import read_split
 from retina_dist.errors import DataError, UserError
 
 COCO: dict[str, Any] = {
@@ -174,8 +182,11 @@ def test_missing_images(tmp_path: Path):
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
-    assert len(found.coco["images"]) == 2  # an image that was not looked at counts as missed
-    assert "1 of 2 images" in found.warnings[0]
+    assert [image["id"] for image in found.coco["images"]] == [3]  # a missing image is no miss in the metric
+    assert [entry["image_id"] for entry in found.coco["annotations"]] == [3]
+    assert "1 of 2 images are not in" in found.warnings[0]
+    rows = np.array([[3, 1, 2, 10, 20, 0.9, 18]], dtype=np.float64)
+    assert evaluate_rows(found.coco, rows).stats["AP"] == pytest.approx(1)
     assert load(tmp_path, COCO, missing_images="ignore").warnings == []
 
 
@@ -315,6 +326,70 @@ def test_a_category_map_renames_and_leaves_out(tmp_path: Path):
     assert [entry["name"] for entry in found.coco["categories"]] == ["person"]
     assert [entry["id"] for entry in found.coco["annotations"]] == [2]
     assert len(found.coco["images"]) == 2
+
+
+OBJECTS = [[60, 40, 30, 20], [10, 10, 30, 40], [50, 30, 40, 40], [2, 60, 20, 15], [70, 5, 20, 70]]
+
+
+def corners_of(box: list[float]) -> list[float]:
+    return [box[0], box[1], box[0] + box[2], box[1] + box[3]]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "data", "message"),
+    [
+        (OBJECTS, {}, None),
+        (list(map(corners_of, OBJECTS)), {"box_format": "xyxy"}, None),
+        (list(map(corners_of, OBJECTS)), {}, "4 of 5 boxes of train leave .* two corners.*; set data.box_format=xyxy"),
+        (
+            OBJECTS,
+            {"box_format": "xyxy"},
+            "4 of 5 boxes of train leave .* x, y, width, height; set data.box_format=xywh",
+        ),
+        ([[x / 100 for x in box] for box in OBJECTS], {}, "no box of train is larger than one pixel; multiply shares"),
+        ([], {}, r"train has no box left \(none is annotated\); is data.train_annotations the right file"),
+        ([[500, 10, 20, 20]] * 5, {}, r"train has no box left \(5 outside the image\)"),
+        ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], {}, None),  # sloppy, but no other reading fits better
+    ],
+)
+def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, data: dict[str, Any], message: str | None):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (100, 80)).save(tmp_path / name)
+    (tmp_path / "train.json").write_text(json.dumps(with_boxes(*boxes)))
+    config = DetectionData(
+        name="mine", train_annotations=str(tmp_path / "train.json"), train_images=str(tmp_path), **data
+    )
+    if message:
+        with pytest.raises(DataError, match=f"train.json: {message}"):
+            read_split(config, "train")
+        report = examination(DoctorConfig(data=config, images="none")).text
+        assert re.search("ERRORS.*" + message.split(";")[0], report, re.S)
+    else:
+        read = read_split(config, "train")
+        assert [entry["bbox"] for entry in read.coco["annotations"]] == (OBJECTS if "box_format" in data else boxes)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "form", "message"),
+    [
+        (
+            torch.tensor(OBJECTS),
+            None,
+            "4 of 5 boxes of train leave .* x, y, width, height; set data.box_format=xywh",
+        ),
+        (torch.tensor(OBJECTS), "xywh", None),
+        (torch.tensor(list(map(corners_of, OBJECTS))), None, None),
+        (tv_tensors.BoundingBoxes(OBJECTS, format="XYWH", canvas_size=(80, 100)), None, None),
+    ],
+)
+def test_boxes_of_a_dataset_in_another_form(boxes: Any, form: str | None, message: str | None):
+    items = [(torch.zeros(3, 80, 100, dtype=torch.uint8), boxes, [0] * 5)]
+    data = TorchDatasetConfig(train=items, categories=["cat"], box_format=form, name="own")
+    if message:
+        with pytest.raises(DataError, match=f"data=own: {message}"):
+            read_split(data, "train")
+    else:
+        assert read_split(data, "train").boxes[0].tolist() == list(map(corners_of, OBJECTS))
 
 
 NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -312,5 +313,18 @@ def test_the_model_is_put_back_in_its_mode() -> None:
             batches=lambda: [batch_of(1)],
             strategy=SingleDeviceStrategy("cpu"),
         )
-        evaluator(model)
+        metrics = evaluator(model)
         assert model.training is training
+    assert evaluator.last_result is not None
+    undefined = [name for name, value in evaluator.last_result.stats.items() if value == -1]
+    assert undefined, "not all sizes are there"
+    assert all(math.isnan(metrics[f"coco/{name}"]) for name in undefined)
+    assert [name for name, value in evaluator.last_result.to_dict().items() if value is None] == undefined
+
+
+def test_images_that_no_rank_read_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    (first, second), _ = evaluate_on_two_ranks(TRUTH, [[batch_of(1, 2)], []])
+    assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
+    assert "2 of 4 validation images are left out of the metrics" in caplog.text
+    with pytest.raises(DataError, match="no validation image could be read"):
+        evaluate_on_two_ranks(TRUTH, [[], []])

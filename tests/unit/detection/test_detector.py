@@ -14,8 +14,8 @@ from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.engine.checkpoint_store import CheckpointStore
-from retina_dist.errors import CheckpointError, ImageError
+from retina_dist.engine.checkpoint_store import CheckpointStore, write_checkpoint
+from retina_dist.errors import CheckpointError, DataError, ImageError
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
 
@@ -111,6 +111,50 @@ def test_the_average_is_preferred() -> None:
     assert torch.equal(bias, average["head.classification_head.cls_logits.bias"])
 
 
+def test_forms_of_an_image(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)
+    image, tensor = Image.fromarray(array), torch.from_numpy(array).permute(2, 0, 1)
+    image.save(tmp_path / "a.png")
+    detector = Detector.from_content(content(), "a checkpoint")
+    path = tmp_path / "a.png"
+    forms = [path, str(path), image, image.convert("RGBA"), array, array[:, ::-1][:, ::-1], tensor, tensor / 255]
+    alone = [detector.predict(form) for form in forms]
+    assert all(len(detections) == 1 for detections in alone)
+    for (detections,), expected in zip(alone, detector.predict(forms), strict=True):
+        assert torch.equal(detections["boxes"], expected["boxes"])
+        assert torch.equal(detections["boxes"], alone[0][0]["boxes"])
+    grey = detector.predict([array[..., 0], image.getchannel(0), image.getchannel(0).convert("RGB")])
+    assert torch.equal(grey[0]["boxes"], grey[1]["boxes"])
+    assert torch.equal(grey[0]["boxes"], grey[2]["boxes"])
+
+
+PIXELS = torch.zeros(3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (PIXELS + 255, "a tensor of floats from 255 to 255; give uint8 or floats from 0 to 1, not normalized"),
+        (PIXELS - 1, "floats from -1 to -1"),
+        (PIXELS + float("nan"), "floats from nan to nan"),
+        (PIXELS.int(), "a tensor of torch.int32; give a file, a PIL image, an array"),
+        (PIXELS.permute(1, 2, 0), r"a tensor of shape \[8, 8, 3\]"),
+        (PIXELS[None], r"a tensor of shape \[1, 3, 8, 8\]"),
+        (PIXELS.numpy(), r"an array of shape \[3, 8, 8\]"),
+        (PIXELS[:, :0], r"a tensor of shape \[3, 0, 8\]"),
+        (Image.new("F", (8, 8)), "a PIL image cannot be converted to RGB"),
+        (b"jpeg", "images is of type bytes"),
+        ({"a.jpg": 1}, "images is of type dict"),
+        (None, "images is of type NoneType; give a file, .* or a list of them"),
+        ([None], "an image is of type NoneType"),
+        ("absent.jpg", "absent.jpg does not exist"),
+    ],
+)
+def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Detector.from_content(content(), "a checkpoint").predict(images)
+
+
 @pytest.mark.parametrize("missing", ["model_arguments", "categories", "input", "model"])
 def test_what_describes_no_detector_is_named(missing: str) -> None:
     incomplete = content()
@@ -126,12 +170,31 @@ def test_what_describes_no_detector_is_named(missing: str) -> None:
         {"model_arguments": {**ARGUMENTS, "colour": "red"}},
         {"input": {"min_size": 64}},
         {"input": None},
+        {"input": torch.zeros(2)},
+        {"model_arguments": {**ARGUMENTS, "norm_eps": None}},
+        {"categories": {"ids": 1, "names": 2}},
+        {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},
     ],
 )
 def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="other.pt does not describe a detector"):
         Detector.from_content(content(**wrong), "other.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": {"task": {"name": "classification"}}}, "is a checkpoint of task=classification, not of a detector"),
+        ({"model_arguments": None}, "its model_arguments is of type NoneType"),
+        ({"input": torch.zeros(2)}, "its input is of type Tensor"),
+        ({"classes": 3}, "its classes is of type int"),
+    ],
+)
+def test_a_crafted_checkpoint_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_checkpoint(tmp_path / "a.pt", {**content(**changes), "step": 1})
+    with pytest.raises(CheckpointError, match=f"a.pt .*{message}"):
+        Detector.from_checkpoint(tmp_path / "a.pt")
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ def test_a_split_without_images_is_refused_as_training_does(tmp_path: Path, spli
         images = [{"id": 1, "file_name": "a.png", "width": 60, "height": 40}] if name != split else []
         boxes = [(1, 1, [5, 5, 20, 20], 0)] if images else []
         write_coco(tmp_path / f"annotations/instances_{name}.json", images, boxes)
-    message = f"instances_{split}.json leaves no image for {split}; name the right file with data.{split}_annotations"
+    message = (
+        f"instances_{split}.json leaves no image for {split}; name the right annotations .data.{split}_annotations"
+    )
     with pytest.raises(DataError, match=message):
         examine(settings(tmp_path))
     with pytest.raises(DataError, match=message):
