@@ -45,8 +45,8 @@ def task_contract(kind: type[Task], config: Any) -> None:
     """Check `kind` with the settings `config` on the CPU, without other processes.
 
     Its batches must be a pure function of the step; the losses and gradients of two and three ranks must have the mean of one
-    rank's; its metrics must be numbers (NaN: undefined) and have the names that it states; what a checkpoint holds must be plain values.
-    The model must not depend on which examples share a batch: give a batch norm frozen statistics.
+    rank's; its metrics must be numbers (NaN: undefined) and have the names that it states; what a checkpoint holds must be
+    plain values. The model must not depend on which examples share a batch: give a batch norm frozen statistics.
     """
     kind.prepare(config)
     planned = kind.planned_images(config)

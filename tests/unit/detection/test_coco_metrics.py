@@ -304,15 +304,17 @@ def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
     assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
 
 
+def evaluator_of(batches: Any) -> CocoEvaluator:
+    categories = Categories.from_coco(TRUTH["categories"])
+    return CocoEvaluator(
+        annotations_coco=TRUTH, categories=categories, batches=batches, strategy=SingleDeviceStrategy("cpu")
+    )
+
+
 def test_the_model_is_put_back_in_its_mode() -> None:
     for training in (True, False):
         model = Sees().train(training)
-        evaluator = CocoEvaluator(
-            annotations_coco=TRUTH,
-            categories=Categories.from_coco(TRUTH["categories"]),
-            batches=lambda: [batch_of(1)],
-            strategy=SingleDeviceStrategy("cpu"),
-        )
+        evaluator = evaluator_of(lambda: [batch_of(1)])
         metrics = evaluator(model)
         assert model.training is training
     assert evaluator.last_result is not None
@@ -327,4 +329,4 @@ def test_images_that_no_rank_read_are_left_out(caplog: pytest.LogCaptureFixture)
     assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
     assert "2 of 4 validation images are left out of the metrics" in caplog.text
     with pytest.raises(DataError, match="no validation image could be read"):
-        evaluate_on_two_ranks(TRUTH, [[], []])
+        evaluator_of(lambda: [])(Sees())
