@@ -3,7 +3,7 @@
 For each split, a folder, local or behind a URL, holds
 
     SPLIT-00000.tar, …                   plain tar files of the image files, named after the image ids
-    SPLIT.index.json                     length and SHA-256 of each shard, offset and CRC-32 of each image
+    SPLIT.index.json                     length of each shard; offset, length and CRC-32 of each image
     annotations/instances_SPLIT.json     the annotations
 
 The same input gives the same bytes. tar and WebDataset read the shards sequentially; training reads images by offset, in any order.
@@ -20,14 +20,14 @@ import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from retina_dist.data.sources import PIECE, ArchiveMember, Source, read_in_turn, sha256_of
+from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.text import escape, pluralize
@@ -37,8 +37,10 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MEMBER_NAME = re.compile(r"(\d{12,20})\.[a-z0-9]{1,8}", re.ASCII)
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
-TOGETHER = 4  # pieces of a shard behind a URL that are read at once
+MOST_MB = 1024
 COMMAND = "python -m retina_dist.shards"
+
+Progress = Callable[[int], object]  # called with numbers of bytes
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,68 @@ def plan_shards(members: Sequence[Member], limit: int) -> list[list[Member]]:
     return shards
 
 
-class ShardWriter:
-    """Writes the shards of one split. A second writer of the same images resumes where the first one was interrupted.
+class ShardSplit(NamedTuple):
+    """The images of a split, a function that makes its annotation file, and warnings."""
 
-    Raises DataError when the folder holds shards of images of other names or lengths, or of other sizes.
+    members: Sequence[Member]
+    annotations: Callable[[], bytes]
+    warnings: Sequence[str] = ()
+
+
+def write_splits(
+    output: Place, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, report: Callable[[str], object]
+) -> dict[str, int]:
+    """Write the splits to `output`; return how many shards of each were written, not counting those that were there."""
+    if shard_mb > MOST_MB:
+        raise ConfigError(f"shard_mb={shard_mb} is too large; {MOST_MB} is where larger shards gain nothing.")
+    writers = {}
+    for split, part in reversed(list(splits.items())):  # train, which every training needs, is complete last
+        writers[split] = ShardWriter(output, split, part.members, shard_mb * 2**20)
+        for text in part.warnings:
+            logger.warning(f"{split}: {text}")
+    _check_space(output, [writer.lengths[i] for writer in writers.values() for i in writer.missing])
+    written = {}
+    for split, writer in writers.items():
+        bar = {"total": sum(writer.lengths), "unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
+        bar["disable"] = not sys.stderr.isatty()
+        with tqdm(desc=f"writing {split}", **bar) as shown:
+            written[split] = count = writer.write(splits[split].annotations(), shown.update)
+        if verify:
+            with tqdm(desc=f"verifying {split}", **bar) as shown:
+                writer.verify(shown.update)
+        shards, size = len(writer.planned), sum(writer.lengths) / 2**20
+        report(
+            f"{split}: {pluralize(len(splits[split].members), 'image')} in {pluralize(shards, 'shard')}, {size:.1f} MiB; "
+            + (f"{count} of {shards} shards written" if count else "all shards were there")
+            + (", all read back and compared" if verify else "")
+        )
+    return written
+
+
+def _check_space(output: Place, lengths: list[int]) -> None:
+    """Raise UserError when the disk has no room for shards of these lengths."""
+    folder, needed, remedy = Path(tempfile.gettempdir()), max(lengths, default=0), "name another folder with TMPDIR=…."
+    if isinstance(output, Path):  # else each shard is made on the local disk before it goes there
+        folder, needed, remedy = output.absolute(), sum(lengths), "give another output."
+        folder = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"{folder} has {free / 2**20:.1f} MiB free, and {needed / 2**20:.1f} MiB are needed; make room, or {remedy}"
+        )
+
+
+class ShardWriter:
+    """Writes the shards of one split; a second writer of the same images resumes where the first one was interrupted.
+
+    `names`, `lengths` and `planned` are file name, bytes and images of each shard, `missing` the numbers of those that no earlier
+    writer finished, by the lengths of the files. Raises DataError when the folder holds shards of other images, or of other sizes.
     """
 
     def __init__(self, folder: Place, split: str, members: Sequence[Member], limit: int) -> None:
         self.folder, self.split = folder, split
         self.planned = plan_shards(members, limit)
+        self.names = [f"{split}-{i:05d}.tar" for i in range(len(self.planned))]
+        self.lengths = [_tar_length(sum(member.space for member in shard)) for shard in self.planned]
         listed = "\n".join(f"{m.image_id} {m.name} {m.size}" for m in members)
         self._input = hashlib.sha256(f"{limit}\n{listed}".encode()).hexdigest()
         before = _raw_index(folder, split) or {"input": self._input, "shards": []}
@@ -134,53 +189,38 @@ class ShardWriter:
                 f"output={folder} holds {split} shards of other images, or of another shard_mb; give another folder, or empty it."
             )
         self._shards: list[dict[str, Any]] = before["shards"]
+        there = _lengths(folder, self.names)
+        facts = enumerate(zip(self.names, self.lengths, strict=True))
+        self.missing = {i for i, (name, length) in facts if i >= len(self._shards) or there.get(name) != length}
 
-    @property
-    def names(self) -> list[str]:
-        """File names of the shards."""
-        return [f"{self.split}-{i:05d}.tar" for i in range(len(self.planned))]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Bytes of each shard."""
-        return [_tar_length(sum(member.space for member in members)) for members in self.planned]
-
-    @property
-    def missing(self) -> list[int]:
-        """Numbers of the shards that no earlier writer finished, by the names and lengths of the files."""
-        there = _lengths(self.folder, self.names)
-        facts = zip(self.names, self.lengths, strict=True)
-        return [i for i, (name, length) in enumerate(facts) if i >= len(self._shards) or there.get(name) != length]
-
-    def write(self, annotations: bytes, *, progress: Callable[[int], object] = lambda count: None) -> int:
+    def write(self, annotations: bytes, progress: Progress) -> int:
         """Write the missing shards, the annotations and, last, the complete index; return how many shards were written.
 
-        An existing shard is kept if its SHA-256 is right. `progress` is called with numbers of bytes.
+        A shard with a damaged image is written again.
         """
-        missing, written = set(self.missing), 0
+        written = 0
         for i, (name, members) in enumerate(zip(self.names, self.planned, strict=True)):
-            if i not in missing:
+            if i not in self.missing:
                 damage = damage_of(self.folder, self._shards[i])
                 if damage is None:
                     progress(self.lengths[i])
                     continue
                 logger.warning(f"{damage} It is written again.")
-            shard = self._write_one(name, members, progress)
-            self._shards[i : i + 1] = [shard]
+            self._shards[i : i + 1] = [self._write_one(name, members, progress)]
             written += 1
             self._write_index(complete=False)
-        write_bytes(_made(self.folder / "annotations") / f"instances_{self.split}.json", annotations)
+        write_bytes(self.folder / annotations_of(self.split), annotations)
         self._write_index(complete=True)
+        self.missing = set()
         return written
 
-    def verify(self, progress: Callable[[int], object] = lambda count: None) -> None:
+    def verify(self, progress: Progress) -> None:
         """Read all shards back and compare them with the images. Raises DataError for the first difference."""
         for shard, members in zip(self._shards, self.planned, strict=True):
-            damage = damage_of(self.folder, shard)
-            if damage:
+            if damage := damage_of(self.folder, shard):
                 raise DataError(f"{damage} Run the same {COMMAND} again to write it again.")
-            now = read_in_turn(member.source for member in members)
-            for member, row, content in zip(members, shard["images"], now, strict=True):
+            contents = read_in_turn(member.source for member in members)
+            for member, row, content in zip(members, shard["images"], contents, strict=True):
                 if isinstance(content, ImageError) or zlib.crc32(content) != row[4]:
                     raise DataError(
                         f"{member.source} differs from its copy in {self.folder}/{shard['file']}; remove that shard and run the "
@@ -188,49 +228,33 @@ class ShardWriter:
                     )
             progress(shard["bytes"])
 
-    def _write_one(self, name: str, members: list[Member], progress: Callable[[int], object]) -> dict[str, Any]:
+    def _write_one(self, name: str, members: list[Member], progress: Progress) -> dict[str, Any]:
         rows: list[list[Any]] = []
-        target = _made(self.folder) / name
+        target = self.folder / name
         if isinstance(target, Path):
             write_atomically(target, lambda temporary: rows.extend(_write_tar(temporary, members, progress)))
-            return _facts(name, rows, target)
-        with tempfile.NamedTemporaryFile(suffix=".tar") as file:  # on the disk: a shard may be larger than the memory
-            rows = _write_tar(Path(file.name), members, progress)
-            target.upload(Path(file.name))
-            return _facts(name, rows, Path(file.name))
+        else:
+            with tempfile.NamedTemporaryFile(
+                suffix=".tar"
+            ) as file:  # on the disk: a shard may be larger than the memory
+                rows = _write_tar(Path(file.name), members, progress)
+                target.upload(Path(file.name))
+        return {"file": name, "bytes": _tar_length(sum(member.space for member in members)), "images": rows}
 
     def _write_index(self, *, complete: bool) -> None:
-        index = {
-            "format": FORMAT,
-            "split": self.split,
-            "complete": complete,
-            "input": self._input,
-            "shards": self._shards,
-        }
-        write_bytes(self.folder / index_of(self.split), (json.dumps(index, separators=(",", ":")) + "\n").encode())
+        index = {"format": FORMAT, "split": self.split, "complete": complete, "input": self._input}
+        text = json.dumps(index | {"shards": self._shards}, separators=(",", ":")) + "\n"
+        write_bytes(self.folder / index_of(self.split), text.encode())
 
 
 def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
-    """How a shard differs from its entry in the index, as a sentence that names the member; None if it does not."""
-    digest = hashlib.sha256()
-    try:
-        for piece in _pieces(folder, shard["file"], shard["bytes"]):
-            digest.update(piece)
-    except FileNotFoundError:
-        return f"{folder}/{shard['file']} is not there."
-    except OSError as error:
-        return f"{folder}/{shard['file']} cannot be read ({error})."
-    if digest.hexdigest() == shard["sha256"]:
-        return None
-    slices = (_slice(folder, shard["file"], row) for row in shard["images"])
-    first = next((error for error in read_in_turn(slices) if isinstance(error, ImageError)), None)
-    what = (
-        str(first).split(";")[0] if first else "its images are sound, but its length or the bytes between them are not"
-    )
-    return f"{folder}/{shard['file']} is damaged: {what}."
+    """A sentence about the first image of a shard that is missing or damaged; None if all are sound."""
+    images = read_in_turn(_slice(folder, shard["file"], row) for row in shard["images"])
+    error = next((image for image in images if isinstance(image, ImageError)), None)
+    return f"{str(error).split(';')[0]}." if error else None
 
 
-def _write_tar(path: Path, members: list[Member], progress: Callable[[int], object]) -> list[list[Any]]:
+def _write_tar(path: Path, members: list[Member], progress: Progress) -> list[list[Any]]:
     """Write a tar file; return id, name, offset, length and CRC-32 of each member."""
     rows: list[list[Any]] = []
     with path.open("wb") as file:
@@ -245,33 +269,10 @@ def _write_tar(path: Path, members: list[Member], progress: Callable[[int], obje
             info.size = member.size
             file.write(info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict"))
             rows.append([member.image_id, member.name, file.tell(), member.size, zlib.crc32(content)])
-            file.write(content)
-            file.write(bytes(_padded(member.size, tarfile.BLOCKSIZE) - member.size))
+            file.write(content.ljust(_padded(member.size, tarfile.BLOCKSIZE), b"\0"))
             progress(member.space)
-        length = _tar_length(file.tell())
-        progress(length - file.tell())
-        file.write(bytes(length - file.tell()))
+        file.write(bytes(_tar_length(file.tell()) - file.tell()))
     return rows
-
-
-def _facts(name: str, rows: list[list[Any]], file: Path) -> dict[str, Any]:
-    return {"file": name, "bytes": file.stat().st_size, "sha256": sha256_of(file), "images": rows}
-
-
-def _pieces(folder: Place, name: str, length: int) -> Iterator[bytes]:
-    """The content of a file of `length` bytes. Of a longer one, at most one piece beyond them."""
-    if isinstance(folder, Path):
-        with (folder / name).open("rb") as file:
-            while piece := file.read(PIECE):
-                yield piece
-        return
-    starts = range(0, length + 1, PIECE)
-    for first in range(0, len(starts), TOGETHER):
-        parts = [(name, start, start + PIECE) for start in starts[first : first + TOGETHER]]
-        for found in folder.read_parts(parts):
-            if isinstance(found, FileNotFoundError):
-                raise found
-            yield found
 
 
 def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
@@ -290,21 +291,21 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
         seen: set[int] = set()
         for shard in index["shards"]:
             if not SHARD_NAME.fullmatch(shard["file"]) or not shard["file"].startswith(f"{split}-"):
-                raise ValueError(f"an entry is of {escape(shard['file'], 80)}")
-            if type(shard["bytes"]) is not int or not re.fullmatch("[0-9a-f]{64}", shard["sha256"]):
-                raise ValueError(f"length or SHA-256 of {shard['file']} are none")
+                raise ValueError(f"an entry is of {escape(shard['file'][:80])}")
+            if type(shard["bytes"]) is not int:
+                raise ValueError(f"the length of {shard['file']} is no number")
             for row in shard["images"]:
                 _check_row(row, shard)
                 if row[0] in seen:
                     raise ValueError(f"image {row[0]} is in it twice")
                 seen.add(row[0])
         if type(index["complete"]) is not bool or index["split"] != split:
-            raise ValueError(f"it is of split {escape(index['split'], 80)}, complete {escape(index['complete'], 80)}")
+            raise ValueError(f"it is of split {escape(index['split'])[:80]}, complete {escape(index['complete'])[:80]}")
         return {"complete": index["complete"], "input": str(index["input"]), "shards": list(index["shards"])}
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is no index of shards ({error}); copy or write it again.") from error
+        raise DataError(f"{path} is not an index of shards ({error}); copy or write it again.") from error
 
 
 def _check_row(row: Any, shard: dict[str, Any]) -> None:
@@ -331,12 +332,6 @@ def _lengths(folder: Place, names: list[str]) -> dict[str, int]:
     return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
 
 
-def _made(folder: Place) -> Place:
-    if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _tar_length(content: int) -> int:
     """Length of a tar file in bytes: with two empty blocks at the end, rounded up to whole records."""
     return _padded(content + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE)
@@ -344,76 +339,3 @@ def _tar_length(content: int) -> int:
 
 def _padded(length: int, block: int) -> int:
     return -(-length // block) * block
-
-
-logger = logging.getLogger(__name__)
-
-MOST_MB = 1024
-
-
-class ShardSplit(NamedTuple):
-    """What of a split is written into shards: its images, what makes its annotation file, and warnings."""
-
-    members: Sequence[Member]
-    annotations: Callable[[], bytes]
-    warnings: Sequence[str] = ()
-
-
-def write_splits(
-    output: Place, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, report: Callable[[str], object]
-) -> dict[str, int]:
-    """Write the splits to `output`; return how many shards of each were written, not counting those that were there."""
-    if shard_mb > MOST_MB:
-        raise ConfigError(f"shard_mb={shard_mb} is too large; {MOST_MB} is where larger shards gain nothing.")
-    writers = {}
-    for split, part in reversed(list(splits.items())):  # train, which every training needs, is complete last
-        writers[split] = ShardWriter(output, split, part.members, shard_mb * 2**20)
-        for text in part.warnings:
-            logger.warning(f"{split}: {text}")
-    _check_space(output, list(writers.values()))
-    written = {}
-    for split, writer in writers.items():
-        with _bar(f"writing {split}", writer) as bar:
-            written[split] = writer.write(splits[split].annotations(), progress=bar.update)
-        if verify:
-            with _bar(f"verifying {split}", writer) as bar:
-                writer.verify(bar.update)
-        report(_summary(split, writer, written[split], verify))
-    return written
-
-
-def _check_space(output: Place, writers: list[ShardWriter]) -> None:
-    """Raise UserError when the disk has no room for what is to be written."""
-    wanted = [writer.lengths[i] for writer in writers for i in writer.missing]
-    if isinstance(output, Path):
-        folder, needed = output.absolute(), sum(wanted)
-        folder = next(there for there in (folder, *folder.parents) if there.is_dir())
-    else:  # each shard is made on the local disk before it goes there
-        folder, needed = Path(tempfile.gettempdir()), max(wanted, default=0)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"{folder} has {free / 2**20:.1f} MiB free, and {needed / 2**20:.1f} MiB are needed; make room, or "
-            + ("give another output." if isinstance(output, Path) else "name another folder with TMPDIR=….")
-        )
-
-
-def _bar(what: str, writer: ShardWriter) -> tqdm:
-    return tqdm(
-        desc=what,
-        total=sum(writer.lengths),
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        leave=False,
-        disable=not sys.stderr.isatty(),
-    )
-
-
-def _summary(split: str, writer: ShardWriter, written: int, verify: bool) -> str:
-    images, size = sum(map(len, writer.planned)), sum(writer.lengths) / 2**20
-    state = f"{written} of {len(writer.planned)} shards written" if written else "all shards were there"
-    return (
-        f"{split}: {pluralize(images, 'image')} in {pluralize(len(writer.planned), 'shard')}, {size:.1f} MiB; {state}"
-        + (", all read back and compared" if verify else "")
-    )

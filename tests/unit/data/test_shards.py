@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -20,7 +19,7 @@ from PIL import Image
 from retina_dist.config.compose import load_config
 from retina_dist.data import shards as module
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.shards import Member, ShardWriter, plan_shards
+from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
@@ -28,7 +27,6 @@ from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.detection.task import DetectionTask
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.files import Url
@@ -60,14 +58,13 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """shard_mb counts in units of LIMIT; whole shards are read in small pieces."""
+    """shard_mb counts in units of LIMIT."""
     original = ShardWriter.__init__
 
     def init(self: ShardWriter, folder: Any, split: str, members: Any, limit: int) -> None:
         original(self, folder, split, members, limit * LIMIT // 2**20)
 
     monkeypatch.setattr(ShardWriter, "__init__", init)
-    monkeypatch.setattr(module, "PIECE", 3000)
 
 
 @pytest.fixture
@@ -117,22 +114,14 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
     assert len({name.split(".")[0] for name in names}) == 18  # WebDataset's keys
     listed = subprocess.run(["tar", "tf", written / "train-00000.tar"], capture_output=True, text=True, check=True)
     assert listed.stdout.split() == names[: len(listed.stdout.split())]
-    assert (written / "annotations/instances_val.json").read_bytes() == (
-        coco / "annotations/instances_val.json"
-    ).read_bytes()
-
-
-def test_the_index_tells_where_each_image_is(coco: Path, written: Path) -> None:
     index = json.loads((written / "train.index.json").read_text())
     for shard in index["shards"]:
         content = (written / shard["file"]).read_bytes()
         assert shard["bytes"] == len(content)
-        assert shard["sha256"] == hashlib.sha256(content).hexdigest()
-        for image_id, _, offset, length, crc32 in shard["images"]:
-            image = content[offset : offset + length]
-            assert zlib.crc32(image) == crc32
-            record = next(r for r in split(coco).records if r.image_id == image_id)
-            assert image == Path(str(record.path)).read_bytes()
+        assert all(zlib.crc32(content[at : at + length]) == crc for _, _, at, length, crc in shard["images"])
+    assert (written / "annotations/instances_val.json").read_bytes() == (
+        coco / "annotations/instances_val.json"
+    ).read_bytes()
 
 
 def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path: Path) -> None:
@@ -167,7 +156,7 @@ def test_an_interrupted_writing_goes_on(
         with pytest.raises(DataError, match="are incomplete|has no train"):
             split(output, format="shards")
         if stop == 3:  # and a finished one was damaged meanwhile
-            damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+            flip(damaged, 600)
     total = sum(write(coco, output).values())
     assert total == len(list(written.glob("*.tar"))) - stop + (stop == 3)
     assert tree(output) == tree(written)
@@ -232,17 +221,6 @@ def test_shards_may_be_cut_anew_and_lack_a_validation_set(coco: Path, written: P
         split(coco, format="shards")
 
 
-def test_the_plan_fills_shards_in_order() -> None:
-    members = [Member(i, f"{i}.jpg", size) for i, size in enumerate([1000, 1000, 30_000, 512, 513, 0])]
-    planned = plan_shards(members, 20 * 1024)
-    assert [[m.image_id for m in shard] for shard in planned] == [
-        [0, 1],
-        [2],
-        [3, 4, 5],
-    ]  # the largest has one of its own
-    assert plan_shards([], 1) == []
-
-
 # what is read
 
 
@@ -262,13 +240,6 @@ def test_shards_behind_a_url_and_in_the_cache(coco: Path, tmp_path: Path) -> Non
         found = split("memory://cached/shards", format="shards")
         assert same_steps(epochs(found, cache=str(tmp_path / "cache")), plain)
     assert len(list((tmp_path / "cache").rglob("*.pixels"))) == 18
-
-
-def test_a_run_may_go_from_the_folder_to_shards(coco: Path, written: Path) -> None:
-    def fingerprint(annotations: Annotations) -> str:
-        return DetectionTask.fingerprint(type("Task", (), {"train": annotations})())  # type: ignore[arg-type]
-
-    assert fingerprint(split(written, format="shards")) == fingerprint(split(coco))
 
 
 def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
@@ -313,65 +284,46 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
         split(written, format="shards", bad_images="skip")
 
 
-def test_verifying_names_what_is_damaged(coco: Path, written: Path) -> None:
-    shard = json.loads((written / "train.index.json").read_text())["shards"][1]
-    content = bytearray((written / shard["file"]).read_bytes())
-    assert module.damage_of(written, shard) is None
-    _, member, offset, length, _ = shard["images"][1]
-    content[offset + length - 1] ^= 1
-    (written / shard["file"]).write_bytes(content)
-    found = str(module.damage_of(written, shard))
-    assert f"member {member}, {length} bytes from byte {offset}" in found
-    content[offset + length - 1] ^= 1
-    content[3] ^= 1
-    (written / shard["file"]).write_bytes(content)
-    assert "its images are sound" in str(module.damage_of(written, shard))
-    writer = ShardWriter(
-        written,
-        "train",
-        [Member(r.image_id, r.path, Path(str(r.path)).stat().st_size) for r in split(coco).records],
-        2**20,
-    )
-    with pytest.raises(DataError, match=r"train-00001\.tar is damaged"):
-        writer.verify()
-
-
-def test_verifying_names_an_image_that_has_changed(coco: Path, written: Path) -> None:
+def test_verifying_names_a_damaged_member_and_a_changed_image(coco: Path, written: Path) -> None:
     paths = [Path(str(record.path)) for record in split(coco).records]
     members = [Member(r.image_id, p, p.stat().st_size) for r, p in zip(split(coco).records, paths, strict=True)]
     writer = ShardWriter(written, "train", members, 2**20)
-    writer.verify()
-    content = paths[1].read_bytes()
-    try:
-        paths[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # as long as before
-        with pytest.raises(DataError, match=rf"{re.escape(str(paths[1]))} differs from its copy in .*\.tar"):
-            writer.verify()
-    finally:
-        paths[1].write_bytes(content)
+    writer.verify(str)
+    shard = json.loads((written / "train.index.json").read_text())["shards"][1]
+    _, member, offset, length, _ = shard["images"][1]
+    flip(written / shard["file"], offset + length - 1)
+    with pytest.raises(
+        DataError, match=rf"member {member}, {length} bytes from byte {offset}\) is damaged.*write it again"
+    ):
+        writer.verify(str)
+    flip(written / shard["file"], offset + length - 1)
+    flip(paths[1], -1)
+    with pytest.raises(DataError, match=rf"{re.escape(str(paths[1]))} differs from its copy in .*\.tar"):
+        writer.verify(str)
+    flip(paths[1], -1)
 
 
-def test_a_header_with_too_many_pixels_is_not_decoded(written: Path) -> None:
-    dataset = DetectionDataset(split(written, format="shards"), EvalTransform(max_size=96), max_pixels=100)
-    with pytest.raises(ImageError, match=r"member 000000001000\.jpg.*has 40 x 30 pixels, more than max_pixels=100"):
-        dataset[BatchSpec(0, (0,), canvas=(96, 96), min_size=32)]
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"train-00000.tar"', '"../../secret.tar"', "no index of shards"),
-        ('"train-00000.tar"', '"http://h/x.tar"', "no index of shards"),
-        ('"shards":[', '"shards":[[],', "no index of shards"),
-        ('"bytes":', '"bytes":-', "no index of shards"),
-        ("[1000,", "[null,", "no index of shards"),
+        ('"train-00000.tar"', '"../../secret.tar"', "not an index of shards"),
+        ('"shards":[', '"shards":[[],', "not an index of shards"),
+        ('"bytes":', '"bytes":-', "not an index of shards"),
+        ("[1000,", "[null,", "not an index of shards"),
         (",512,", ",999999999,", "reaches out of train-00000.tar"),
         ('"format":1', '"format":2', "has format 2, not 1"),
-        ('{"format"', '"format"', "no index of shards"),
         ("[1000,", "[1007,", "image 1007 has the member 000000001000.jpg"),
         ('"split":"train"', '"split":"val"', "it is of split val"),
-        ('"complete":true', '"complete":"yes"', "complete yes"),
-        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("sha256", "bytes", "file", "images")),
-        *((f'"{key}":', f'"{key[::-1]}":', "no index of shards") for key in ("shards", "complete", "input", "split")),
+        *(
+            (f'"{key}":', f'"{key[::-1]}":', "not an index of shards")
+            for key in ("bytes", "images", "complete", "input")
+        ),
     ],
 )
 def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:
