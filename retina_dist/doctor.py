@@ -4,9 +4,9 @@
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
     torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
-Takes every argument of `retina_dist.train`, so that what is examined is what will be trained on. With cluster=true,
-under the launcher of the training, it checks machines, network and that the annotation files are equal, and looks at no image.
-Exit code 1 when there are errors, 2 when the settings or the annotation files cannot be used.
+Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,
+under the launcher of the training, it checks machines and network and that all hosts read the same data; it decodes no image.
+Exit code 1 if there are errors, 2 if the settings or the annotation files cannot be used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from retina_dist.files import write_atomically
 from retina_dist.preflight.cluster import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.findings import DoctorReport
 from retina_dist.run.build import task_class
-from retina_dist.task import Examination
 
 
 @entry_point("doctor")
 def main(config: DoctorConfig) -> None:
-    """Print, write, and exit by what was found."""
+    """Print and write the report; exit with 1 if it has errors."""
     if config.cluster:
         errors = check_cluster(config, partial(show, config))
     else:
@@ -39,11 +39,11 @@ def main(config: DoctorConfig) -> None:
         sys.exit(1)
 
 
-def show(config: DoctorConfig, report: Examination) -> None:
+def show(config: DoctorConfig, report: DoctorReport) -> None:
     """Print a report and write it to `config.output`."""
-    print_redacted(report.text)
+    print_redacted(report.text())
     if config.output:
-        text = json.dumps(redacted_tree(report.content), indent=1) + "\n"
+        text = json.dumps(redacted_tree(report.to_dict()), indent=1) + "\n"
         write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from retina_dist.engine.train_step import TrainBatch
-    from retina_dist.files import Place
+    from retina_dist.reporting.findings import DoctorReport
     from retina_dist.strategies.base import DistributedStrategy
 
 Validator = Callable[[nn.Module], dict[str, float]]
@@ -38,15 +38,6 @@ class TaskData(Protocol):
 
     def position(self, step: int) -> tuple[int, int]:
         """The epoch, and the images taken of it, before `step`."""
-
-
-@dataclass(frozen=True)
-class Examination:
-    """What the doctor found: a report to be read, its content for JSON, and how many kinds of errors."""
-
-    text: str
-    content: dict[str, Any]
-    errors: int
 
 
 def deferred(function: str) -> Any:
@@ -74,22 +65,9 @@ class Task(ABC):
     def prepare(config: Any) -> None:
         """Write data that the settings ask to be made; on the main rank, before any rank reads."""
 
-    @classmethod
-    def data_files(cls, config: Any) -> Sequence[Place]:
-        """Files, or folders for their names, that must be the same on every host; for `doctor cluster=true`.
-
-        Raises UserError where this host lacks them.
-        """
-        return ()
-
-    @classmethod
-    def sizes(cls, config: Any) -> tuple[int | None, int | None]:
-        """Bytes of the largest image of a training batch and of the model's weights, None where not known; for the same."""
-        return None, None
-
     @staticmethod
     def planned_images(config: Any) -> int | None:
-        """Images of an epoch where the settings alone print_redacted, so that an impossible plan is an error before `prepare`."""
+        """Images of an epoch where the settings alone tell, so that an impossible plan is an error before `prepare`."""
         return None
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
@@ -181,7 +159,7 @@ class Task(ABC):
         raise cls._only_built_in("export")
 
     @classmethod
-    def examine(cls, config: Any) -> Examination:
+    def examine(cls, config: Any) -> DoctorReport:
         """Look for what is wrong with the data of a training's settings."""
         raise cls._undefined("doctor", "examine")
 

@@ -1,11 +1,10 @@
-"""Is a labelled data set sound? Imbalance, unreadable files, duplicates, sizes."""
+"""The doctor of a labelled data set: imbalance, unreadable files, duplicates, sizes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,134 +15,109 @@ from retina_dist.classification.splits import check_trainable, read_splits
 from retina_dist.data.images import image_size, read_image
 from retina_dist.data.sources import read_in_turn
 from retina_dist.errors import ConfigError, ImageError
-from retina_dist.task import Examination
-from retina_dist.text import escape, pluralize
+from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.text import pluralize
 
 MOST_IMBALANCE = 5.0  # images of the largest class for one of the smallest
 FEWEST = 10  # images of a class
-NUM_EXAMPLES = 3
+
+Digests = dict[str, list[tuple[str, str, int]]]  # of each content: split, name, label
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong, how often, and where."""
-
-    level: str  # error | warning | info
-    text: str
-    examples: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        more = f" and {len(self.examples) - NUM_EXAMPLES} more" if len(self.examples) > NUM_EXAMPLES else ""
-        shown = ", ".join(escape(e) for e in self.examples[:NUM_EXAMPLES])
-        return f"  {self.level:<8}{self.text}" + (f": {shown}{more}" if shown else "")
-
-
-def examine(config: Any) -> Examination:
+def examine(config: Any) -> DoctorReport:
     """Read the data that the settings name, and look at every image. Raises UserError where it cannot be read at all."""
     data: ClassificationData = config.data
     train, val = read_splits(data)
     parts = {"train": train} | ({"val": val} if val else {})
-    findings = [Finding("warning", text) for part in parts.values() for text in part.warnings]
-    findings += [] if val else [Finding("info", "there is no validation set: no metric, no best checkpoint")]
+    findings = [Finding("warning", split, text) for split, part in parts.items() for text in part.warnings]
+    if val is None:
+        remedy = "training goes without metrics and best checkpoint: add a folder or a list of that name"
+        findings.append(Finding("info", "val", "no validation split", remedy))
     try:
         check_trainable(config.model, data, train)
     except ConfigError as error:
-        findings.append(Finding("error", str(error)))
-    findings += [f for name, part in parts.items() for f in _balance(name, part)]
-    sizes: dict[str, list[tuple[int, int]]] = {}
+        findings.append(Finding("error", "train", str(error)))
+    findings += [finding for split, part in parts.items() for finding in _balance(split, part)]
+    sizes: list[tuple[int, int]] = []
     if config.images != "none":
-        digests: dict[str, list[tuple[str, str, int]]] = defaultdict(list)  # of each content: split, name, label
-        for name, part in parts.items():
-            found, sizes[name] = _images(name, part, data, config.images == "decode", digests)
-            findings += found
+        digests: Digests = defaultdict(list)
+        for split, part in parts.items():
+            findings += _images(split, part, data, config.images == "decode", digests, sizes)
         findings += _duplicates(digests)
-    findings += _sizes(data, [size for part in sizes.values() for size in part])
-    findings.sort(key=lambda f: ("error", "warning", "info").index(f.level))
+    findings += _sizes(data, sizes)
     counts = {n: dict(zip(p.classes, p.counts().tolist(), strict=True)) for n, p in parts.items()}
-    listed = [{"level": f.level, "text": f.text, "examples": list(f.examples)} for f in findings]
-    return Examination(
-        text="\n".join(_lines(data, counts, findings)),
-        content={"images": counts, "findings": listed},
-        errors=sum(f.level == "error" for f in findings),
-    )
+    facts = [f"data={data.name} in {data.root}"]
+    for split, of_class in counts.items():
+        facts.append(f"  {split:<8}{pluralize(sum(of_class.values()), 'image')} of {pluralize(len(of_class), 'class')}")
+    return DoctorReport(facts, findings, {"images": counts})
 
 
 def _balance(split: str, part: Samples) -> Iterator[Finding]:
     counts = part.counts()
-    few = [f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST]
+    few = tuple(f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST)
     if few:
-        yield Finding("warning", f"{split}: {pluralize(len(few), 'class')} with fewer than {FEWEST} images", tuple(few))
+        yield Finding("warning", split, f"classes with fewer than {FEWEST} images", "add images", len(few), few)
     if split == "train" and counts.max() > MOST_IMBALANCE * counts.min():
+        names = (part.classes[int(counts.argmax())], part.classes[int(counts.argmin())])
         yield Finding(
             "warning",
-            f"train: {part.classes[int(counts.argmax())]} has {counts.max()} images, {part.classes[int(counts.argmin())]} "
-            f"{counts.min()}; data.balanced=true or model.balance_loss=true weighs that up; "
-            "trainer.monitor=val/balanced_accuracy does not reward the largest class",
+            split,
+            f"{names[0]} has {counts.max()} images, {names[1]} {counts.min()}",
+            "data.balanced=true or model.balance_loss=true evens them out; trainer.monitor=val/balanced_accuracy does not reward "
+            "the largest class",
         )
 
 
 def _images(
-    split: str, part: Samples, data: ClassificationData, decode: bool, digests: dict[str, list[tuple[str, str, int]]]
-) -> tuple[list[Finding], list[tuple[int, int]]]:
-    """What is wrong with the files of a split, and the (width, height) of the others; adds their digests."""
+    split: str, part: Samples, data: ClassificationData, decode: bool, digests: Digests, sizes: list[tuple[int, int]]
+) -> Iterator[Finding]:
+    """The unreadable files of a split; adds digest and (width, height) of the others."""
     bad: list[str] = []
-    sizes: list[tuple[int, int]] = []
     rows = zip(part.names, part.sources, part.labels.tolist(), read_in_turn(part.sources), strict=True)
     for name, source, label, content in rows:
         try:
             if isinstance(content, ImageError):
                 raise content
-            sizes.append(image_size(source, data.max_pixels, content))
+            size = image_size(source, data.max_pixels, content)
             if decode:
                 read_image(source, None, data.max_pixels, content)
         except ImageError as error:
             bad.append(f"{name} ({str(error).split(';')[0].removeprefix(str(source)).strip()})")
             continue
+        sizes.append(size)
         digests[hashlib.sha256(content).hexdigest()].append((split, name, label))
-    level = "error" if data.bad_images == "error" else "warning"
-    return ([Finding(level, f"{split}: {pluralize(len(bad), 'unreadable file')}", tuple(bad))] if bad else []), sizes
+    if bad:
+        level: Level = "error" if data.bad_images == "error" else "warning"
+        remedy = "restore or remove them, or go on without: data.bad_images=skip"
+        yield Finding(level, split, "unreadable files", remedy, len(bad), tuple(bad))
 
 
-def _duplicates(digests: dict[str, list[tuple[str, str, int]]]) -> Iterator[Finding]:
-    """Files of equal content: between the splits, with different labels, and within a split."""
+def _duplicates(digests: Digests) -> Iterator[Finding]:
+    """Files of equal content: in both splits, with different labels, or several times in one class."""
     groups = [group for group in digests.values() if len(group) > 1]
-    named = {
-        ("error", "in train and in val; leave them out of one"): [
-            g for g in groups if len({split for split, *_ in g}) > 1
-        ],
-        ("error", "with different labels; keep the right one"): [
-            g for g in groups if len({label for *_, label in g}) > 1
-        ],
-        ("warning", "more than once in a split; keep one"): [
-            g for g in groups if len({(s, la) for s, _, la in g}) == 1
-        ],
-    }
-    for (level, where), found in named.items():
-        if found:
-            examples = tuple(" = ".join(f"{split}/{name}" for split, name, _ in group[:3]) for group in found)
-            yield Finding(level, f"{pluralize(len(found), 'image')} {where}", examples)
+    across = [group for group in groups if len({split for split, *_ in group}) > 1]
+    unclear = [group for group in groups if len({label for *_, label in group}) > 1]
+    twins = [group for group in groups if len({(split, label) for split, _, label in group}) == 1]
+    kinds: tuple[tuple[Level, str, str, str, list[Any]], ...] = (
+        ("error", "val", "images that are in train too", "take them out of one split", across),
+        ("error", "labels", "images with different labels", "keep the right one", unclear),
+        ("warning", "train, val", "images that occur more than once", "keep one of each", twins),
+    )
+    for level, where, what, remedy, same in kinds:
+        if same:
+            examples = tuple(" = ".join(f"{split}/{name}" for split, name, _ in group[:3]) for group in same)
+            yield Finding(level, where, what, remedy, len(same), examples)
 
 
 def _sizes(data: ClassificationData, sizes: list[tuple[int, int]]) -> Iterator[Finding]:
     if not sizes:
         return
-    sides = np.array(sizes)
-    short = sides.min(axis=1)
+    short = np.array(sizes).min(axis=1)
     low, middle, high = (int(x) for x in np.percentile(short, (0, 50, 100)))
-    yield Finding("info", f"shorter sides of {low} to {high} px, median {middle}; crops of {data.image_size} px")
-    small = int((short < data.image_size / 2).sum())
-    if small:
-        yield Finding(
-            "warning",
-            f"{pluralize(small, 'image')} with less than half of data.image_size={data.image_size} px; a size such as "
-            f"data.image_size={max(32, middle // 32 * 32)} enlarges them less",
-        )
-
-
-def _lines(data: ClassificationData, counts: dict[str, dict[str, int]], findings: list[Finding]) -> Iterator[str]:
-    yield f"data={data.name} in {data.root}"
-    for split, found in counts.items():
-        yield f"  {split:<8}{pluralize(sum(found.values()), 'image')} of {pluralize(len(found), 'class')}"
-    yield from map(str, findings)
-    errors, warnings = (sum(f.level == level for f in findings) for level in ("error", "warning"))
-    yield f"{pluralize(errors, 'error', none='no')}, {pluralize(warnings, 'warning', none='no')}"
+    yield Finding(
+        "info", "images", f"shorter sides of {low} to {high} px, median {middle}; crops of {data.image_size} px"
+    )
+    if small := int((short < data.image_size / 2).sum()):
+        what = f"images with less than half of data.image_size={data.image_size} px"
+        remedy = f"enlarge them less: data.image_size={max(32, middle // 32 * 32)}"
+        yield Finding("warning", "images", what, remedy, small)

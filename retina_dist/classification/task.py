@@ -13,9 +13,9 @@ from torch import nn
 
 from retina_dist.classification.data.dataset import ClassificationDataModule, ImageBatch
 from retina_dist.classification.data.drawn import synthetic_batch, synthetic_samples
-from retina_dist.classification.data.samples import Samples, root_of
+from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
-from retina_dist.classification.model import build_classifier, load_weights, without_data
+from retina_dist.classification.model import build_classifier, load_weights
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.classification.splits import (
     check_trainable,
@@ -25,12 +25,10 @@ from retina_dist.classification.splits import (
     read_splits,
     unaugmented,
 )
-from retina_dist.data.shards import annotations_of
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint_store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, names_in
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, deferred
 
@@ -47,26 +45,6 @@ class ClassificationTask(Task):
     default_monitor: ClassVar[str] = "val/top1"
     headline_metrics: ClassVar[Sequence[str]] = ("val/top1", "val/top5", "val/balanced_accuracy")
     locked_settings: ClassVar[frozenset[str]] = frozenset(("data.balanced", "data.image_size", "model.architecture"))
-
-    @classmethod
-    def data_files(cls, config: Any) -> list[Place]:
-        """The lists of images, or the folders of the classes; none of random data, or of data that is not drawn yet."""
-        data: ClassificationData = config.data
-        if data.synthetic or (data.drawn and not (data.root and Path(data.root).is_dir())):
-            return []
-        root = root_of(data.root, data.name)
-        name = {"folders": "{}", "csv": "{}.csv", "shards": annotations_of("{}")}[data.format]
-        files = {split: root / name.format(split) for split in ("train", "val")}
-        has_val = (
-            files["val"].is_dir() if data.format == "folders" else files["val"].name in names_in(files["val"].parent)
-        )
-        return list(files.values()) if has_val else [files["train"]]
-
-    @classmethod
-    def sizes(cls, config: Any) -> tuple[int, int]:
-        """Of a crop, and of the classifier with ImageNet's number of classes."""
-        net = without_data(config.model.architecture, 1000, config.data.image_size)
-        return 3 * config.data.image_size**2, sum(tensor.nbytes for tensor in net.state_dict().values())
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)

@@ -6,6 +6,7 @@ entries in Hydra's ConfigStore. The class is imported for the command line's com
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -74,18 +75,13 @@ def schema_with(schema: type, groups: dict[str, Any]) -> type:
 
     A task's settings stand in place of detection's. Raises ConfigError unless each is a class that implements its seam's contract.
     """
-    for seam in (TASK, MODEL):
-        if names_class(groups.get(seam.group)) and schema is not DetectionRunConfig:
-            raise ConfigError(
-                f"an entry of {seam.group} from outside the package is for training; this command takes none."
-            )
     sections: list[tuple[str, type, Any]] = []
     task = groups.get(TASK.group)
     if isinstance(task, dict) and task.get("name") in TASKS and not names_class(task):
         schema = schema_of_task(task["name"], schema)
     if names_class(groups.get(TASK.group)):
         implementation, settings = _implementation(TASK, groups["task"]["_target_"])
-        schema = _with_sections(settings)
+        schema = _with_sections(settings, schema)
         sections.append(_section(groups, TASK.group, _OutsideTask, implementation))
     for seam in SEAMS:
         if seam in DETECTION and get_type_hints(schema).get(seam.group) is not DETECTION[seam]:
@@ -167,10 +163,14 @@ class _OutsideTask(TaskConfig):
     name: str = setting(MISSING, "the group entry's name")
 
 
-def _with_sections(settings: type) -> type:
-    """The schema of a training whose task has `settings`. Raises ConfigError where these take a key of the run."""
+def _with_sections(settings: type, schema: type) -> type:
+    """`schema`, a command's settings that hold a training's, for a task that has `settings`.
+
+    Raises ConfigError where these take a key of the run.
+    """
+    of_command = {f.name for f in fields(schema)} - {f.name for f in fields(DetectionRunConfig)}
     names = {f.name for f in fields(settings)} - {"data", "model"}
-    if taken := names & {f.name for f in fields(RunConfig)}:
+    if taken := names & ({f.name for f in fields(RunConfig)} | of_command):
         raise ConfigError(
             f"{settings.__name__}.{min(taken)} is a key of every run; give the task's section another name."
         )
@@ -183,4 +183,5 @@ def _with_sections(settings: type) -> type:
         for base in (settings, RunConfig):
             getattr(base, "check", lambda config: None)(self)
 
-    return make_dataclass(DetectionRunConfig.__name__, [], bases=(settings, RunConfig), namespace={"check": check})
+    added = [(f.name, get_type_hints(schema)[f.name], copy.copy(f)) for f in fields(schema) if f.name in of_command]
+    return make_dataclass(schema.__name__, added, bases=(settings, RunConfig), namespace={"check": check})

@@ -28,18 +28,15 @@ from retina_dist.detection.model.plugin_model import DetectionModel
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings, category_names
 from retina_dist.detection.splits import (
     describe_split,
     draw_data,
     first_images_with_objects,
     read_split,
-    split_files,
 )
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
-from retina_dist.files import Place
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, deferred
 from retina_dist.text import format_bytes
@@ -96,26 +93,6 @@ class DetectionTask(Task):
         """Draw the data set of shapes."""
         if not config.data.synthetic:
             draw_data(config.data)
-
-    @classmethod
-    def data_files(cls, config: DetectionRunConfig) -> list[Place]:
-        """The annotation files; none of random data, of a Dataset or a reader from outside, or not drawn yet."""
-        data = config.data
-        drawn_later = data.shapes is not None and not (data.root and Path(data.root).is_dir())
-        if drawn_later or data.synthetic or isinstance(data, TorchDatasetConfig) or hasattr(data, "implementation"):
-            return []
-        return [files[0] for split in ("train", "val") if (files := split_files(data, split))]
-
-    @classmethod
-    def sizes(cls, config: DetectionRunConfig) -> tuple[int, int | None]:
-        """Of the usual canvas, and of the detector with as many classes as COCO where the settings leave them open."""
-        data, model = config.data, config.model
-        height, width = data.synthetic.canvas if data.synthetic else (max(data.min_sizes), data.max_size)
-        if hasattr(model, "implementation"):
-            return 3 * height * width, None
-        with torch.device("meta"):
-            net = build_model(replace(model, weights=None, backbone_weights=None), model.num_classes or 91)
-        return 3 * height * width, sum(tensor.nbytes for tensor in net.state_dict().values())
 
     @staticmethod
     def planned_images(config: DetectionRunConfig) -> int | None:
@@ -342,7 +319,7 @@ class DetectionTask(Task):
     export = deferred("retina_dist.detection.export:export")
     write_shards = deferred("retina_dist.detection.write_shards:write_shards")
     load_scorer = deferred("retina_dist.detection.serving:load_scorer")
-    examine = deferred("retina_dist.detection.doctor.report:examination")
+    examine = deferred("retina_dist.detection.doctor.report:examine")
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

@@ -1,32 +1,37 @@
-"""Facts of all ranks -> what is wrong, each with its remedy in one sentence. Pure functions."""
+"""Facts of all ranks -> findings. Pure functions."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from retina_dist.preflight.clock import offset
-from retina_dist.preflight.facts import Facts, is_loopback
-from retina_dist.preflight.needs import Needs
+from retina_dist.preflight.facts import Facts, Link, is_loopback, offset
+from retina_dist.reporting.findings import Finding, Level
 from retina_dist.text import format_bytes, format_ranks, pluralize
 
-Level = Literal["error", "warning"]
+TOLERABLE = ("driver", "python")  # training runs with different ones, but not always equally fast
+CLOCK_S = 1.0  # beyond it log files cannot be merged; beyond minutes, signed URLs and tokens fail
+SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
+SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
+LEAST_DISK = 2**30
 
-# A difference in these is tolerable: training runs, but not always equally fast.
-TOLERABLE = ("driver", "python")
-CLOCK_S = 1.0  # beyond which log files cannot be merged; beyond minutes, signed URLs and tokens fail
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong, with the host or rank, and what to do."""
-
-    level: Level
-    check: str
-    what: str
-    remedy: str
+def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
+    """All that is wrong; `config` is the doctor's, `folder` the one that rank 0 writes into."""
+    workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
+    return [
+        *version_findings(ranks),
+        *gpu_findings(ranks),
+        *data_findings(ranks),
+        *limit_findings(ranks, workers, folder),
+        *name_findings(ranks),
+        *clock_findings(ranks),
+        *step_findings(ranks),
+        *link_findings(links, len(ranks), config.expect_gb_s),
+        *unread_findings(ranks),
+    ]
 
 
 def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
@@ -35,22 +40,25 @@ def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
 
 
 def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """A library of another version, or another GPU, on some rank."""
+    """Another version of a library, or another GPU, on some rank."""
+    remedy = "Install the same versions on every host, from one image or lock file."
     names = dict.fromkeys(name for facts in ranks for name in facts.versions)
     for name in names:
-        read = [facts for facts in ranks if not {name, "versions"} & facts.unread.keys()]
-        if text := _odd_ones(name, {facts.rank: facts.versions.get(name) or "not found" for facts in read}, ranks):
+        read = [facts for facts in ranks if name not in facts.unread]
+        if text := _odd_ones(name, {facts.rank: facts.versions.get(name) or "none" for facts in read}, ranks):
             level: Level = "warning" if name in TOLERABLE else "error"
-            yield Finding(
-                level, "versions", text, "Install the same versions on every host, from one image or lock file."
-            )
+            yield Finding(level, "versions", text, remedy)
+    packages = {name for facts in ranks for name in facts.packages if name not in names}
+    for name in sorted(packages):
+        if text := _odd_ones(name, {facts.rank: facts.packages.get(name, "none") for facts in ranks}, ranks):
+            yield Finding("warning", "packages", text, remedy)
     models = {f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU" for f in ranks}
     if text := _odd_ones("the device", models, ranks):
         yield Finding("warning", "devices", text, "Take hosts of one kind, or every step waits for the slowest.")
 
 
 def gpu_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """A GPU that two ranks have: containers of one machine may share it under different host names."""
+    """A GPU that two ranks use: containers of one machine may share it under different host names."""
     owners = defaultdict(list)
     for facts in ranks:
         if facts.uuid:
@@ -58,83 +66,73 @@ def gpu_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for uuid, sharing in owners.items():
         if len(sharing) > 1:
             hosts = ", ".join(dict.fromkeys(f.host for f in sharing))
-            yield Finding(
-                "error",
-                "devices",
-                f"{format_ranks(f.rank for f in sharing)} on {hosts} have the same GPU, {uuid}",
+            text = f"{format_ranks(f.rank for f in sharing)} on {hosts} have the same GPU, {uuid}"
+            remedy = (
                 "Start at most as many processes on a host as it has GPUs, and let each of them, and each container, see another "
-                "one (CUDA_VISIBLE_DEVICES, docker run --gpus).",
+                "one (CUDA_VISIBLE_DEVICES, docker run --gpus)."
             )
+            yield Finding("error", "devices", text, remedy)
 
 
-def memory_findings(ranks: Sequence[Facts], needs: Needs) -> Iterator[Finding]:
-    """/dev/shm too small for the batches of all ranks of a host."""
+def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Training data that some host cannot read, or that differs from the main rank's."""
+    read = {}
+    remedy = "Copy the data anew, or mount the same storage on every host."
+    for facts in first_of_hosts(ranks):
+        data = facts.data or ""
+        if data.startswith("error: "):
+            text = f"{facts.host} cannot read the data ({data.removeprefix('error: ').rstrip('.')})"
+            yield Finding("error", "data", text, remedy)
+        elif data:
+            read[facts.rank] = data
+    if text := _odd_ones("the training data", read, ranks):
+        yield Finding("error", "data", text, remedy)
+
+
+def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
+    """/dev/shm, open files and disk: less than a training with so many data workers a rank usually needs."""
     count = Counter(facts.machine for facts in ranks)
+    files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
     for facts in first_of_hosts(ranks):
-        wanted = (needs.shm_of_rank or 0) * count[facts.machine]
-        if facts.shm_bytes is not None and facts.shm_bytes < wanted:
-            yield Finding(
-                "error",
-                "/dev/shm",
+        shm = SHM_OF_WORKER * workers * count[facts.machine]
+        if facts.shm_bytes is not None and facts.shm_bytes < shm:
+            text = (
                 f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data workers of its "
-                f"{pluralize(count[facts.machine], 'rank')} need {format_bytes(wanted)}",
+                f"{pluralize(count[facts.machine], 'rank')} may need {format_bytes(shm)}"
+            )
+            remedy = (
                 "Give the container more (docker run --shm-size=16g; on Kubernetes a memory-backed emptyDir), or lower "
-                "data.num_workers.",
+                "data.num_workers."
             )
-
-
-def file_findings(ranks: Sequence[Facts], needs: Needs) -> Iterator[Finding]:
-    """A limit of open files that data workers and peers may exceed."""
-    for facts in first_of_hosts(ranks):
-        if facts.open_files is not None and facts.open_files < needs.open_files:
-            yield Finding(
-                "warning",
-                "open files",
-                f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {needs.open_files}",
-                "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536).",
-            )
-
-
-def disk_findings(ranks: Sequence[Facts], needs: Needs, folder: str) -> Iterator[Finding]:
-    """Too little room for the checkpoints, which the main rank writes."""
-    free = ranks[0].disk_free
-    if free is not None and needs.disk is not None and free < needs.disk - ranks[0].checkpoint_bytes:
-        yield Finding(
-            "error",
-            "disk",
-            f"{ranks[0].host} has {format_bytes(free)} free for {folder}, and the checkpoints need {format_bytes(needs.disk)}"
-            + (f", of which {format_bytes(there)} are there" if (there := ranks[0].checkpoint_bytes) else ""),
-            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k).",
+            yield Finding("warning", "/dev/shm", text, remedy)
+        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
+            text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
+            remedy = "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536)."
+            yield Finding("warning", "open files", text, remedy)
+    if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
+        text = f"{ranks[0].host} has {format_bytes(free)} free for {folder}, where checkpoints go"
+        remedy = (
+            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k)."
         )
+        yield Finding("error", "disk", text, remedy)
 
 
 def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """Two machines of one name; a host whose own name cannot be resolved, or resolves to loopback or to another host.
-
-    One host alone is not looked at, nor the address of one for which GLOO_SOCKET_IFNAME names an interface.
-    """
+    """Two machines of one name; a host whose own name does not resolve, or to loopback or to another host."""
     hosts = first_of_hosts(ranks)
-    if len(hosts) == 1:
-        return
-    for host, found in Counter(facts.host for facts in hosts).items():
-        if found > 1:
-            yield Finding(
-                "error",
-                "host names",
-                f"{found} machines are both called {host}" if found == 2 else f"{found} machines are all called {host}",
-                "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME).",
-            )
+    for host, machines in Counter(facts.host for facts in hosts).items():
+        if machines > 1:
+            text = f"{machines} machines are called {host}"
+            remedy = "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME)."
+            yield Finding("error", "host names", text, remedy)
     remedy = "Map the host's name to its address on the cluster's network in /etc/hosts there, or set GLOO_SOCKET_IFNAME=INTERFACE."
-    for facts in (facts for facts in hosts if not facts.chosen_interface):
+    for facts in hosts if len(hosts) > 1 else ():
         loopback = [address for address in facts.addresses if is_loopback(address)]
-        text = ""
-        if not facts.addresses:
-            text = f"{facts.host} cannot resolve its own name"
-        elif loopback:
+        if loopback:
             text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
+            yield Finding("warning", "host names", text, remedy)
         elif facts.foreign:
-            text = f"{facts.host} resolves its own name to {facts.foreign[0]}, which is no address of it"
-        if text:
+            text = f"{facts.host} resolves its own name to {facts.foreign[0]}, which is the address of another host"
             yield Finding("warning", "host names", text, remedy)
 
 
@@ -147,36 +145,44 @@ def clock_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     middle = ordered[(len(hosts) - 1) // 2 : len(hosts) // 2 + 1]
     reference = min(middle, key=lambda facts: facts.rank)
     for facts in (facts for facts in hosts if facts is not reference):
-        found = offset(reference.clock, facts.clock)
-        if found.at_least_s > CLOCK_S:
-            direction = "ahead of" if found.ahead_s > 0 else "behind"
-            yield Finding(
-                "warning",
-                "clock",
-                f"the clock of {facts.host} is {abs(found.ahead_s):.3f} s {direction} that of {reference.host} "
-                f"(+- {found.bound_s:.3f} s)",
-                "Start a time service there (chrony or systemd-timesyncd): logs disagree, and signed URLs are refused.",
+        ahead_s, bound_s = offset(reference.clock, facts.clock)
+        if abs(ahead_s) - bound_s > CLOCK_S:
+            direction = "ahead of" if ahead_s > 0 else "behind"
+            text = f"the clock of {facts.host} is {abs(ahead_s):.3f} s {direction} that of {reference.host} (+- {bound_s:.3f} s)"
+            remedy = (
+                "Start a time service there (chrony or systemd-timesyncd): logs disagree, and signed URLs are refused."
             )
+            yield Finding("warning", "clock", text, remedy)
 
 
-def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """Data that some host cannot read, or that differs from the main rank's."""
-    hosts = first_of_hosts(ranks)
-    remedy = "Copy the data anew, or mount the same storage on every host."
-    failed = {facts.rank for facts in hosts if any(found.startswith("error: ") for found in facts.data.values())}
-    for facts in hosts:
-        for file, found in facts.data.items():
-            kind, _, reason = found.partition(": ")
-            if kind == "error":
-                yield Finding("error", "data", f"{facts.host} cannot read {file} ({reason.rstrip('.')})", remedy)
-            elif kind == "slow":
-                faster = "Keep the data on faster storage, or copy it to a local disk of each host."
-                yield Finding("warning", "storage", f"{facts.host} reads {file} slowly: {reason}", faster)
-    for file in dict.fromkeys(file for facts in hosts for file in facts.data):
-        found_by = {f.rank: f.data.get(file, "nothing") for f in hosts if file in f.data or f.rank not in failed}
-        readable = {rank: found for rank, found in found_by.items() if not found.startswith(("error: ", "slow: "))}
-        if text := _odd_ones(file, readable, ranks):
-            yield Finding("error", "data", text, remedy)
+def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """The slowest rank, where it is much slower than the median; of two ranks, the faster one is the median."""
+    timed = {facts.rank: facts.step_ms for facts in ranks if facts.step_ms}
+    if not timed:
+        return
+    worst = max((facts for facts in ranks if facts.step_ms), key=lambda facts: facts.step_ms or 0.0)
+    ratio = timed[worst.rank] / statistics.median_low(timed.values())
+    if ratio > SLOW_STEP[worst.gpu is not None]:
+        text = (
+            f"rank {worst.rank} on {worst.host} takes {worst.step_ms:.1f} ms for a step, {ratio:.2f} times the median: every "
+            "step waits for it"
+        )
+        remedy = (
+            "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave the "
+            "host out."
+        )
+        yield Finding("warning", "step", text, remedy)
+
+
+def link_findings(links: Sequence[Link], ranks: int, expect_gb_s: float | None) -> Iterator[Finding]:
+    """The largest all-reduce, where it is slower than `expect_gb_s` asks."""
+    if links and expect_gb_s and links[-1].gb_s(ranks) < expect_gb_s:
+        reached = f"an all-reduce of {links[-1].size_mb} MB reaches {links[-1].gb_s(ranks):.2f} GB/s"
+        remedy = (
+            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), give nccl=NAME for this kind of machine, "
+            "and run nccl-tests between pairs of hosts."
+        )
+        yield Finding("error", "network", f"{reached}, below expect_gb_s={expect_gb_s:g}", remedy)
 
 
 def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
@@ -185,14 +191,13 @@ def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for facts in ranks:
         for fact, why in facts.unread.items():
             reasons[fact, why].append(facts.rank)
-    for (fact, why), found in reasons.items():
-        everyone = "no rank" if len(found) == len(ranks) else f"{format_ranks(found)}"
-        verb = "could read" if len(found) == len(ranks) else "could not read"
-        yield Finding("warning", "unknown", f"{everyone} {verb} the {fact} ({why})", "Nothing was checked with it.")
+    for (fact, why), without in reasons.items():
+        who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
+        yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
 
 
 def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:
-    """Who has another value than most, with both; of as many, the main rank counts as most. "" where all agree."""
+    """Who has another value than most, with both; in a tie, the main rank's counts as that of most. "" where all agree."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return ""
@@ -203,9 +208,8 @@ def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> s
         if value != usual:
             odd[value].append(rank)
     parts = [
-        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in found))} ({format_ranks(found)})"
-        for value, found in odd.items()
+        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in having))} ({format_ranks(having)})"
+        for value, having in odd.items()
     ]
-    return (
-        f"{what}: {'; '.join(parts)}, but {usual} on {'the others' if len(values) > 2 else hosts[next(iter(values))]}"
-    )
+    others = "the others" if len(values) > 2 else hosts[next(iter(values))]
+    return f"{what}: {'; '.join(parts)}, but {usual} on {others}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,42 +13,39 @@ import torch
 from retina_dist.config.commands import DoctorConfig
 from retina_dist.errors import UserError
 from retina_dist.files import Url, first_line, place
-from retina_dist.preflight import checks
-from retina_dist.preflight.clock import read_clock
-from retina_dist.preflight.data_files import digests
-from retina_dist.preflight.facts import Facts, read_machine
-from retina_dist.preflight.gather import gather_facts
-from retina_dist.preflight.needs import Needs, needs_of
-from retina_dist.preflight.network import Link, measure_links
-from retina_dist.preflight.report import ClusterReport
-from retina_dist.preflight.speed_checks import link_findings, step_findings
-from retina_dist.preflight.step import time_step
-from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_strategy, task_class
+from retina_dist.preflight.checks import findings, first_of_hosts
+from retina_dist.preflight.facts import (
+    Facts,
+    Link,
+    gather_facts,
+    measure_links,
+    offset,
+    read_clock,
+    read_machine,
+    time_step,
+)
+from retina_dist.reporting.findings import DoctorReport
+from retina_dist.run.build import build_strategy, build_task, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.task import Examination
+from retina_dist.text import format_bytes, pluralize
 
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+MOST_HOSTS = 64  # rows on the screen
 
 
-def check_cluster(config: DoctorConfig, show: Callable[[Examination], None]) -> int:
-    """How many errors there are, on every rank; `show` gets the report on the main one. Every rank calls it.
+def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) -> int:
+    """The number of errors, on every rank; `show` gets the report on the main one. Every rank calls it.
 
-    As in a training, a rank that does not start or hangs ends the others after `strategy.timeout_s` with an error that names it.
+    A rank that does not start, or hangs, ends the others with an error that names it, after `strategy.timeout_s`.
     """
-    started = time.monotonic()
     with build_strategy(config) as strategy:
-        return strategy.run_elastic(lambda _: _check(config, strategy, started, show))
+        return strategy.run_elastic(lambda _: _check(config, strategy, show))
 
 
-def _check(
-    config: DoctorConfig, strategy: DistributedStrategy, started: float, show: Callable[[Examination], None]
-) -> int:
-    """Until the last measurement nothing goes over the GPUs' network, which may hang: by then all the rest is printed."""
-
+def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]) -> int:
     def on_each(phase: str, work: Callable[[], T]) -> T:
         """What `work`, which does not communicate, returns once every rank has done it; an error on one ends all."""
         strategy.phase = phase
@@ -57,31 +53,25 @@ def _check(
 
     folder = _written_folder(config)
     facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
-    facts.checkpoint_bytes = on_each(
-        "the reading of the run folder", lambda: _checkpoint_bytes(config) if strategy.is_main else 0
-    )
-    facts.data = on_each("the digest of the data", lambda: {} if strategy.local_rank else _digests(config))
+    on_each("the drawing of the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
+    facts.data = on_each("the reading of the data", lambda: None if strategy.local_rank else _data(config, strategy))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
     strategy.phase = "the comparison of clocks"
     facts.clock = read_clock(strategy)
     strategy.phase = "the gathering of facts"
     ranks = gather_facts(strategy, facts)
-
-    def report(links: Sequence[Link] = ()) -> ClusterReport:
-        job = f"{strategy.backend} under {detect_launch()}"
-        return build_report(config, ranks, links, job, str(folder), time.monotonic() - started)
-
-    on_each("the report", lambda: print_redacted(f"{report().machines()}\n") if strategy.is_main else None)
+    job = f"{strategy.backend} under {detect_launch()}"
+    if (
+        strategy.device.type == "cuda" and strategy.world_size > 1
+    ):  # NCCL connects at its first collective, and may hang
+        first = build_report(config, ranks, (), job, folder)
+        on_each("the first report", lambda: show(first) if strategy.is_main else None)
     strategy.phase = "the measurement of the network"
-    links = measure_links(strategy)
-
-    def end() -> int:
-        found = report(links)
-        show(Examination(found.network(), found.to_dict(), found.errors))
-        return found.errors
-
-    return strategy.on_main(end)
+    report = build_report(config, ranks, measure_links(strategy), job, folder)
+    if strategy.is_main:
+        show(report)
+    return report.errors
 
 
 def _or_user_error(phase: str, work: Callable[[], T]) -> T:
@@ -89,7 +79,7 @@ def _or_user_error(phase: str, work: Callable[[], T]) -> T:
         return work()
     except UserError:
         raise
-    except Exception as error:  # of a broken machine, of which the other ranks should hear
+    except Exception as error:  # of a broken machine; the other ranks must hear of it
         host = socket.gethostname()
         raise UserError(
             f"{phase} failed on {host} ({first_line(error)}); repair the host, or remove it from the job."
@@ -97,38 +87,43 @@ def _or_user_error(phase: str, work: Callable[[], T]) -> T:
 
 
 def build_report(
-    config: DoctorConfig,
-    ranks: Sequence[Facts],
-    links: Sequence[Link],
-    job: str,
-    folder: str,
-    seconds: float,
-) -> ClusterReport:
-    """The findings of gathered facts."""
-    image_bytes, model_bytes = task_class(config).sizes(config)
-    needs = needs_of(config, len(ranks), image_bytes, model_bytes)
-    found = findings(ranks, links, needs, folder, config.expect_gb_s)
-    return ClusterReport(job, ranks, links, found, seconds)
+    config: DoctorConfig, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path
+) -> DoctorReport:
+    """The findings of gathered facts, below a table of the hosts."""
+    hosts, count = first_of_hosts(ranks), len(ranks)
+    lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts[:MOST_HOSTS])]
+    if (more := len(hosts) - MOST_HOSTS) > 0:
+        lines.append(f"  ... and {pluralize(more, 'more host')}; output=FILE.json has all")
+    lines += ["", "Versions on the main rank: " + ", ".join(f"{k} {v or '?'}" for k, v in ranks[0].versions.items())]
+    lines.append(f"Data: {ranks[0].data}")
+    for link in links:
+        speed = f"{link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth"
+        lines.append(f"All-reduce of {link.size_mb:>2} MB over {count} ranks: {speed}")
+    details = {
+        "job": job,
+        "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
+        "clock": {facts.host: offset(ranks[0].clock, facts.clock)._asdict() for facts in hosts[1:]},
+        "ranks": [asdict(facts) for facts in ranks],
+    }
+    return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
 
 
-def findings(
-    ranks: Sequence[Facts], links: Sequence[Link], needs: Needs, folder: str, expect_gb_s: float | None
-) -> list[checks.Finding]:
-    """All that is wrong, errors first."""
-    found = [
-        *checks.version_findings(ranks),
-        *checks.gpu_findings(ranks),
-        *checks.data_findings(ranks),
-        *checks.memory_findings(ranks, needs),
-        *checks.disk_findings(ranks, needs, folder),
-        *checks.file_findings(ranks, needs),
-        *checks.name_findings(ranks),
-        *checks.clock_findings(ranks),
-        *link_findings(links, len(ranks), expect_gb_s),
-        *step_findings(ranks),
-        *checks.unread_findings(ranks),
-    ]
-    return sorted(found, key=lambda finding: finding.level)
+def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[str]:
+    width = max(4, *(len(facts.host) for facts in hosts))
+    titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}{'clock':>20}"
+    yield f"  {'host':<{width}}  {'ranks':<15}{'device':<34}{titles}"
+    for facts in hosts:
+        mine = [other for other in ranks if other.machine == facts.machine]
+        numbers = f"{mine[0].rank} to {mine[-1].rank}" if len(mine) > 1 else str(facts.rank)
+        device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
+        steps = [other.step_ms for other in mine if other.step_ms]
+        ahead_s, bound_s = offset(ranks[0].clock, facts.clock)
+        clock = f"{ahead_s * 1e3:+.1f} +- {bound_s * 1e3:.1f} ms" if facts is not hosts[0] else "reference"
+        shm, disk = ("?" if size is None else format_bytes(size) for size in (facts.shm_bytes, facts.disk_free))
+        yield (
+            f"  {facts.host:<{width}}  {numbers:<15}{device:<34}{shm:>10}{disk:>11}{facts.open_files or '?':>9}"
+            f"{f'{max(steps):.1f} ms' if steps else '?':>10}{clock:>20}"
+        )
 
 
 def _written_folder(config: DoctorConfig) -> Path:
@@ -139,26 +134,12 @@ def _written_folder(config: DoctorConfig) -> Path:
     return checkpoints
 
 
-def _checkpoint_bytes(config: DoctorConfig) -> int:
-    """Of the checkpoints that a run to resume has written already; 0 where the folder is not given, but found later.
-
-    best.pt and last.pt are links to others, and a file may rotate away meanwhile.
-    """
-    if not (config.resume and (config.output_dir or config.trainer.checkpoint_dir)):
-        return 0
-    sizes: dict[tuple[int, int], int] = {}
-    for file in _written_folder(config).rglob("*.pt"):
-        with contextlib.suppress(OSError):
-            found = file.stat()
-            sizes[found.st_dev, found.st_ino] = found.st_size
-    return sum(sizes.values())
-
-
-def _digests(config: DoctorConfig) -> dict[str, str]:
-    """Of each file that the task reads its data from; an error is a finding, not the end."""
+def _data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
+    """The fingerprint of the training data; an error is a finding, not the end."""
     try:
-        return digests(task_class(config).data_files(config))
+        task = build_task(config, strategy)
+        return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
     except UserError as error:
-        return {f"data={config.data.name}": f"error: {error}"}
-    except Exception as error:
-        return {f"data={config.data.name}": f"error: {first_line(error)}"}
+        return f"error: {error}"
+    except Exception as error:  # whatever a storage answers
+        return f"error: {first_line(error)}"

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 
 from retina_dist import doctor
-from retina_dist.preflight import clock, step
+from retina_dist.preflight import facts
 
 AHEAD_S = 90.0
 SLEEP_S = 2.0
@@ -33,9 +33,10 @@ class Slow(nn.Module):
 
 
 if __name__ == "__main__":
-    build = step.resnet18
-    setattr(step, "resnet18", lambda **options: Slow(build(**options)))  # noqa: B010 - mypy knows modules' attributes
-    setattr(step, "FEWEST", 1)  # noqa: B010
-    setattr(clock, "time", SimpleNamespace(time=lambda: time.time() + AHEAD_S))  # noqa: B010
+    build = facts.resnet18
+    setattr(facts, "resnet18", lambda **options: Slow(build(**options)))  # noqa: B010 - mypy knows modules' attributes
+    setattr(facts, "FEWEST_STEPS", 1)  # noqa: B010
+    clock = {"monotonic": time.monotonic, "perf_counter": time.perf_counter, "time": lambda: time.time() + AHEAD_S}
+    setattr(facts, "time", SimpleNamespace(**clock))  # noqa: B010
     setattr(torchvision, "__version__", "0.0.1")  # noqa: B010
     doctor.main()

@@ -17,14 +17,19 @@ from tests.distributed.test_hosts import TwoHosts, hosts, torchrun, variables
 __all__ = ["hosts"]  # the fixture
 
 SETTINGS = ("data=coco", "model=retinanet_tiny", "trainer.max_duration=1epoch", "cluster=true", "output=report.json")
+TRAIN = {
+    "images": [{"id": 1, "file_name": "a.jpg", "width": 60, "height": 40}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [5, 5, 20, 20], "iscrowd": 0}],
+    "categories": [{"id": 1, "name": "thing"}],
+}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])
 def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     if reason := why_missing(launcher):
         pytest.skip(f"{launcher}: {reason}")
-    (tmp_path / "train.json").write_text("{}")
-    settings = [*SETTINGS, "data.train_annotations=train.json", "data.num_workers=0"]
+    (tmp_path / "train.json").write_text(json.dumps(TRAIN))
+    settings = [*SETTINGS, "data.train_annotations=train.json", "data.missing_images=ignore", "data.num_workers=0"]
     done = subprocess.run(
         command(launcher, 2, "retina_dist.doctor", settings),
         cwd=tmp_path,
@@ -40,7 +45,7 @@ def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     assert all(facts["step_ms"] > 0 for facts in report["ranks"])
     assert [link["size_mb"] for link in report["all_reduce"]] == [1, 64]
     assert all(link["gb_s"] > 0 for link in report["all_reduce"])
-    assert list(report["ranks"][0]["data"]) == ["train.json"]
+    assert "1 image" in report["ranks"][0]["data"]
     assert "2 x CPU" in done.stdout
 
 
@@ -52,10 +57,11 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
     except CannotRun as error:
         pytest.skip(f"this machine does not allow mounts: {error}")
     (folder / "runs").mkdir()
-    (folder / "train.json").write_text("{}")
-    (folder / "other.json").write_text('{"images": []}')
+    (folder / "train.json").write_text(json.dumps(TRAIN))
+    (folder / "other.json").write_text(json.dumps(TRAIN).replace("a.jpg", "b.jpg"))
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{good.address} {good.name}\n127.0.1.1 {bad.name}\n")
-    settings = [*SETTINGS, "data.train_annotations=train.json", "data.num_workers=2", "expect_gb_s=100000"]
+    settings = [*SETTINGS, "data.train_annotations=train.json", "data.missing_images=ignore"]
+    settings += ["data.num_workers=2", "expect_gb_s=100000"]
     job = torchrun(hosts, ["-m", "retina_dist.doctor", *settings])
     broken = [*job[bad]]
     broken[broken.index("retina_dist.doctor")] = "tests.distributed.broken_host"
@@ -74,9 +80,9 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
     found = json.loads((folder / "report.json").read_text())["findings"]
     expected = {
         "versions": ("error", "torchvision: 0.0.1 on {bad} (rank 1), but "),
-        "data": ("error", "train.json: SHA-256 "),
-        "/dev/shm": ("error", "{bad} has 1.0 MiB free in /dev/shm, and the data workers of its 1 rank need "),
-        "disk": ("error", "{good} has 1.0 MiB free for runs, and the checkpoints need "),
+        "data": ("error", "the training data: "),
+        "/dev/shm": ("warning", "{bad} has 1.0 MiB free in /dev/shm, and the data workers of its 1 rank may need "),
+        "disk": ("error", "{good} has 1.0 MiB free for runs, where checkpoints go"),
         "network": ("error", "an all-reduce of 64 MB reaches "),
         "open files": ("warning", "{bad} lets a process open 300 files, and a rank may need about "),
         "clock": ("warning", "the clock of {bad} is 90."),
@@ -84,12 +90,12 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
     }
     for check, (level, begin) in expected.items():
         text = begin.format(good=good.name, bad=bad.name)
-        (finding,) = [f for f in found if f["check"] == check]
+        (finding,) = [f for f in found if f["where"] == check]
         assert finding["level"] == level
         assert finding["what"].startswith(text), finding
         assert finding["what"] in ended[0].output
         assert finding["remedy"] in ended[0].output
-    assert "host names" not in {f["check"] for f in found}  # GLOO_SOCKET_IFNAME is given
+    assert "host names" not in {f["where"] for f in found}  # GLOO_SOCKET_IFNAME is given
 
 
 def within(setup: str, line: Sequence[str]) -> list[str]:

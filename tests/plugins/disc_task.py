@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from retina_dist.config.run_config import DataSettings, ModelSettings
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
+from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.seeding import derived_seed
 from retina_dist.settings import setting
 from retina_dist.task import Task, Validator
@@ -93,3 +94,8 @@ class DiscTask(Task):
 
     def fingerprint(self) -> str:
         return f"{self.num_images} discs"
+
+    @classmethod
+    def examine(cls, config: Any) -> DoctorReport:
+        few = Finding("error", "train", "discs", "draw at least 100: data.num_train=100", config.data.num_train)
+        return DoctorReport(["discs"], [few] if config.data.num_train < 100 else [])

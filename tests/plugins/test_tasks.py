@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist import doctor
 from retina_dist.config.commands import ACTIVE
 from retina_dist.config.compose import load_config, settings_of
 from retina_dist.config.overrides import check_overrides
@@ -65,11 +66,10 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_command_that_a_task_does_not_define_is_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        DiscTask.examine(None)
-    assert str(caught.value) == (
-        "retina_dist.doctor calls DiscTask.examine, which is not defined; override Task.examine in DiscTask."
-    )
+    with pytest.raises(
+        ConfigError, match=r"shards calls DiscTask\.write_shards, which is not defined; override Task\.write"
+    ):
+        DiscTask.write_shards(None)
     with pytest.raises(
         ConfigError, match=r"retina_dist\.serve finds the task by the checkpoint.*takes no DiscTask; load"
     ):
@@ -148,8 +148,22 @@ def test_a_sweep_tries_classes_from_outside_and_built_in_ones() -> None:
     assert found == [("lion", 1), ("lion", 2), ("sgd", 1), ("sgd", 2)]
 
 
+def test_the_doctor_takes_a_task_and_a_model_from_outside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_doctor(*overrides: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["doctor", *overrides])
+        doctor.main()
+        return capsys.readouterr().out
+
+    assert run_doctor(FOUND, "task=discs") == "discs\n\nNo errors, no warnings: fit to train on.\n"
+    with pytest.raises(SystemExit, match="1"):
+        run_doctor(FOUND, "task=discs", "data.num_train=5")
+    assert "train  discs: 5\n         -> draw at least 100" in capsys.readouterr().out
+    assert "Data: 256 discs" in run_doctor(FOUND, "task=discs", "cluster=true")
+    assert load_config("parity", [FOUND, "task=discs", "processes=[3]"]).processes == [3]
+
+
 def test_other_commands_are_for_detection() -> None:
     with pytest.raises(ConfigError, match=r"python -m retina_dist.evaluate has no choice of task; leave task=… out\."):
         load_config("evaluate", [FOUND, "task=discs"])
-    with pytest.raises(ConfigError, match="an entry of task from outside the package is for training"):
-        load_config("doctor", [FOUND, "task=discs"])

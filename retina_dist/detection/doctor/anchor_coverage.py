@@ -50,6 +50,11 @@ class Coverage:
                 rows.append({"from": bounds[i], "to": bounds[i + 1], "boxes": boxes, **shares})
         return rows
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        counts = {"boxes": len(self.best_iou), "iou": self.threshold, "unreached": self.unreached}
+        return {**counts, "by_size": self.rows("size"), "by_aspect": self.rows("aspect")}
+
 
 def anchor_coverage(
     data: Annotations,

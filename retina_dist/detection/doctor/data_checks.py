@@ -23,24 +23,12 @@ from retina_dist.data.loading import without_main
 from retina_dist.data.sources import read, sha256_of
 from retina_dist.detection.readers.coco import Annotations, ImageRecord
 from retina_dist.errors import DataError, ImageError
+from retina_dist.reporting.findings import Finding, Level
 
-Level = Literal["error", "warning", "info"]
 SMALL, MEDIUM = 32**2, 96**2  # COCO's limits of area in px^2
 SIZES = ("small", "medium", "large")
 WORTH_A_PROCESS = 500  # images; fewer are read before another process has started
 IMAGES_A_TASK = 16
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One kind of trouble in one split: what, how often, where, and what to do."""
-
-    level: Level
-    split: str
-    what: str
-    count: int
-    examples: tuple[str, ...] = ()  # all of them, where they can be named
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +118,7 @@ def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collecti
         else:
             findings += _finding("error", split, f"images {problem}", found, remedy)
     if checks and all(check.problem in tolerated for check in checks):
-        findings += [Finding("error", split, "images, and none can be used", len(checks), (), "restore some")]
+        findings += [Finding("error", split, "images, and none can be used", "restore some", len(checks))]
 
     by_digest = defaultdict(list)
     for check in checks:
@@ -213,12 +201,12 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         findings += _finding(level, split, f"boxes {fault}", found[fault], remedy)
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
-        findings.append(Finding("info", split, "crowd regions", data.num_crowd, (), remedy))
+        findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
     empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
     if len(empty) == len(data.records):
         level, remedy = ("error", "nothing to learn") if split == "train" else ("warning", "nothing to measure")
         remedy += f": is data.{split}_annotations the right file?"
-        return [*findings, Finding(level, split, "images, and none has a box", len(empty), tuple(empty), remedy)]
+        return [*findings, Finding(level, split, "images, and none has a box", remedy, len(empty), tuple(empty))]
     remedy = "background to learn from" if split == "train" else "whatever is found there is wrong"
     return findings + _finding("info", split, "images without boxes", empty, remedy)
 
@@ -240,7 +228,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
         remedy = "no harm: labels are numbered without gaps, and results are written with your ids"
         if len(names) > len(ids):
             remedy = "labels of their own that are never learnt, as data.label_mapping=category_id asks for"
-        findings.append(Finding("info", "train", "unused category ids", gaps, (used,), remedy))
+        findings.append(Finding("info", "train", "unused category ids", remedy, gaps, (used,)))
     return findings
 
 
@@ -259,5 +247,5 @@ def objects_table(data: Annotations) -> dict[str, dict[str, int]]:
     return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows if name}
 
 
-def _finding(level: Level, split: str, what: str, found: Sequence[str], remedy: str) -> list[Finding]:
-    return [Finding(level, split, what, len(found), tuple(found), remedy)] if found else []
+def _finding(level: Level, split: str, what: str, examples: Sequence[str], remedy: str) -> list[Finding]:
+    return [Finding(level, split, what, remedy, len(examples), tuple(examples))] if examples else []

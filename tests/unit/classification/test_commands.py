@@ -131,16 +131,14 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     command = [*SMALL, f"data.root={tmp_path / 'data'}", "data.drawn=null"]
     config = load_config("doctor", command)
     found = task_class(config).examine(config)
-    texts = {finding["text"]: finding for finding in found.content["findings"]}
+    by_what = {(finding.where, finding.what): finding for finding in found.findings}
     assert found.errors == 3
-    assert texts["train: 1 unreadable file"]["examples"][0].startswith("star/bad.png")
-    assert texts["1 image in train and in val; leave them out of one"]["examples"] == [
-        "train/circle/000000.png = val/ring/leak.png"
-    ]
-    assert texts["1 image with different labels; keep the right one"]["level"] == "error"
-    assert texts["1 image more than once in a split; keep one"]["level"] == "warning"
-    assert any(text.startswith("train: square has 14 images") for text in texts)
-    assert "3 errors" in found.text.splitlines()[-1]
+    assert by_what["train", "unreadable files"].examples[0].startswith("star/bad.png")
+    assert by_what["val", "images that are in train too"].examples == ("train/circle/000000.png = val/ring/leak.png",)
+    assert by_what["labels", "images with different labels"].level == "error"
+    assert by_what["train, val", "images that occur more than once"].level == "warning"
+    assert any(what.startswith("square has 14 images") for _, what in by_what)
+    assert found.text().splitlines()[-1].startswith("3 errors, ")
 
 
 def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_path: Path) -> None:
@@ -148,10 +146,10 @@ def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_p
     (tmp_path / "train" / "ring").symlink_to(drawn / "train" / "ring")
     command = [*SMALL, f"data.root={tmp_path}", "data.drawn=null"]
     found = task_class(config := load_config("doctor", command)).examine(config)
-    assert (found.errors, found.content["findings"][0]["level"]) == (1, "error")
+    (error,) = [finding for finding in found.findings if finding.level == "error"]
     with pytest.raises(ConfigError, match="has one class only, ring; a classifier needs two") as caught:
         ClassificationTask(load_config("train", command), SingleDeviceStrategy("cpu"))
-    assert str(caught.value) == found.content["findings"][0]["text"]
+    assert str(caught.value) == error.what
 
 
 def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:

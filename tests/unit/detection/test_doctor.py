@@ -23,7 +23,7 @@ from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import anchor_coverage
 from retina_dist.detection.doctor.data_checks import check_images, fault_of, objects_table
-from retina_dist.detection.doctor.report import Remedy, examine, format_report
+from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -103,7 +103,7 @@ def defective(root: Path) -> None:
 def test_each_defect_is_found_once(tmp_path: Path) -> None:
     defective(tmp_path)
     report = examine(settings(tmp_path))
-    found = {(f.level, f.split, f.what): (f.count, f.examples) for f in report.findings}
+    found = {(f.level, f.where, f.what): (f.count, f.examples) for f in report.findings}
     assert len(found) == len(report.findings)
     count, (reason,) = found.pop(("error", "train", "images unreadable"))
     assert count == 1
@@ -128,17 +128,20 @@ def test_each_defect_is_found_once(tmp_path: Path) -> None:
         ("info", "val", "images without boxes"): (1, ("leak.png",)),
         ("info", "train", "unused category ids"): (1, ("3 categories have ids from 1 to 4",)),
     }
-    assert report.objects["train"]["thing"] == {"small": 9, "medium": 0, "large": 0, "all": 9}
-    assert report.objects["val"]["rare"]["all"] == 0
+    assert report.details["objects"]["train"]["thing"] == {"small": 9, "medium": 0, "large": 0, "all": 9}
+    assert report.details["objects"]["val"]["rare"]["all"] == 0
 
 
 def test_a_sound_data_set_has_no_errors_or_warnings(tmp_path: Path) -> None:
     make_shapes(tmp_path / "shapes", num_train=60, num_val=30, image_size=64)
     report = examine(settings(tmp_path / "shapes"))
     assert {f.level for f in report.findings} <= {"info"}  # crowds, images without boxes, gaps in the ids
-    assert report.remedies == []
-    assert sum(row["all"] for row in report.objects["train"].values()) == len(report.coverage.best_iou)
-    assert format_report(report).endswith("No errors, no warnings: fit to train on.")
+    assert report.details["anchor_coverage"]["remedies"] == []
+    assert (
+        sum(row["all"] for row in report.details["objects"]["train"].values())
+        == report.details["anchor_coverage"]["boxes"]
+    )
+    assert report.text().endswith("No errors, no warnings: fit to train on.")
 
 
 def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -158,7 +161,7 @@ def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert len(content["findings"]) == 17
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "good", "report.json"]
     printed = capsys.readouterr().out
-    assert "ERRORS\n  train       1  images missing\n" in printed
+    assert "ERRORS\n  train  images missing: 1\n" in printed
     assert printed.endswith("4 errors, 6 warnings: fix the errors before you train.\n")
 
     run(*arguments(tmp_path / "good"), "experiment=shapes", "data.shapes=null")  # as a training would be told
@@ -196,8 +199,8 @@ def test_less_thorough_looks_at_the_images(tmp_path: Path) -> None:
     assert {"images missing", "images of another size", "images that are in train too"} < header
     assert "image files not decoded" in header
     none = examine(settings(tmp_path, "images=none"))
-    assert none.count("error") == 0
-    assert {f.split for f in none.findings if f.what == "image files not looked at"} == {"train", "val"}
+    assert none.errors == 0
+    assert {f.where for f in none.findings if f.what == "image files not read"} == {"train", "val"}
     with pytest.raises(ConfigError, match="images=all is not one of decode, header, none"):
         examine(settings(tmp_path, "images=all"))
 
@@ -213,11 +216,12 @@ def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
     assert {f.what: f.count for f in report.findings} == {
         "boxes outside the image": 1,
         "boxes reaching out of the image": 1,
-        "validation split missing": 1,
+        "no validation split": None,
     }
-    np.testing.assert_allclose(report.coverage.size, [20, math.sqrt(10 * 20)])
+    sizes = [(row["from"], row["to"], row["boxes"]) for row in report.details["anchor_coverage"]["by_size"]]
+    assert sizes == [(8, 16, 1), (16, 32, 1)]  # 20 px, and the root of 10 x 20
     trained = load_annotations(tmp_path / "train.csv", tmp_path, format="csv")
-    assert sum(map(len, trained.boxes)) == len(report.coverage.best_iou)
+    assert sum(map(len, trained.boxes)) == report.details["anchor_coverage"]["boxes"]
 
 
 def test_annotations_without_a_box(tmp_path: Path) -> None:
@@ -227,10 +231,10 @@ def test_annotations_without_a_box(tmp_path: Path) -> None:
         image = {"id": 1, "file_name": f"{name}.png", "width": 60, "height": 40}
         write_coco(tmp_path / f"annotations/instances_{name}.json", [image], [])
     report = examine(settings(tmp_path, "images=none"))
-    found = {(f.level, f.split) for f in report.findings if f.what == "images, and none has a box"}
+    found = {(f.level, f.where) for f in report.findings if f.what == "images, and none has a box"}
     assert found == {("error", "train"), ("warning", "val")}
-    assert report.coverage.unreached == 0
-    assert "there is no box" in format_report(report)
+    assert report.details["anchor_coverage"]["unreached"] == 0
+    assert "Anchors: no box" in report.text()
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -255,7 +259,7 @@ def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "val")
     (tmp_path / "val").mkdir()
     report = examine(settings(tmp_path, "data.missing_images=skip"))
-    found = {(f.level, f.split, f.what, f.count) for f in report.findings}
+    found = {(f.level, f.where, f.what, f.count) for f in report.findings}
     assert ("error", "val", "images, and none can be used", 2) in found
     with pytest.raises(DataError, match="instances_val.json leaves no image for val"):
         DetectionTask(
@@ -294,7 +298,7 @@ def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
     for how in ("decode", "header"):
         findings = examine(settings(tmp_path, "data.max_pixels=2399", f"images={how}")).findings
-        found = {f.split: f for f in findings if f.what == "images unreadable"}
+        found = {f.where: f for f in findings if f.what == "images unreadable"}
         assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
         assert "a.png has 60 x 40 pixels, more than max_pixels=2399" in found["train"].examples[0]
 
@@ -415,15 +419,15 @@ def test_remedies_are_tried(
         "images=none",
     ]
     report = examine(load_config("doctor", overrides))
-    assert report.coverage.unreached == 1
+    assert report.details["anchor_coverage"]["unreached"] == 1
     assert [f.count for f in report.findings if f.what == "boxes that no anchor fits"] == [3]
-    text = format_report(report)
+    text = report.text()
     assert "3 of 3 training boxes (100.0%) have none" in text
     if first_remedy is None:
-        assert report.remedies == []
+        assert report.details["anchor_coverage"]["remedies"] == []
         assert "neither other sizes nor more aspect ratios help" in text
     else:
-        assert report.remedies == [Remedy(first_remedy, 0.0)]
+        assert report.details["anchor_coverage"]["remedies"] == [{"settings": first_remedy, "unreached": 0.0}]
         assert f"0.0% are left, tried on these boxes, with\n     {first_remedy[0]}\n" in text
 
 
@@ -437,7 +441,7 @@ def test_many_classes_are_cut_in_the_middle(tmp_path: Path) -> None:
     images = [{"id": 1, "file_name": "a", "width": 64, "height": 64}]
     (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": entries, "categories": categories}))
     options = ["data=coco", f"data.train_annotations={tmp_path}/a.json", "images=none"]
-    lines = format_report(examine(load_config("doctor", options))).splitlines()
+    lines = examine(load_config("doctor", options)).text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("  ... "))
     assert lines[at] == "  ... 10 more classes; output=FILE.json has all"
     assert lines[at - 20].split() == ["class-050", "50", "0", "0", "50"]
@@ -450,9 +454,9 @@ def test_many_classes_are_cut_in_the_middle(tmp_path: Path) -> None:
 def test_real_photos(real_data: Path) -> None:
     """Blood cells: one box without an area in each split, and anchors that fit."""
     report = examine(load_config("doctor", ["experiment=bccd", f"data.root={real_data}/bccd", "images=header"]))
-    found = {(f.level, f.split): (f.what, f.count) for f in report.findings if f.level != "info"}
+    found = {(f.level, f.where): (f.what, f.count) for f in report.findings if f.level != "info"}
     assert set(found) == {("warning", "train"), ("warning", "val")}
     assert set(found.values()) == {("boxes of zero or negative size", 1)}
-    assert report.images == {"train": 205, "val": 87}
-    assert len(report.coverage.best_iou) == 2804
-    assert report.coverage.unreached < 0.01
+    assert report.details["images"] == {"train": 205, "val": 87}
+    assert report.details["anchor_coverage"]["boxes"] == 2804
+    assert report.details["anchor_coverage"]["unreached"] < 0.01

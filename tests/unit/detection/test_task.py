@@ -102,7 +102,7 @@ def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path
     mapped = [*arguments, "data.category_map=[[Dog,dog]]"]
     assert DetectionTask(load_config("train", mapped), SingleDeviceStrategy("cpu")).val is not None
     report = examine(load_config("doctor", [*mapped, "images=none"]))
-    assert report.objects["val"]["dog"]["all"] == 1
+    assert report.details["objects"]["val"]["dog"]["all"] == 1
 
 
 def checkpoint_of(folder: Path, **data: Any) -> Path:

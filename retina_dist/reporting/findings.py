@@ -1,0 +1,93 @@
+"""What a doctor reports: findings with their remedies, and the facts that they come from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from retina_dist.text import escape, pluralize
+
+Level = Literal["error", "warning", "info"]
+TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
+NUM_EXAMPLES = 3
+MOST_ALIKE = 8  # findings with one remedy that are printed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all of them, if they have names)."""
+
+    level: Level
+    where: str
+    what: str
+    remedy: str = ""
+    count: int | None = None
+    examples: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """What it is, and its first examples."""
+        yield self.what if self.count is None else f"{self.what}: {self.count}"
+        yield from (f"  {escape(example)}" for example in self.examples[:NUM_EXAMPLES])
+        if (more := len(self.examples) - NUM_EXAMPLES) > 0:
+            yield f"  ... and {more} more"
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """The report of a doctor: lines of facts, findings, and `details`, which only the JSON file has."""
+
+    facts: Sequence[str]
+    findings: Sequence[Finding]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def count(self, level: Level) -> int:
+        """Kinds of findings, not occurrences."""
+        return sum(finding.level == level for finding in self.findings)
+
+    @property
+    def errors(self) -> int:
+        """Kinds of errors; the exit code is 1 if there are any."""
+        return self.count("error")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with every example."""
+        counts = {TITLES[level].lower(): self.count(level) for level in TITLES}
+        findings = [asdict(finding) for finding in self.findings]
+        return {
+            **counts,
+            "findings": sorted(findings, key=lambda one: list(TITLES).index(one["level"])),
+            **self.details,
+        }
+
+    def text(self) -> str:
+        """For a terminal: the facts, the findings by level, and the verdict last, where the reader is."""
+        return "\n".join([*self.facts, *findings_text(self.findings), "", self.verdict()])
+
+    def verdict(self) -> str:
+        """Whether to train."""
+        errors, warnings = (pluralize(self.count(level), level, none="no") for level in ("error", "warning"))
+        if self.errors:
+            return f"{errors}, {warnings}: fix the errors before you train.".capitalize()
+        advice = ", once you have looked at the warnings." if self.count("warning") else "."
+        return f"{errors}, {warnings}: fit to train on{advice}".capitalize()
+
+
+def findings_text(findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines of the findings by level; those of one place with the same remedy share it."""
+    width = max((len(finding.where) for finding in findings), default=0) + 2
+    for level, title in TITLES.items():
+        alike: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+        for finding in findings:
+            if finding.level == level:
+                alike[finding.where, finding.remedy].append(finding)
+        if alike:
+            yield from ("", title)
+        for (where, remedy), group in alike.items():
+            lines = [line for finding in group[:MOST_ALIKE] for line in finding.lines()]
+            if (more := len(group) - MOST_ALIKE) > 0:
+                lines.append(f"and {more} more; output=FILE.json has all")
+            if remedy:
+                lines.append(f"-> {remedy}")
+            yield from (f"  {where if i == 0 else '':<{width}}{line}" for i, line in enumerate(lines))
