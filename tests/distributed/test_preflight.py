@@ -29,7 +29,8 @@ def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     if reason := why_missing(launcher):
         pytest.skip(f"{launcher}: {reason}")
     (tmp_path / "train.json").write_text(json.dumps(TRAIN))
-    settings = [*SETTINGS, "data.train_annotations=train.json", "data.missing_images=ignore", "data.num_workers=0"]
+    (tmp_path / "a.jpg").touch()
+    settings = [*SETTINGS, "data.train_annotations=train.json", "data.train_images=.", "data.num_workers=0"]
     done = subprocess.run(
         command(launcher, 2, "retina_dist.doctor", settings),
         cwd=tmp_path,
@@ -58,9 +59,11 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
         pytest.skip(f"this machine does not allow mounts: {error}")
     (folder / "runs").mkdir()
     (folder / "train.json").write_text(json.dumps(TRAIN))
+    for name in ("a.jpg", "b.jpg"):
+        (folder / name).touch()
     (folder / "other.json").write_text(json.dumps(TRAIN).replace("a.jpg", "b.jpg"))
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{good.address} {good.name}\n127.0.1.1 {bad.name}\n")
-    settings = [*SETTINGS, "data.train_annotations=train.json", "data.missing_images=ignore"]
+    settings = [*SETTINGS, "data.train_annotations=train.json", "data.train_images=."]
     settings += ["data.num_workers=2", "expect_gb_s=100000"]
     job = torchrun(hosts, ["-m", "retina_dist.doctor", *settings])
     broken = [*job[bad]]
