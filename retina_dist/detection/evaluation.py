@@ -10,7 +10,6 @@ import torch
 
 from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import data_settings_of
-from retina_dist.detection.artifacts import write_metrics
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
@@ -21,6 +20,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split

@@ -1,14 +1,18 @@
-"""Plots of COCO metrics: precision over recall, and AP of each class."""
+"""metrics.json of a validation, and its plots: precision over recall, and AP of each class."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from retina_dist.detection.coco_metrics import CocoResult
+from retina_dist.files import write_atomically
 from retina_dist.reporting.plots import BAR, COLORS, FAINT, INK, PAPER, footnote, new_figure
+from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +23,24 @@ RECALLS = np.linspace(0, 1, 101)  # COCO's recall points
 IOU_50, IOU_75 = 0, 5  # rows of COCO's IoU thresholds .50, .55, ... .95
 
 
+def draw_metrics(result: CocoResult, folder: Path) -> None:
+    """`folder`/pr_curve.png and per_class_ap.png."""
+    plot_pr(result.precision, list(result.per_class), folder / "pr_curve.png")
+    plot_per_class(result.per_class, folder / "per_class_ap.png")
+
+
+def write_metrics(result: CocoResult, folder: Path) -> None:
+    """`folder`/metrics.json and the plots of `draw_metrics`."""
+    text = json.dumps(result.to_dict(), indent=1) + "\n"
+    write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
+    draw_metrics(result, folder)
+
+
 def plot_pr(precision: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """Precision over recall at IoU .50, at .75 and as mean over .50:.95.
+    """Precision over recall at IoU .50, at .75 and as mean over .50:.95; a few classes get a line each, of many the mean.
 
     `precision` is [10, 101, K] as COCO's evaluator gives it (all areas, 100 detections), -1 where a class
-    has no ground truth; such classes are left out. A few classes get a line each; of many, the mean and the
-    middle half are drawn.
+    has no ground truth; such classes are left out.
     """
     has_truth = np.all(precision > -1, axis=(0, 1))  # [K]
     kept = precision[:, :, has_truth]
@@ -48,22 +64,26 @@ def plot_per_class(per_class: Mapping[str, float | None], out: Path) -> None:
 
     Classes without ground truth (None) are left out and counted below the plot.
     """
-    known = [(ap, name) for name, ap in per_class.items() if ap is not None]
-    known.sort(key=lambda pair: -pair[0])
+    known = sorted(((name, ap) for name, ap in per_class.items() if ap is not None), key=lambda pair: -pair[1])
     cut = len(known) > MAX_BARS
     bars = known[: MAX_BARS // 2] + known[-MAX_BARS // 2 :] if cut else known
     notes = _without_truth(len(per_class) - len(known))
     if cut:
         notes.insert(0, f"best and worst {MAX_BARS // 2} of {len(known)} classes")
-    with new_figure(out, (8, 1.5 + 0.24 * max(3, len(bars) + cut))) as figure:
+    with new_figure(out, (8, 1.5 + 0.24 * max(3, len(bars)))) as figure:
         axes = figure.subplots()
         axes.set(title="AP per class", xlabel="AP, mean of IoU .50:.95", xlim=(0, 1))
         axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(bars)), [name for name, _ in bars])
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        for place, (_, ap) in enumerate(bars):
+            axes.barh(place, ap, height=0.72, color=BAR)
+            axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=PAPER)
         if known:
-            _draw_bars(axes, bars, mean=float(np.mean([ap for ap, _ in known])), gap=MAX_BARS // 2 if cut else None)
-        else:
-            axes.set_yticks([])
-            axes.text(0.5, 0.5, "no class has ground truth", ha="center", transform=axes.transAxes, color=FAINT)
+            mean = float(np.mean([ap for _, ap in known]))
+            axes.axvline(mean, color=COLORS[1], linewidth=1.3, linestyle="--", label=f"mean {mean:.3f}")
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
         footnote(figure, notes)
 
 
@@ -71,11 +91,7 @@ def _draw_pr(axes: Axes, curves: np.ndarray, names: Sequence[str]) -> None:
     """curves: [101, K]. The legend gives the area under each curve, which is the AP."""
     if len(names) <= MAX_CLASS_LINES:
         for k in np.argsort(-curves.mean(axis=0), kind="stable"):
-            label = f"{curves[:, k].mean():.3f}  {names[k]}"
-            axes.plot(*_reached(curves[:, k]), color=COLORS[k], label=label)
-    else:
-        low, high = np.percentile(curves, (25, 75), axis=1)
-        axes.fill_between(RECALLS, low, high, color=COLORS[0], alpha=0.18, linewidth=0, label="middle half of classes")
+            axes.plot(*_reached(curves[:, k]), color=COLORS[k], label=f"{curves[:, k].mean():.3f}  {names[k]}")
     if len(names) > 1:
         mean = curves.mean(axis=1)
         axes.plot(*_reached(mean), color=INK, linewidth=2.4, label=f"{mean.mean():.3f}  mean of {len(names)} classes")
@@ -89,21 +105,5 @@ def _reached(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return RECALLS[:end], curve[:end]
 
 
-def _draw_bars(axes: Axes, bars: Sequence[tuple[float, str]], mean: float, gap: int | None) -> None:
-    """bars: (AP, class), best first; `gap` is the number of bars before the classes left out."""
-    places = [i + (gap is not None and i >= gap) for i in range(len(bars))]
-    values = [ap for ap, _ in bars]
-    axes.barh(places, values, height=0.72, color=BAR)
-    for place, ap in zip(places, values, strict=True):
-        axes.text(ap + 0.008, place, f"{ap:.3f}", va="center", fontsize=8.5, bbox=PAPER)
-    axes.axvline(mean, color=COLORS[1], linewidth=1.3, linestyle="--", label=f"mean {mean:.3f}")
-    if gap is not None:
-        axes.text(0.008, gap, "\N{VERTICAL ELLIPSIS}", va="center", color=FAINT)
-    axes.set_yticks(places, [name for _, name in bars])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-
-
 def _without_truth(count: int) -> list[str]:
-    return [f"{count} class{'es' if count > 1 else ''} without ground truth left out"] if count else []
+    return [f"{pluralize(count, 'class')} without ground truth left out"] if count else []

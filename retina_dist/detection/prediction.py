@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.config.commands import PredictConfig
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.draw_boxes import draw_boxes
+from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.files import write_atomically
 from retina_dist.predictor import predict_files
@@ -32,7 +33,8 @@ def predict(config: PredictConfig) -> Path:
         labels = output["labels"][kept]
         counts = torch.bincount(labels, minlength=len(names)).tolist()
         words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
-        return draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept]), words
+        picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
+        return to_pil_image(picture), words
 
     detector, outputs = predict_files(config, Detector, draw)
     rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)

@@ -290,7 +290,7 @@ class DetectionTask(Task):
         """first_batch.jpg: the images of the first step as the model sees them; nothing of noise."""
         if self.config.data.synthetic:
             return
-        from retina_dist.detection.artifacts import draw_first_batch
+        from retina_dist.detection.pictures import draw_first_batch
 
         draw_first_batch(data, 0, self.train.categories.names, folder / "first_batch.jpg")
 
@@ -305,7 +305,8 @@ class DetectionTask(Task):
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
         """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""
-        from retina_dist.detection.artifacts import draw_metrics, draw_predictions
+        from retina_dist.detection.pictures import draw_predictions
+        from retina_dist.detection.plots import draw_metrics
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return

@@ -116,7 +116,7 @@ def test_matplotlib_is_loaded_late_and_its_settings_are_left_alone(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from retina_dist.detection import draw_boxes as draw
+from retina_dist.detection import pictures
 from retina_dist.reporting import loggers
 from retina_dist.detection import plots as metric_plots
 from retina_dist.reporting import plots, progress

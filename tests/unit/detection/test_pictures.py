@@ -1,0 +1,97 @@
+"""Boxes on images, sheets of them, and the files that a training draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFont
+from torch import Tensor
+
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.pictures import class_color, draw_boxes, draw_predictions
+from retina_dist.reporting.pictures import font_file, sheet, titled
+
+NAMES = ("cat", "dog", "Müller-Ж")
+
+
+def gray(height: int, width: int) -> Tensor:
+    return torch.full((3, height, width), 128, dtype=torch.uint8)
+
+
+def boxes(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 4)
+
+
+def mask(picture: Tensor, label: int) -> Tensor:
+    """[h, w]: where the picture has exactly the class's colour."""
+    return (picture == torch.tensor(class_color(label), dtype=torch.uint8)[:, None, None]).all(dim=0)
+
+
+def test_class_colors_differ() -> None:
+    assert len({class_color(label) for label in range(60)}) == 60
+    first = np.array([class_color(label) for label in range(12)])
+    distances = np.linalg.norm(first[:, None] - first[None], axis=-1) + 999 * np.eye(12)
+    assert distances.min() > 50  # of 441 from black to white
+
+
+def test_boxes_are_where_they_belong() -> None:
+    image = torch.randint(0, 256, (3, 480, 640), dtype=torch.uint8)
+    assert torch.equal(draw_boxes(image, boxes(), torch.tensor([]), NAMES), image)
+    picture = draw_boxes(gray(300, 700), boxes([100, 120, 200, 220]), torch.tensor([1]), NAMES, torch.tensor([0.5]))
+    assert mask(picture, 1)[200].nonzero().flatten().tolist() == [100, 200]
+    assert mask(picture, 1)[:, 190].nonzero().flatten().tolist() == [120, 220]
+    enlarged = draw_boxes(gray(48, 64), boxes([10, 20, 30, 40]), torch.tensor([0]), NAMES)
+    assert enlarged.shape == (3, 480, 640)
+    assert {100, 300} <= set(mask(enlarged, 0)[390].nonzero().flatten().tolist())
+    assert draw_boxes(gray(1, 1), boxes([0, 0, 1, 1]), torch.tensor([0]), NAMES).shape == (3, 640, 640)
+
+
+def test_odd_boxes_and_pixels_do_no_harm() -> None:
+    odd = boxes([-50, -50, 2000, 2000], [10, 10, 10, 10], [float("nan"), 0, 5, 5], [9, 9, 5, 5])
+    picture = draw_boxes(gray(480, 640).float() + 0.4, odd, torch.tensor([0, 1, 2, 70]), NAMES)
+    assert mask(picture, 0)[479].all(), "cut at the border"
+    assert mask(picture, 1)[10, 10], "without an area, still a dot"
+    assert not mask(picture, 2).any()
+    assert picture[0, 240, 320] == 128
+
+
+def test_sheets_and_titles() -> None:
+    assert font_file(), "matplotlib is installed"
+    font = ImageFont.truetype(str(font_file()), 20)
+    missing = bytes(font.getmask("\uffff"))
+    assert all(bytes(font.getmask(letter)) != missing for letter in "äéñøşğđệЖΩ…")
+    picture = titled(gray(400, 640), "image 7")
+    assert picture.shape == (3, 400 + 2 * 13, 640)
+    assert torch.equal(picture[:, -400:], gray(400, 640))
+    assert picture[:, :26].min() < 50
+    assert sheet([gray(40, 30), gray(20, 60), gray(10, 10)], columns=2).size == (2 * 60 + 3 * 8, 2 * 40 + 3 * 8)
+    for number, columns in ((2, 2), (4, 2), (5, 3), (10, 4)):
+        assert sheet([gray(10, 10)] * number).width == columns * 18 + 8
+
+
+def test_predictions_stand_beside_the_ground_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pixels of the canvas, without padding and without scores below 0.3."""
+    batch = Batch(
+        images=torch.full((1, 3, 672, 704), 200, dtype=torch.uint8),
+        image_sizes=torch.tensor([[480, 640]]),
+        original_sizes=torch.tensor([[960, 1280]]),
+        image_ids=torch.tensor([7]),
+        boxes=boxes([100, 100, 200, 200], [0, 0, 1, 1])[None],
+        labels=torch.zeros(1, 2, dtype=torch.int64),
+        num_boxes=torch.tensor([1]),
+    )
+    detected = {"boxes": boxes([400, 400, 800, 800], [0, 0, 9, 9]), "scores": torch.tensor([0.9, 0.2])}
+    titles: list[str] = []
+    monkeypatch.setattr("retina_dist.detection.pictures.titled", lambda picture, text: titles.append(text) or picture)
+    model = lambda batch: [{**detected, "labels": torch.tensor([1, 2])}]  # noqa: E731
+    draw_predictions(model, [batch], torch.device("cpu"), NAMES, tmp_path)  # type: ignore[arg-type]
+    assert titles == ["annotated: 1 box", "predicted: 1 box, score 0.3 and above"]
+    pixels = np.asarray(Image.open(tmp_path / "predictions.jpg")).astype(int)
+    assert pixels.shape == (480 + 16, 2 * 640 + 24, 3)
+    left, right = (pixels[8:488, x : x + 640] for x in (8, 656))
+    for side, label, row in ((left, 0, 150), (right, 1, 300)):
+        near = np.abs(side[row] - class_color(label)).sum(axis=-1) < 120
+        assert near.nonzero()[0].min() in range(95, 205)
