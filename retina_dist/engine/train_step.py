@@ -15,13 +15,16 @@ from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Precision, autocast
-from retina_dist.engine.replicas import average_statistics
+from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.optim.clipping import ClipKind, clip_gradients
 from retina_dist.optim.optimizer import check_layouts
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 
+SHARE_CHECKS = (
+    3  # steps of which one must be shared out right; images that cannot be read lower the weights of their step
+)
 WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 
 
@@ -64,6 +67,10 @@ class TrainStep:
             self.timer.watch(state.model.parameters())
         self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
         self._layouts_checked = False
+        self._share_checks = {
+            False: SHARE_CHECKS,
+            True: SHARE_CHECKS,
+        }  # left to pass: of a full step, of an epoch's last
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
@@ -71,6 +78,7 @@ class TrainStep:
         self._set_lr()
         seed_step(self.seed, "step", state.step, self.strategy.rank)
         self.guard.begin()
+        self._check_shares([batch.weight for batch in micro_batches])
         losses = self._accumulate(micro_batches)
         self.strategy.reduce_gradients()  # 1. the mean over ranks
         timer.mark("communication")
@@ -98,6 +106,12 @@ class TrainStep:
         parts = {f"train/loss_{name}": value for name, value in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         return {"train/loss": total, **parts, "train/grad_norm": norm, WEIGHT: torch.full_like(total, weight)}
+
+    def _check_shares(self, weights: list[float]) -> None:
+        last_of_epoch = (self.state.step + 1) % self.plan.steps_per_epoch == 0
+        if left := self._share_checks[last_of_epoch]:
+            right = check_shares(weights, self.strategy, self.state.step + 1, tolerant=left > 1)
+            self._share_checks[last_of_epoch] = 0 if right else left - 1
 
     def _set_lr(self) -> None:
         lr = self.plan.lr_at(self.state.step)
@@ -127,14 +141,18 @@ class TrainStep:
                 losses = self._forward_backward(batch)
             timer.mark_backward()
             for name, value in losses.items():
-                total[name] = total.get(name, 0.0) + value.detach() * batch.weight
+                share = value.detach() * batch.weight if batch.weight else torch.zeros_like(value)
+                total[name] = total.get(name, 0.0) + share
         return total
 
     def _forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
         """Forward and backward pass of a micro-batch."""
         with self.autocast():
             losses: dict[str, Tensor] = self.net(batch)
-        loss = torch.stack(list(losses.values())).sum() * batch.weight
+        loss = torch.stack(list(losses.values())).sum()
+        loss = (
+            loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
+        )  # a mean over no examples is NaN
         self.timer.mark("forward")
         self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
         return losses

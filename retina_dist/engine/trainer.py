@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from retina_dist.engine.checkpointer import Checkpointer
 from retina_dist.engine.prefetch import prefetched
-from retina_dist.engine.replicas import check_replicas
+from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.stop import StopAction, StopConsensus
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
@@ -56,6 +56,7 @@ class Trainer:
         self.checkpointer = checkpointer or Checkpointer(self.state, self.strategy, position=data.position)
         self.metrics = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data.position)
         self.stop = StopConsensus(self.strategy)
+        self._metrics_checked = self.strategy.world_size == 1
 
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
@@ -139,7 +140,11 @@ class Trainer:
         self.strategy.phase = f"the validation after step {state.step}"
         with self.metrics.paused(), self.timer.phase("evaluation"):
             found = self.validate(state.evaluated_model)
-            metrics = self.strategy.broadcast_object({name: float(value) for name, value in found.items()})
+            metrics = {name: float(value) for name, value in found.items()}
+            if not self._metrics_checked:
+                check_metrics(metrics, self.strategy)
+                self._metrics_checked = True
+            metrics = self.strategy.broadcast_object(metrics)
             self.net.train()
             self.metrics.log(metrics)
             state.best.update(metrics)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.engine import replicas
+from retina_dist.engine import replicas, train_step
 from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, checksum
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.engine.trainer import Trainer
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.plans import plan_of
+from tests.unit.engine.test_world_size import AveragingRank
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -296,3 +302,99 @@ def test_alone_nobody_communicates() -> None:
     model = normed(1.0, 3.0)
     assert averaged(model) == [[]]
     assert model[0].running_mean.tolist() == [1.0]
+
+
+@dataclass
+class Rows:
+    x: Tensor  # [n, 2]
+    weight: float = 1.0
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
+        return self
+
+
+class RowsOfSteps:
+    """Two rows for each rank, with the given weights of this rank's micro-batches; a weight of 0 comes with no rows."""
+
+    def __init__(self, *weights: float) -> None:
+        self.weights = weights
+
+    def position(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+        for step in range(start, stop):
+            yield [Rows(torch.full((2 * (w > 0), 2), step + 1.0), w) for w in self.weights]
+
+
+class MeanLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, batch: Rows) -> dict[str, Tensor]:
+        return {"loss": self.layer(batch.x).square().mean()}  # NaN of no rows
+
+
+class Losses:
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.values.append(metrics.get("train/loss", 0.0))
+
+
+def fitted(weights: Sequence[Sequence[float]], validate: Any = None) -> list[Any]:
+    """(losses, weights of the model, skipped steps) of each rank after four steps, or its error."""
+
+    def one(strategy: ThreadRank) -> Any:
+        torch.manual_seed(0)
+        model, losses = MeanLoss(), Losses()
+        plan = plan_of(num_images=8, batch_size=4, max_duration="4steps", log_every=1, validate_every="2steps",
+                       world_size=strategy.world_size, lr=0.01)  # fmt: skip
+        state = TrainState(model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu", enabled=False))
+        step = TrainStep(state, plan, strategy)
+        metrics = (lambda net: validate(strategy.rank)) if validate else None
+        Trainer(step, RowsOfSteps(*weights[strategy.rank]), losses, validate=metrics).fit()
+        return losses.values, model.layer.weight.tolist(), state.skipped_steps
+
+    return on_ranks(len(weights), lambda strategy: one(AveragingRank(strategy.rank, strategy.job)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (((1.0,), (0.5,)), "step 1 add up to 1 on rank 0 and 0.5 on rank 1, with the mean 0.75 over ranks, not 1"),
+        (((0.5, 0.5), (0.5,)), "step 1 has 2 on rank 0 and 1 on rank 1 micro-batches"),
+        (((1.0,), ()), "step 1 has 1 on rank 0 and 0 on rank 1 micro-batches"),
+        (((2.0,), (2.0,)), "step 1 add up to 2 on each rank, with the mean 2 over ranks, not 1"),
+    ],
+    ids=["a part dropped", "a micro-batch dropped", "no image", "twice the weight"],
+)
+def test_a_step_that_the_ranks_share_out_wrongly_ends_the_training(
+    weights: Sequence[Sequence[float]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_step, "SHARE_CHECKS", 1)
+    for error in fitted(weights):
+        assert type(error) is ReplicaMismatch
+        assert message in str(error)
+
+
+def test_a_loss_at_weight_0_is_ignored() -> None:
+    """A rank without rows, whose mean loss is NaN, and one with all of them."""
+    short, alone = fitted(((2.0,), (0.0,))), fitted(((1.0,),))
+    for losses, weights, skipped in short:
+        assert skipped == 0
+        assert losses == pytest.approx(alone[0][0])
+        assert weights[0] == pytest.approx(alone[0][1][0])
+
+
+def test_metrics_that_differ_over_ranks_end_the_first_validation() -> None:
+    right = ((1.0,), (1.0,))
+    for error in fitted(right, lambda rank: {"val/AP": 0.5, "val/loss": (0.6545, 1.126)[rank]}):
+        assert type(error) is ReplicaMismatch
+        assert "the metric val/loss is 0.6545 on rank 0 and 1.126 on rank 1: the evaluator must" in str(error)
+    for error in fitted(right, lambda rank: {"val/loss": 1.0} if rank else {}):
+        assert "the metric val/loss is nan on rank 0 and 1 on rank 1" in str(error)
+    for losses, _, _ in fitted(right, lambda rank: {"val/loss": 1.0 + 1e-9 * rank, "val/recall": math.nan}):
+        assert len(losses) == 6  # four steps, two validations
