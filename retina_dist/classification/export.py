@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,13 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
 from retina_dist.config.commands import ExportConfig
-from retina_dist.data.images import find_images, read_image
+from retina_dist.data.images import find_images
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import write_atomically
-from retina_dist.model import exporters
+from retina_dist.model.exporters import Exporter, Runner, check_ending
+from retina_dist.predictor import Image
 from retina_dist.redaction import redacted
-from retina_dist.torch_files import load_torch
 
 INPUT, OUTPUT = "image", "probabilities"
-Runner = Callable[[Tensor], Tensor]  # [1, 3, S, S] uint8 -> [1, K] probabilities
 
 
 class ExportedClassifier(nn.Module):
@@ -38,93 +36,51 @@ class ExportedClassifier(nn.Module):
 
 
 def export(config: ExportConfig) -> float:
-    """Write `output` if it finds what the checkpoint's classifier finds, and return the largest difference of a probability."""
+    """Write `output` if it gives what the checkpoint's classifier gives, and return the largest difference of a probability."""
     output = Path(config.output)
-    if output.suffix not in WRITERS:
-        raise ConfigError(f"output={output} has no known ending; use one of {', '.join(WRITERS)}.")
+    check_ending(output)
     if config.size is not None:
         raise ConfigError(f"size={config.size} is for detectors; a classifier has the size of its validation.")
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
-    images = [classifier.prepare(pixels) for pixels in _images(config, classifier)]
-    write, reopen = WRITERS[output.suffix]
+    rng, side = np.random.default_rng(0), max(16, classifier.short_side)
+    images: Sequence[Image] = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+    if config.images:
+        images = find_images(config.images)[: config.num_images]
+    inputs = [classifier.prepare(image) for image in images]
+    example = torch.zeros_like(inputs[0])
     worst = 0.0
 
-    def make(temporary: Path) -> None:
+    def compare(run: Runner) -> None:
         nonlocal worst
-        with exporters.quiet():
-            write(classifier, temporary, config)
-            run = reopen(classifier, temporary)
-            worst = max(float((run(image) - classifier.probabilities(image)).abs().max()) for image in images)
+        worst = max(float((run(image)[0] - classifier.probabilities(image)).abs().max()) for image in inputs)
         if not worst <= config.score_tolerance:
             raise UserError(
                 f"{output} was not written: its probabilities differ by up to {worst:.3g}, more than {config.score_tolerance}; "
                 "report it, or raise score_tolerance if that is good enough."
             )
 
-    write_atomically(output, make)
+    exporter = Exporter(
+        graph=lambda: torch.export.export(ExportedClassifier(classifier).eval(), (example,)),
+        input_name=INPUT,
+        output_names=[OUTPUT],
+        state=classifier.model.model.state_dict(),
+        with_state=partial(_with_state, classifier),
+        about={
+            "classes": list(classifier.classes),
+            "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
+            "image_size": classifier.image_size,
+            "short_side": classifier.short_side,
+            "checkpoint": redacted(config.checkpoint),
+        },
+    )
+    exporter.write(output, compare)
     size = output.stat().st_size / 1e6
-    print(f"{output}: {size:.1f} MB; largest difference of a probability on {len(images)} images: {worst:.2g}")
+    print(f"{output}: {size:.1f} MB; largest difference of a probability on {len(inputs)} images: {worst:.2g}")
     return worst
 
 
-def _images(config: ExportConfig, classifier: TrainedClassifier) -> list[Tensor]:
-    if config.images:
-        return [read_image(file) for file in find_images(config.images)[: config.num_images]]
-    rng, side = np.random.default_rng(0), max(16, classifier.short_side)
-    drawn = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
-    return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in drawn]
-
-
-def _metadata(classifier: TrainedClassifier, config: ExportConfig) -> dict[str, str]:
-    """What the file says of itself, each value as JSON."""
-    values = {
-        "classes": list(classifier.classes),
-        "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
-        "image_size": classifier.image_size,
-        "short_side": classifier.short_side,
-        "checkpoint": redacted(config.checkpoint),
-        "versions": exporters.versions(),
-    }
-    return {name: json.dumps(value) for name, value in values.items()}
-
-
-def _example(classifier: TrainedClassifier) -> Tensor:
-    return torch.zeros((1, 3, classifier.image_size, classifier.image_size), dtype=torch.uint8)
-
-
-def _write_onnx(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    exporters.require_onnx()
-    exporters.save_onnx(
-        ExportedClassifier(classifier).eval(),
-        path,
-        arguments=(_example(classifier),),
-        input_name=INPUT,
-        output_names=[OUTPUT],
-        metadata=_metadata(classifier, config),
-    )
-
-
-def _load_onnx(classifier: TrainedClassifier, path: Path) -> Runner:
-    run = exporters.load_onnx(path, INPUT, [OUTPUT])
-    return lambda image: run(image)[0]
-
-
-def _write_pt2(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    program = torch.export.export(ExportedClassifier(classifier).eval(), (_example(classifier),))
-    exporters.save_pt2(program, path, _metadata(classifier, config))
-
-
-def _load_pt2(classifier: TrainedClassifier, path: Path) -> Runner:
-    return exporters.load_pt2(path)
-
-
-def _write_state_dict(classifier: TrainedClassifier, path: Path, config: ExportConfig) -> None:
-    torch.save(classifier.model.model.state_dict(), path)
-
-
-def _load_state_dict(classifier: TrainedClassifier, path: Path) -> Runner:
-    """In torchvision's own class, whose batch norms are not ours."""
-    state, _ = load_torch(path)
+def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> Runner:
+    """torchvision's own class with these weights, whose batch norms are not ours."""
     arguments = classifier.arguments
     extra = model_options(arguments["architecture"], arguments["image_size"])
     theirs = models.get_model(arguments["architecture"], weights=None, num_classes=len(classifier.classes), **extra)
@@ -132,19 +88,4 @@ def _load_state_dict(classifier: TrainedClassifier, path: Path) -> Runner:
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)  # which a frozen norm does not count
     theirs.eval()
-
-    @torch.inference_mode()
-    def run(image: Tensor) -> Tensor:
-        return theirs(classifier.model.normalized(image)).softmax(1)
-
-    return run
-
-
-WRITERS: dict[
-    str,
-    tuple[Callable[[TrainedClassifier, Path, ExportConfig], None], Callable[[TrainedClassifier, Path], Runner]],
-] = {
-    ".onnx": (_write_onnx, _load_onnx),
-    ".pt2": (_write_pt2, _load_pt2),
-    ".pt": (_write_state_dict, _load_state_dict),
-}
+    return lambda image: [theirs(classifier.model.normalized(image)).softmax(1)]

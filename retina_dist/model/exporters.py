@@ -1,31 +1,36 @@
-"""torch's exporters as both tasks use them: a graph into an .onnx or .pt2 file, and the file as a function again."""
+"""A model as an .onnx, .pt2 or state_dict file, compared with the original before the file is there."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from retina_dist import __version__
 from retina_dist.errors import ConfigError
+from retina_dist.files import write_atomically
+from retina_dist.torch_files import load_torch
+
+ENDINGS = (".onnx", ".pt2", ".pt")
+Runner = Callable[[Tensor], Sequence[Tensor]]  # an image [1, 3, h, w] uint8 to the tensors of `output_names`
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of the packages that write an exported file; None for a package that is not installed."""
-    return {"retina_dist": __version__} | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}
-
-
-def require_onnx() -> None:
-    """Raise ConfigError where a package that an .onnx file needs is missing; called before a model is traced."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
+def check_ending(output: Path) -> None:
+    """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
+    if output.suffix not in ENDINGS:
+        raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
+    for package in ("onnx", "onnxscript", "onnxruntime") if output.suffix == ".onnx" else ():
         try:
             __import__(package)
         except ImportError as error:
@@ -34,58 +39,70 @@ def require_onnx() -> None:
             ) from error
 
 
-def save_onnx(
-    graph: Any,
-    path: Path,
-    *,
-    arguments: tuple[Tensor, ...] = (),
-    input_name: str,
-    output_names: Sequence[str],
-    metadata: Mapping[str, str],
-) -> None:
-    """Write `graph`, an ExportedProgram or a module with example `arguments`."""
-    program = torch.onnx.export(
-        graph,
-        arguments,
-        dynamo=True,
-        input_names=[input_name],
-        output_names=list(output_names),
-        verbose=False,
-        external_data=False,
-    )
-    assert program is not None
-    program.model.metadata_props.update(metadata)
-    path.write_bytes(program.model_proto.SerializeToString())
+@dataclass(frozen=True)
+class Exporter:
+    """What a task gives to be exported.
 
+    `graph` traces the whole model, `state` are its weights for torchvision's class, and `with_state` makes that class of such
+    weights. `about` is what the file says of itself.
+    """
 
-def load_onnx(path: Path, input_name: str, output_names: Sequence[str]) -> Callable[[Tensor], list[Tensor]]:
-    """The file under onnxruntime on the CPU: an image to the tensors of `output_names`."""
-    import onnxruntime
+    graph: Callable[[], ExportedProgram]
+    input_name: str
+    output_names: Sequence[str]
+    state: Mapping[str, Tensor]
+    with_state: Callable[[Mapping[str, Tensor]], Runner]
+    about: Mapping[str, Any]
 
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda image: [torch.from_numpy(x) for x in session.run(list(output_names), {input_name: image.numpy()})]
+    def write(self, output: Path, compare: Callable[[Runner], None]) -> None:
+        """Write `output`, in whose ending its form is, and read it back; where `compare` raises an error it stays as it was."""
 
+        def make(temporary: Path) -> None:
+            with _quiet():
+                self._write(temporary, output.suffix)
+                compare(self._read(temporary, output.suffix))
 
-def save_pt2(program: Any, path: Path, metadata: dict[str, str]) -> None:
-    """Write an ExportedProgram."""
-    file = io.BytesIO()
-    torch.export.save(program, file, extra_files=metadata)
-    path.write_bytes(file.getvalue())
+        write_atomically(output, make)
 
+    def _write(self, path: Path, form: str) -> None:
+        about = {name: json.dumps(value) for name, value in {**self.about, "versions": _versions()}.items()}
+        if form == ".pt":
+            torch.save(self.state, path)
+        elif form == ".pt2":
+            file = io.BytesIO()
+            torch.export.save(self.graph(), file, extra_files=about)
+            path.write_bytes(file.getvalue())
+        else:
+            program = torch.onnx.export(
+                self.graph(),  # type: ignore[arg-type]
+                (),
+                dynamo=True,
+                input_names=[self.input_name],
+                output_names=list(self.output_names),
+                verbose=False,
+                external_data=False,
+            )
+            assert program is not None
+            program.model.metadata_props.update(about)
+            path.write_bytes(program.model_proto.SerializeToString())
 
-def load_pt2(path: Path) -> Callable[[Tensor], Any]:
-    """The file as a function without gradients."""
-    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    def _read(self, path: Path, form: str) -> Runner:
+        """The file as a function without gradients, on the CPU."""
+        if form == ".pt":
+            return torch.inference_mode()(self.with_state(load_torch(path)[0]))
+        if form == ".pt2":
+            module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+            outputs = torch.no_grad()(module)
+            return lambda image: values if isinstance(values := outputs(image), tuple) else (values,)
+        import onnxruntime
 
-    def run(image: Tensor) -> Any:
-        with torch.no_grad():
-            return module(image)
-
-    return run
+        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        names = list(self.output_names)
+        return lambda image: [torch.from_numpy(x) for x in session.run(names, {self.input_name: image.numpy()})]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence the exporters' notes to their own developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
@@ -98,6 +115,11 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions of the packages that write an exported file; None for a package that is not installed."""
+    return {"retina_dist": __version__} | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}
 
 
 def _version(package: str) -> str | None:

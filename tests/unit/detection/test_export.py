@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import export
-from retina_dist.detection.model.exportable import INPUT, export_graph
+from retina_dist.detection.model.exportable import INPUT, OUTPUTS, export_graph
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.errors import ConfigError, UserError
 from tests.unit.serving.server import small_detector
@@ -106,13 +107,13 @@ def shifted(found: Detections, boxes: float = 0.0, scores: float = 0.0) -> Detec
 def test_what_differs_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, words: str
 ) -> None:
-    write, load = module.WRITERS[".pt"]
+    load = module._with_state
 
-    def wrong(detector: Detector, path: Path) -> module.Runner:
-        run = load(detector, path)
-        return lambda image: change(run(image))  # type: ignore
+    def wrong(detector: Detector, state: Any) -> module.Runner:
+        run = load(detector, state)
+        return lambda image: [*change(Detections(**dict(zip(OUTPUTS, run(image), strict=True)))).values()]  # type: ignore
 
-    monkeypatch.setitem(module.WRITERS, ".pt", (write, wrong))
+    monkeypatch.setattr(module, "_with_state", wrong)
     (tmp_path / "state_dict.pt").write_text("the old one")
     with pytest.raises(UserError, match=words):
         export(settings(tmp_path / "state_dict.pt"))
