@@ -22,21 +22,8 @@ LIMIT_S = 10.0  # of one case
 LONGEST = 12_000  # characters of one sentence, which may hold a name of 5000 twice
 
 JUNK = [
-    *(None, True, -1, 0, 1, 1.5, 2**31, 2**53, 2**53 + 1, 2**64, 10**400, 1e308, 5e-324, -0.0),
-    *(
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-        "",
-        "1",
-        "\0",
-        "a\0b",
-        "\ud800",
-        "\udc80.png",
-        "a\nb",
-        "\ufeff",
-        "../x",
-    ),
+    *(None, True, -1, 0, 1, 1.5, 2**31, 2**53, 2**53 + 1, 2**64, 10**400, 1e308, 5e-324, -0.0, float("nan")),
+    *(float("inf"), -float("inf"), "", "1", "\0", "a\0b", "\ud800", "\udc80.png", "a\nb", "\ufeff", "../x"),
     *("/etc/passwd", "..", ".", "C:\\a.png", "x" * 5000, "/".join("ab" * 900), "b.png"),
     *([], [1], [[1]], [1, 2, 3, 4], [-5, -5, -5, -5], {}, {"id": 1}, "@raw"),
 ]
@@ -179,7 +166,7 @@ SIZES = (0, 1, 2, 4, 7, 255, 1001, 65535, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 
 
 def with_claimed_size(content: bytes, draw: random.Random) -> bytes:
-    """A PNG, JPEG, GIF, BMP or TIFF whose header claims other sides, checksums set right; others as they are."""
+    """A PNG, JPEG or BMP whose header claims other sides, checksums set right; others as they are."""
     found = bytearray(content)
     width, height = draw.choice(SIZES), draw.choice(SIZES)
     if content.startswith(b"\x89PNG"):
@@ -188,17 +175,8 @@ def with_claimed_size(content: bytes, draw: random.Random) -> bytes:
     elif content.startswith(b"\xff\xd8"):
         start = max(content.find(b"\xff\xc0"), content.find(b"\xff\xc2"))
         found[start + 5 : start + 9] = struct.pack(">HH", height & 0xFFFF, width & 0xFFFF)
-    elif content.startswith(b"GIF"):
-        at = draw.choice((6, max(6, content.find(b"\x2c") + 5)))  # the screen, or the frame
-        found[at : at + 4] = struct.pack("<HH", width & 0xFFFF, height & 0xFFFF)
     elif content.startswith(b"BM"):
         found[18:26] = struct.pack("<II", width, height)
-    elif content.startswith(b"II"):
-        (at,) = struct.unpack("<I", content[4:8])
-        for i in range(struct.unpack("<H", content[at : at + 2])[0]):
-            entry = at + 2 + 12 * i
-            if struct.unpack("<H", content[entry : entry + 2])[0] == draw.choice((256, 257)):
-                found[entry + 2 : entry + 12] = struct.pack("<HII", draw.choice((1, 3, 4, 5, 12)), 1, width)
     return bytes(found)
 
 
