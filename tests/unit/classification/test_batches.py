@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -93,12 +94,10 @@ def test_a_balanced_epoch_has_each_class_as_often(tmp_path: Path) -> None:
     assert np.bincount(labels[epochs[0]]).tolist() == [8, 8, 8]
     assert epochs[0] == epochs[2] != epochs[1]
     assert len(set(epochs[0][0::3])) == 8, "no image twice before all were there once"
-
-
-def test_a_balanced_epoch_may_be_shorter_than_the_list_of_classes() -> None:
-    samples = Samples(("0", "1"), ("0", "1"), np.array([0, 1]), ("a", "b", "c", "d"))
-    dataset = ClassificationDataset(samples, ClassificationData(name="x", balanced=True))
-    assert [dataset.drawn(place, 0).image for place in range(2)] == [0, 1]
+    short = Samples(("0", "1"), ("0", "1"), np.array([0, 1]), ("a", "b", "c", "d"))
+    assert [
+        ClassificationDataset(short, ClassificationData(name="x", balanced=True)).drawn(p, 0).image for p in (0, 1)
+    ] == [0, 1]
 
 
 def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,16 +146,8 @@ def test_transforms_depend_on_their_key_alone() -> None:
     assert torch.equal(eval_transform(image, 20, 40), image[:, 10:30, 20:40])
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4000), (3, 4000, 1)])
-def test_a_strip_one_pixel_wide_takes_little_memory(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, int]] = []
-    resized = transforms.resized
-
-    def record(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        sizes.append((height, width))
-        assert height * width < 10_000, "or the resized strip has millions of pixels"
-        return resized(image, height, width)
-
-    monkeypatch.setattr(transforms, "resized", record)
-    assert eval_transform(torch.zeros(shape, dtype=torch.uint8), 16, 18).shape == (3, 16, 16)
-    assert sorted(sizes[0]) == [18, 72]
+def test_a_strip_one_pixel_wide_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized = Mock(side_effect=transforms.resized)
+    monkeypatch.setattr(transforms, "resized", resized)
+    assert eval_transform(torch.zeros((3, 1, 4000), dtype=torch.uint8), 16, 18).shape == (3, 16, 16)
+    assert resized.call_args.args[1:] == (18, 72)

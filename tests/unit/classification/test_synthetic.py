@@ -13,8 +13,7 @@ from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
-from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.testing.task_contract import RankOf, task_contract
+from retina_dist.testing.task_contract import task_contract
 
 CPU = torch.device("cpu")
 SMALL = [
@@ -41,23 +40,6 @@ def test_an_image_does_not_depend_on_its_batch() -> None:
     assert set(samples.labels.tolist()) <= set(range(5))
 
 
-def test_batches_lie_on_the_device_and_are_made_once() -> None:
-    strategy = SingleDeviceStrategy("cpu")
-    strategy.device = torch.device("meta")  # a device that no batch is on by itself
-    data = ClassificationTask(load_config("train", SMALL), strategy).build_data()
-    first, second = data.train_steps(3, 5)
-    assert first[0] is second[0]
-    assert {t.device.type for t in (first[0].images, first[0].labels, first[0].share, first[0].indices)} == {"meta"}
-
-
-def test_ranks_share_the_images_of_a_step() -> None:
-    config = load_config("train", SMALL)
-    ranks = [ClassificationTask(config, RankOf(rank, 2)).build_data() for rank in range(2)]
-    one, two = (next(iter(data.train_steps(0, 1)))[0] for data in ranks)
-    assert [one.indices.tolist(), two.indices.tolist()] == [[0, 1, 2], [3, 4]]
-    assert not torch.equal(one.images[0], two.images[0])
-
-
 def test_the_task_keeps_its_contract() -> None:
     """Two and three ranks have one rank's losses and gradients, among others."""
     task_contract(ClassificationTask, load_config("train", [*SMALL, "model.norm=frozen_bn"]))
@@ -70,15 +52,6 @@ def test_it_trains_and_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not Path("run/first_batch.jpg").exists()
     last = torch.load("run/checkpoints/last.pt", weights_only=True, map_location="cpu")
     assert (last["step"], last["classes"][-1]) == (2, "class 4")
-
-
-def test_it_says_what_it_trains_on() -> None:
-    config = load_config("train", ["task=classification", "data=synthetic"])
-    task = ClassificationTask(config, SingleDeviceStrategy("cpu"))
-    assert task.num_images == task.planned_images(config) == 800
-    assert not task.validates
-    assert "224 px of noise on the device" in task.describe()
-    assert len(task.classes) == 1000
 
 
 def test_random_images_cannot_be_overfitted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
@@ -53,13 +54,6 @@ def test_the_second_reading_does_not_decode(photo, tmp_path, monkeypatch):
     assert again.stride() == first.stride()
 
 
-def test_writing_into_pixels_does_not_reach_the_file(photo, tmp_path):
-    cache = DecodedCache(tmp_path / "cache")
-    first = cache.read(photo, (37, 21)).clone()
-    cache.read(photo, (37, 21)).fill_(7)
-    assert torch.equal(cache.read(photo, (37, 21)), first)
-
-
 def test_a_changed_image_is_decoded_anew(photo, tmp_path):
     cache = DecodedCache(tmp_path / "cache")
     cache.read(photo, (37, 21))
@@ -80,7 +74,6 @@ def test_orientations_are_kept_apart(tmp_path):
     cache = DecodedCache(tmp_path / "cache")
     for size in ((2, 3), (3, 2), (2, 3), (3, 2)):  # boxes drawn on the upright image, and on it as stored
         assert torch.equal(cache.read(str(tmp_path / "a.png"), size), read_image(tmp_path / "a.png", size))
-    assert len(files(cache.folder)) == 2
 
 
 def damage(content: bytes) -> list[bytes]:
@@ -90,20 +83,19 @@ def damage(content: bytes) -> list[bytes]:
     return [b"", b"x", content[:-8], content[:800], content + bytes(8), one_bit, swapped, zeros, bytes(len(content))]
 
 
-@pytest.mark.parametrize("kind", range(9))
-def test_a_damaged_file_is_written_again_with_a_warning(photo, tmp_path, kind, said):
+def test_a_damaged_file_is_written_again_with_a_warning(photo, tmp_path, said):
     cache = DecodedCache(tmp_path / "cache")
     expected = cache.read(photo, (37, 21)).clone()
+    cache.read(photo, (37, 21)).fill_(7)  # writing into pixels does not reach the file
     (kept,) = files(cache.folder)
     whole = kept.read_bytes()
-    kept.write_bytes(damage(whole)[kind])
-    assert torch.equal(cache.read(photo, (37, 21)), expected)
-    assert len(said) == 1
-    assert "damaged" in said[0]
-    assert photo in said[0]
-    assert kept.read_bytes() == whole
-    cache.read(photo, (37, 21))
-    assert len(said) == 1
+    for content in damage(whole):
+        kept.write_bytes(content)
+        for _ in range(2):
+            assert torch.equal(cache.read(photo, (37, 21)), expected)
+        assert kept.read_bytes() == whole
+        assert len(said) == 1
+        assert re.search(f"is damaged; {re.escape(photo)}", said.pop())
 
 
 def test_a_full_disk_ends_the_writing_once_and_for_all(photo, tmp_path, monkeypatch, said):
@@ -165,7 +157,9 @@ def read_all(folder: str, images: list[tuple[str, tuple[int, int]]]) -> int:
 def test_several_processes_fill_one_folder(tmp_path):
     images = [(str(r.path), (r.width, r.height)) for r in make_annotations(tmp_path).records]
     total = 5 * sum(int(read_image(path).sum()) for path, _ in images)
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(3, mp_context=context) as pool:
         found = [pool.submit(read_all, str(tmp_path / "cache"), images) for _ in range(3)]
         assert [future.result() for future in found] == [total] * 3
     assert len(files(tmp_path / "cache")) == len(images)

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -21,9 +20,8 @@ from PIL import Image
 
 from retina_dist import files
 from retina_dist.data import cache as cache_module
-from retina_dist.data.images import image_size, read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import RemoteFile, objects_in, read, read_all, version_of
+from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
@@ -32,7 +30,7 @@ from retina_dist.detection.readers.records import make_record
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError, ImageError
-from retina_dist.files import Url, place
+from retina_dist.files import Url
 from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
 
@@ -133,19 +131,9 @@ def test_training_sees_the_batches_of_the_folder(coco: Path, kind: str) -> None:
     url = roots.get(kind, f"simplecache::file://{coco}")
     assert same_steps(steps(train(url)), steps(train(coco)))
     named = {"train_annotations": f"{url}/annotations/instances_train2017.json", "train_images": f"{url}/train2017"}
-    assert same_steps(steps(train_of(**named)), steps(train(coco)))
-
-
-def train_of(**named: str) -> Annotations:
     found = read_split(DetectionData(name="x", **named), "train")
     assert found is not None
-    return found
-
-
-def test_data_workers_read_behind_a_url(coco: Path) -> None:
-    annotations = train(f"simplecache::file://{coco}")
-    assert isinstance(annotations.records[0].path, RemoteFile)
-    assert same_steps(steps(annotations, num_workers=2), steps(train(coco)))
+    assert same_steps(steps(found, num_workers=2 * (kind == "chain")), steps(train(coco)))
 
 
 def test_forked_workers_make_file_systems_of_their_own(coco: Path) -> None:
@@ -216,19 +204,8 @@ def test_csv_behind_a_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../a.jpg",
-        "a/../../b.jpg",
-        "..",
-        "..\\a.jpg",
-        "/a.jpg",
-        "//h/a.jpg",
-        "C:/a.jpg",
-        "az://other/a.jpg",
-        "http://h/a.jpg",
-        "%2e%2e/a.jpg",
-        "a/%2E%2E/%2e%2e/b.jpg",
-        "az://c/images/../a.jpg",
-        "az://c/imagesx/a.jpg",
+        *("../a.jpg", "a/../../b.jpg", "..", "..\\a.jpg", "/a.jpg", "//h/a.jpg", "C:/a.jpg", "az://other/a.jpg"),
+        *("http://h/a.jpg", "%2e%2e/a.jpg", "a/%2E%2E/%2e%2e/b.jpg", "az://c/images/../a.jpg", "az://c/imagesx/a.jpg"),
     ],
 )
 def test_names_that_leave_the_folder_are_refused(name: str) -> None:
@@ -248,15 +225,11 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
         ("x::file.jpg", "x::file.jpg"),
     ],
 )
-def test_names_within_the_folder(name: str, inside: str) -> None:
+def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None:
     record = make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))
     assert record.path == RemoteFile("az://c/images", inside)
-
-
-def test_a_name_is_never_read_as_part_of_a_url(tmp_path: Path) -> None:
-    """As text, fsspec would take what follows :: for another file system."""
-    (tmp_path / "secret").write_bytes(b"secret")
-    (found,) = read_all([RemoteFile("memory://c/images", f"x::file://{tmp_path}/secret")])
+    # as text, fsspec would take what follows :: for another file system
+    (found,) = read_all([RemoteFile("memory://c/images", f"{name}::file://{tmp_path}")])
     assert isinstance(found, ImageError)
 
 
@@ -285,9 +258,7 @@ class RequestError(Exception):
         self.status = status
 
 
-@pytest.mark.parametrize(
-    "error", [TimeoutError("slow"), ConnectionResetError("gone"), RequestError(503), RequestError(429)]
-)
+@pytest.mark.parametrize("error", [TimeoutError("slow"), RequestError(503)])
 def test_a_network_that_fails_for_a_moment_is_asked_again(
     coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -329,7 +300,7 @@ def test_a_file_system_that_repeats_requests_itself_is_asked_once(coco: Path, mo
     assert clock == [84.0]
 
 
-@pytest.mark.parametrize("error", [RequestError(403), PermissionError("no"), ValueError("no such account")])
+@pytest.mark.parametrize("error", [RequestError(403), PermissionError("no")])
 def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     folder = f"{in_memory(coco)}/train2017"
     failing = Failing(monkeypatch, error, 100)
@@ -360,18 +331,6 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     ]
 
 
-def test_every_kind_of_image_reads_the_same_from_bytes(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for name in ("a.jpg", "a.png", "a.tif", "a.gif"):
-        Image.fromarray(pixels).save(tmp_path / name, **({} if name == "a.gif" else {"exif": exif}))
-        there = RemoteFile(f"remote://{tmp_path}", name)
-        size = image_size(tmp_path / name)
-        assert image_size(there) == size
-        assert torch.equal(read_image(there, size), read_image(tmp_path / name, size))
-
-
 def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = str(tmp_path / "cache")
     plain = steps(train(coco))
@@ -399,29 +358,8 @@ def test_parts_of_a_file_and_beyond_its_end(coco: Path) -> None:
     assert folder.read_parts([]) == []
 
 
-def test_versions_are_those_of_the_listing(coco: Path) -> None:
-    there = objects_in(Url(f"remote://{coco}/train2017"))
-    assert len(there) == 10
-    assert there["more/9.jpg"].version
-    assert version_of(there["0.jpg"]) != version_of(there["1.jpg"])
-    assert version_of(RemoteFile("az://c", "a.jpg")) is None  # never looked at, so never kept
-    assert version_of(coco / "none") is None
-
-
-def test_a_file_url_is_the_fast_local_path(coco: Path) -> None:
-    assert place(f"file://{coco}") == coco
-    assert all(isinstance(record.path, Path) for record in train(f"file://{coco}").records)
-
-
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adlfs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "az", raising=False)
     with pytest.raises(DataError, match=r"retina-dist\[azure\]"):
         read(RemoteFile("az://c/images", "a.jpg"))
-
-
-def test_records_of_plain_paths_still_do(coco: Path) -> None:
-    """A record may have any path-like thing."""
-    record = SimpleNamespace(image_id=1, path=coco / "train2017" / "0.jpg", file_name="0.jpg", width=40, height=30)
-    one = SimpleNamespace(records=(record,), boxes=[np.zeros((0, 4), np.float32)], labels=[np.zeros(0, np.int64)])
-    assert len(DetectionDataset(one, EvalTransform(max_size=96))) == 1
