@@ -31,7 +31,7 @@ from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
-from retina_dist.run.memory_estimate import NotEstimated, StepMemory
+from retina_dist.run.memory import NotEstimated, StepMemory
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task

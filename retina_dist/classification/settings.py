@@ -55,10 +55,10 @@ class ClassificationData(DataSettings):
     )
     growth: list[int] = setting([0, 0], "first and last epoch, from 0, of the growth of the crops")
     val_image_size: int | None = setting(
-        None, "side of the central crop of validation, px; null: image_size", at_least=8
+        None, "side of the central crop of validation, px; null: image_size", at_least=8, at_most=10**4
     )
     val_resize: int | None = setting(
-        None, "shorter side before that crop, px; null: 8/7 of it, as 256 to 224", at_least=8
+        None, "shorter side before that crop, px; null: 8/7 of it, as 256 to 224", at_least=8, at_most=10**4
     )
     crop_scale: list[float] = setting([0.08, 1.0], "area of a random crop, as a share of the image's")
     hflip: float = setting(0.5, "probability, as the next one", fraction=True)

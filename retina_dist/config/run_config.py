@@ -11,7 +11,6 @@ from typing_extensions import Self
 
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
-from retina_dist.gpus import find_gpu
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.settings import MISSING, setting
@@ -89,7 +88,5 @@ class RunConfig:
                 f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
                 "average all gradients; give strategy.static_graph=false."
             )
-        if self.gpu:
-            find_gpu(self.gpu)
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")

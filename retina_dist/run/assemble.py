@@ -26,11 +26,11 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import Console, configure_logging, doing, heartbeat
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.progress import Progress
-from retina_dist.run.accumulation import MemoryPlan, plan_memory
 from retina_dist.run.build import (
     best_metric,
     build_plan,
@@ -43,6 +43,7 @@ from retina_dist.run.build import (
 from retina_dist.run.elastic_carryover import ElasticCarryover
 from retina_dist.run.environment import configure_torch, describe_job, versions
 from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
+from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
 from retina_dist.run.restore import restore
 from retina_dist.run.tracking import tracking_server
 from retina_dist.run.training import Training
@@ -114,7 +115,7 @@ def assemble(
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     _log_plan(config, task, plan, best if task.validates else None, memory)
-    strategy.run_collectively(memory.check)
+    strategy.run_collectively(lambda: _refuse(memory.problem))
     if config.dry_run:
         return None
 
@@ -148,6 +149,11 @@ def assemble(
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
 
 
+def _refuse(problem: str) -> None:
+    if problem:
+        raise ConfigError(problem)
+
+
 def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
     logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     logger.info(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
@@ -159,6 +165,8 @@ def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
 def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
+    if config.gpu:
+        find_gpu(config.gpu)
     if fresh and not (config.resume or config.dry_run):
         open_run(config)
     task = task_class(config)

@@ -17,7 +17,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 GROUND = {
     "errors",
-    "gpus",
     "redaction",
     "seeding",
     "files",

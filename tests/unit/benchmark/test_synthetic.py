@@ -13,7 +13,7 @@ from retina_dist.benchmark.report import Slower
 from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import SyntheticConfig
-from retina_dist.run.memory_estimate import NotEstimated, StepMemory
+from retina_dist.run.memory import NotEstimated, StepMemory
 
 CLASSES = ["task=classification", "data.synthetic={num_classes: 3, num_images: 3}", "data.image_size=32"]
 BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]

@@ -11,7 +11,7 @@ import torch
 
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.prefetch import prefetched
-from retina_dist.run.memory_estimate import PREFETCHED
+from retina_dist.run.memory import PREFETCHED
 
 CUDA = torch.device("cuda", 0)
 

@@ -1,0 +1,389 @@
+"""Memory of a training step before it runs: whether it fits, and the fewest micro-batches with which it does.
+
+The real `TrainStep` runs on tensors of the CPU that hold no memory (`torch._subclasses.FakeTensorMode`), whose live storages are
+counted in the second step, in which the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists
+what is not modelled.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+import re
+import warnings
+import weakref
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.nonfinite import NonFiniteGuard
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.files import first_line
+from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
+from retina_dist.run.build import build_state, build_train_step
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task import Task
+from retina_dist.text import format_bytes
+
+# GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.
+GPUS = {
+    "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
+    "A100-80GB": 79.14, "L4": 21.96, "L40": 44.39, "L40S": 44.39, "H100-80GB": 79.10, "H100-NVL-94GB": 93.00, "H200-141GB": 139.80,
+    "B200-180GB": 178.35, "GB200": 184.31,
+}  # fmt: skip
+CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
+SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
+BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
+PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.prefetch`
+SMALL_BATCH = 2**23  # bytes below which a training on a CPU starts without an estimate
+# What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
+# https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
+_NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
+FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
+PARTS = [
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "ema",
+    "batches",
+    "activations",
+    "temporaries",
+    "communication",
+]
+
+
+class Memory(NamedTuple):
+    """What a step must fit into: bytes for tensors, and what it is in words."""
+
+    room: float
+    words: str
+    is_gpu: bool = True
+
+
+def find_gpu(name: str) -> Memory:
+    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError with the nearest names."""
+    wanted, names = name.strip().upper(), {gpu.upper(): gpu for gpu in GPUS}
+    if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
+        return _gpu(f"a GPU of {size[1]} GiB", float(size[1]))
+    near = [gpu for key, gpu in names.items() if f"{key}-".startswith(f"{wanted}-")]
+    if wanted in names or len(near) == 1:
+        gpu = names.get(wanted, near[0])
+        return _gpu(gpu, GPUS[gpu])
+    near = near or [names[key] for key in difflib.get_close_matches(wanted, names, 1)] or list(GPUS)
+    raise ConfigError(f"gpu={name} is not known; use {', '.join(near)}, or its memory, such as gpu=24GiB.")
+
+
+def _gpu(name: str, gib: float) -> Memory:
+    room = (gib - CONTEXT_GIB) * 2**30
+    return Memory(room, f"{format_bytes(room)} that {name} has beside the CUDA context")
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes of each part at the moment when their sum is largest; `images` are those of the micro-batch.
+
+    "activations" are kept for the backward pass, "temporaries" are all else that lives at that moment.
+    """
+
+    images: int
+    parts: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part} {format_bytes(self.parts[part])}" for part in PARTS if self.parts[part] >= 2**19)
+        return f"peak {format_bytes(self.peak)} at micro-batches of {self.images}: {parts}"
+
+
+class NotEstimated(UserError):
+    """The step does not run on fake tensors, or the task does not say what its batches are like."""
+
+
+class StepMemory:
+    """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
+
+    `device` is where the step would run; if it is a GPU, the batches of `prefetched` steps are there at a time. It does not
+    communicate, and changes no state of the process or of `task`. Raises NotEstimated, also where the model cannot be built before
+    `Task.build_data`, and any UserError of the task. `norm_ranks` are the ranks whose micro-batches a batch norm sees; 0: no norms.
+    """
+
+    def __init__(self, config: RunConfig, task: Task, device: torch.device, prefetched: int = PREFETCHED) -> None:
+        self.prefetched, self.on_gpu = prefetched, device.type != "cpu"
+        self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
+        self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
+        self.task.strategy = self.strategy
+        self.config = replace(config, trainer=replace(config.trainer, compile=False))
+
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
+        except UserError:
+            raise
+        except Exception as error:  # a task from outside may need what `build_data` leaves
+            raise NotEstimated(f"the model cannot be built before its data ({first_line(error)})") from error
+        norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
+        synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
+        self.norm_ranks = self.world_size if synchronized else min(1, len(norms))
+        self.state.scaler = torch.amp.GradScaler("cpu", enabled=False)  # which would wait for values
+
+    def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with FakeCopyMode(fake):
+                state = copy.deepcopy(self.state)
+            with fake, _CudaAutocast() if self.on_gpu else nullcontext(), warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", "Accessing the data pointer of FakeTensor"
+                )  # the key of a folded norm
+                batch = largest_batch(self.task, images, self.device)
+                batch = batch.to("cpu") if self.on_gpu else batch  # as the copy to the device makes it
+                step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
+                buckets = self.world_size > 1 and self.backend.startswith(
+                    "DDP"
+                )  # gradients are views of them, and stay
+                parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
+        except UserError:
+            raise
+        except Exception as error:  # a model from outside may do what fake tensors cannot
+            raise NotEstimated(f"the step does not run without data ({first_line(error)})") from error
+        parts["batches"] *= plan.accumulate * (self.prefetched if self.on_gpu else 1)
+        gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
+        parts["communication"] = self._sending_bytes(gradients)
+        return MemoryEstimate(images, {part: parts[part] for part in PARTS})
+
+    def _sending_bytes(self, gradients: int) -> int:
+        """Memory that sending gradients of so many bytes takes beside them, at most; of an outside strategy nothing is known."""
+        settings = self.config.strategy
+        if self.world_size == 1 or not isinstance(settings, StrategyConfig):
+            return 0
+        fused = int(settings.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
+        return min(gradients, fused) + (0 if settings.compression == "none" else gradients // 2)
+
+
+def largest_batch(task: Task, images: int, device: torch.device) -> Any:
+    """`Task.largest_batch`; on fake tensors it takes no memory. Raises NotEstimated where the task does not define it."""
+    if (batch := task.largest_batch(images, device)) is None:
+        raise NotEstimated(f"{type(task).__name__}.largest_batch does not say what batches are like")
+    return batch
+
+
+class _Applied(NonFiniteGuard):
+    """Takes every step for finite, as nothing can be read."""
+
+    def accept(self, norm: Tensor) -> bool:
+        return True
+
+
+class _CudaAutocast(TorchFunctionMode):
+    """Autocast to the types of CUDA, as far as they differ from a CPU's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FLOAT32_ON_CUDA and torch.is_autocast_enabled("cpu"):
+            args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    leaves = tree_leaves(list(vars(batch).values()) if hasattr(batch, "__dict__") else list(batch))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: bool) -> dict[str, int]:
+    """The parts of the peak of one step of one micro-batch, on fake tensors; kept gradients are there before it."""
+    model = state.model
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    state.optimizer.step()  # makes its state
+    if not keeps_gradients:
+        state.optimizer.zero_grad()
+    tracker = StorageTracker()
+    tracker.add(model.parameters(), "parameters")
+    tracker.add(model.buffers(), "buffers")
+    if state.ema:
+        tracker.add(state.ema.model.state_dict().values(), "ema")
+    tracker.add((v for values in state.optimizer.state.values() for v in values.values()), "optimizer")
+    tracker.add((p.grad for p in trained), "gradients")
+    tracker.add(_tensors(batch), "batches")
+    hooks = [p.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients")) for p in trained]
+    hooks.append(model.register_forward_hook(lambda *_: tracker.rename("temporaries", "activations")))
+    with tracker:
+        step([batch])
+    for hook in hooks:
+        hook.remove()
+    return tracker.at_peak()
+
+
+class StorageTracker(TorchDispatchMode):
+    """Follows every storage from the operator that returns it to its end; `at_peak` are the bytes of each part at the peak.
+
+    torch.distributed._tools.mem_tracker does the same by module, which costs more and knows no EMA.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[int, list[Any]] = {}  # [part, bytes] of the live storages, by their address
+        self._events: list[tuple[list[Any], int]] = []  # (storage, 1 when it comes, -1 when it goes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.add(tree_leaves(out), "")
+        return out
+
+    def add(self, values: Iterable[Any], part: str) -> None:
+        """Count the storages of the tensors among `values` as `part`; "" is "temporaries", or what they were."""
+        for storage in (value.untyped_storage() for value in values if isinstance(value, Tensor)):
+            if (known := self._live.get(storage._cdata)) is None:
+                known = self._live[storage._cdata] = ["temporaries", -(-storage.nbytes() // BLOCK) * BLOCK]
+                self._events.append((known, 1))
+                weakref.finalize(storage, self._drop, storage._cdata).atexit = False
+            known[0] = part or known[0]
+
+    def _drop(self, address: int) -> None:
+        self._events.append((self._live.pop(address), -1))
+
+    def rename(self, old: str, new: str) -> None:
+        """Make `new` of the live storages that are `old`."""
+        for known in self._live.values():
+            known[0] = new if known[0] == old else known[0]
+
+    def at_peak(self) -> dict[str, int]:
+        """Bytes of each part when their sum was largest."""
+        now: dict[str, int] = defaultdict(int)
+        total, peak, largest = 0, -1, dict(now)
+        for (part, size), sign in self._events:
+            now[part] += sign * size
+            total += sign * size
+            if total > peak:
+                peak, largest = total, dict(now)
+        return defaultdict(int, largest)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The micro-batches of a step, what it takes in lines of the log, warnings, and why it cannot run, "" if it can."""
+
+    accumulate: int
+    lines: list[str] = field(default_factory=list)
+    problem: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def plan_memory(
+    config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: Callable[[int], Plan]
+) -> MemoryPlan:
+    """Settle `trainer.accumulate` and compare the step with the memory, alike on all ranks; `plan_of(accumulate)` is the plan.
+
+    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank, else this host's RAM, with which auto is 1
+    and a small training is estimated in a dry run only. A step that is too large for the GPU in use is a warning, as an estimate
+    may be wrong; it is a problem in a dry run, for RAM, for a GPU that `gpu` names, and where auto finds no number.
+    """
+    named, present = find_gpu(config.gpu) if config.gpu else None, _smallest_gpu(strategy)
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (strategy.launch.local_world_size or 1)
+    memory = named or present or Memory(ram, f"{format_bytes(ram)} that this host has", is_gpu=False)
+    device = torch.device("cuda") if memory.is_gpu else strategy.device
+    auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
+
+    def settle() -> MemoryPlan:
+        weights = _weights(task)
+        if weights * (1 if memory.is_gpu else 4) > ram:  # 4: with gradients and AdamW's state
+            problem = f"the model's weights take {format_bytes(weights)}, too much for this host; use a smaller model."
+            return MemoryPlan(chosen, problem=problem)
+        try:
+            with FakeTensorMode():
+                batch = largest_batch(task, max(plan_of(chosen).micro_batches), device)
+                small = sum(tensor.nbytes for tensor in _tensors(batch)) < SMALL_BATCH
+            if small and not (memory.is_gpu or config.dry_run):
+                return MemoryPlan(chosen)
+            plan = _fitted(config, strategy.world_size, StepMemory(config, task, device), plan_of, memory)
+        except NotEstimated as error:
+            problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number."
+            return MemoryPlan(chosen, [f"not estimated: {error}"], problem if memory.is_gpu and auto else "")
+        if config.trainer.compile:
+            plan.lines.append("estimated for the eager step: trainer.compile may take more or less")
+        if auto and not memory.is_gpu:
+            plan.lines.append("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
+        if plan.problem and memory is present and not (config.dry_run or auto):
+            return replace(plan, problem="", warnings=[f"may run out of memory: {plan.problem}"])
+        return plan
+
+    return MemoryPlan(**strategy.on_main(lambda: asdict(settle())))
+
+
+def _weights(task: Task) -> int:
+    """Bytes of the model's parameters, without taking them; 0 where they are not known."""
+    task = copy.copy(task)
+    task.strategy = SingleDeviceStrategy("cpu")
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return sum(p.nbytes for p in task.build_model(resumed=True).parameters())
+    except UserError:
+        raise
+    except Exception:  # a model from outside may do what tensors without values cannot
+        return 0
+
+
+def _smallest_gpu(strategy: DistributedStrategy) -> Memory | None:
+    if strategy.device.type != "cuda":
+        return None
+    own = torch.cuda.get_device_properties(strategy.device)
+    gib = torch.tensor([own.total_memory / 2**30], dtype=torch.float64, device=strategy.device)
+    smallest = float(strategy.all_reduce(gib, "min"))
+    return _gpu(own.name if float(gib) == smallest else "the smallest GPU of the job", smallest)
+
+
+def _fitted(
+    config: RunConfig, world_size: int, step: StepMemory, plan_of: Callable[[int], Plan], memory: Memory
+) -> MemoryPlan:
+    """The plan for a memory of which `SHARE` may be filled."""
+    total, chosen, auto = config.data.batch_size, config.trainer.micro_batches, config.trainer.accumulate == "auto"
+    most = max(1, total // world_size) if getattr(config.data, "synthetic", None) else total  # each has an image
+
+    estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
+    found, room, remedy, lines = estimate(chosen), memory.room, "", list[str]()
+    if found.peak > SHARE * room and (memory.is_gpu or not auto):
+        enough = 1 + bisect_left(range(1, most), True, key=lambda n: estimate(n).peak <= SHARE * room)
+        least = estimate(enough)
+        if auto:
+            chosen, found = enough, least
+        elif enough > chosen and least.peak <= room:
+            remedy = f"use trainer.accumulate={enough}, with {format_bytes(least.peak)}"
+            remedy += ", which may still run out" if least.peak > SHARE * room else ""
+    if step.norm_ranks and (remedy or (auto and chosen > 1)):
+        lines.append(
+            f"with trainer.accumulate={enough}, batch norms see {step.norm_ranks * least.images} images at a time"
+        )
+    if SHARE * room < found.peak <= room:
+        lines.append(f"close to what there is; {remedy or 'it may run out'}")
+    lines = [str(found), f"{100 * found.peak / room:.0f} % of the {memory.words}", *lines]
+    if found.peak <= room:
+        return MemoryPlan(chosen, lines)
+    half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
+    remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
+    needed = (
+        f"data.batch_size={total} at trainer.accumulate={chosen} needs {format_bytes(found.peak)} of the {memory.words}"
+    )
+    return MemoryPlan(chosen, lines, f"{needed}; {remedy}.")

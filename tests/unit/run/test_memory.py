@@ -1,0 +1,436 @@
+"""The memory of a step: predicted against the peak that the CPU's allocator measures, and settled against what there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.profiler import ProfilerActivity, profile
+
+from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.plan import Plan
+from retina_dist.errors import ConfigError
+from retina_dist.run import assemble, memory
+from retina_dist.run.build import build_plan, build_state, build_task, build_train_step
+from retina_dist.run.memory import (
+    GPUS,
+    Memory,
+    MemoryEstimate,
+    MemoryPlan,
+    NotEstimated,
+    StepMemory,
+    StorageTracker,
+    find_gpu,
+    plan_memory,
+)
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task import Task
+from tests.unit.strategies.test_strategy_base import on_ranks
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ALIKE = 0.10  # what may lie between the two
+PLAIN = ["data=synthetic", "trainer.max_duration=100steps", "data.batch_size=16"]
+RETINANET_TINY = [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[128,160]"]
+RETINANET_R50 = [
+    *PLAIN,
+    "model=retinanet_r50",
+    "model.norm=frozen_bn",
+    "data.synthetic.canvas=[128,128]",
+    "optimizer=sgd",
+]
+CLASSIFIER = ["task=classification", *PLAIN, "data.image_size=64", "data.synthetic.num_classes=10"]
+MODELS = {
+    "retinanet_tiny": [*RETINANET_TINY, "trainer.ema_decay=0.99"],
+    "retinanet_r50": RETINANET_R50,
+    "classifier_tiny": CLASSIFIER,
+}
+REAL = {  # the sizes of trainings
+    "`retinanet_tiny`, 192 x 192": [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[192,192]"],
+    "`retinanet_r50`, 608 x 800": [*PLAIN, "model=retinanet_r50", "optimizer=sgd", "data.synthetic.canvas=[608,800]"],
+    "`classifier` (ResNet-50), 224 x 224": [
+        "task=classification",
+        *PLAIN,
+        "model=classifier",
+        "data.image_size=224",
+        "optimizer=sgd",
+    ],
+}
+
+
+def made(settings: list[str], *more: str) -> tuple[RunConfig, Task]:
+    config = load_config("train", [*settings, *more])
+    return config, build_task(config, SingleDeviceStrategy("cpu"))
+
+
+@cache
+def step_memory(*settings: str, device: torch.device = CPU) -> Callable[[int], MemoryEstimate]:
+    config, task = made(list(settings))
+    step = StepMemory(config, task, device)
+    return lambda images: step(build_plan(config, 1000, 1), images)
+
+
+def measured_peak(config: RunConfig, task: Task, images: int) -> int:
+    """Bytes at the peak of two steps, by each allocation that the profiler saw since the model was made."""
+    plan = build_plan(config, 1000, 1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+        state = build_state(config, task.build_model(), task.strategy)
+        step = build_train_step(config, state, plan, task.strategy)
+        for _ in range(2):
+            step([task.largest_batch(images, CPU)])
+    seen = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(seen, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("model", "images"),
+    [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)],
+)
+def test_the_peak_is_what_the_allocator_measures(model: str, images: int) -> None:
+    predicted, measured = step_memory(*MODELS[model])(images), measured_peak(*made(MODELS[model]), images)
+    assert predicted.peak == pytest.approx(measured, rel=ALIKE)
+    state = sum(predicted.parts[part] for part in ("parameters", "buffers", "optimizer", "ema"))
+    assert predicted.peak - state == pytest.approx(measured - state, rel=0.15)  # what grows with the images
+
+
+@pytest.mark.long
+def test_the_peak_at_the_sizes_of_trainings() -> None:
+    """`pytest -m long -s` prints the table of docs/planning.md."""
+    for model, settings in REAL.items():
+        for images in (1, 2, 4):
+            predicted, measured = step_memory(*settings)(images).peak, measured_peak(*made(settings), images)
+            print(
+                f"| {model} | {images} | {predicted / 2**20:.0f} | {measured / 2**20:.0f} | {predicted / measured - 1:+.1%} |"
+            )
+            assert predicted == pytest.approx(measured, rel=ALIKE)
+
+
+def test_the_parts_are_those_of_the_state() -> None:
+    config, task = made(MODELS["retinanet_tiny"])
+    model = task.build_model()
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    trained = sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
+    parts = step_memory(*MODELS["retinanet_tiny"])(2).parts
+    assert parts["parameters"] == pytest.approx(weights, rel=0.01)
+    assert parts["ema"] == pytest.approx(weights + parts["buffers"], rel=0.01)
+    assert parts["optimizer"] == pytest.approx(2 * trained, rel=0.01)  # AdamW
+    assert parts["activations"] > parts["temporaries"] > 0
+
+
+def test_no_random_number_is_drawn_and_the_task_stays_as_it_was() -> None:
+    config, task = made(RETINANET_TINY)
+    before, strategy = torch.get_rng_state(), task.strategy
+    StepMemory(config, task, GPU)(build_plan(config, 1000, 1), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert task.strategy is strategy
+
+
+def test_accumulated_gradients_are_held_during_the_passes() -> None:
+    once, several = (step_memory(*CLASSIFIER, f"trainer.accumulate={k}")(2).parts for k in (1, 4))
+    assert several["gradients"] == pytest.approx(several["parameters"], rel=0.01)
+    assert once["gradients"] < several["gradients"]
+    assert several["batches"] == 4 * once["batches"]
+
+
+def test_a_gpu_holds_the_batches_of_two_steps() -> None:
+    once, twice = (step_memory(*CLASSIFIER, device=device)(4).parts["batches"] for device in (CPU, GPU))
+    assert twice == 2 * once
+
+
+def test_images_that_the_gpu_resizes_count_as_floats() -> None:
+    shapes = [
+        f"data.{x}"
+        for x in ("min_sizes=[96]", "max_size=128", "shapes.num_train=8", "shapes.num_val=2", "num_workers=0")
+    ]
+    sizes = {}
+    for resize in ("workers", "device"):
+        config, task = made(["trainer.max_duration=100steps", *shapes, f"data.resize={resize}"])
+        batch = task.largest_batch(2, GPU)
+        assert batch is not None
+        assert batch.to("cpu").images.shape[0] == 2
+        sizes[resize] = StepMemory(config, task, GPU)(build_plan(config, 1000, 1), 2).parts["batches"]
+    assert sizes["device"] > 3.9 * sizes["workers"]
+
+
+def test_a_step_that_reads_values_is_not_estimated() -> None:
+    with pytest.raises(NotEstimated, match="does not run without data"):
+        step_memory(*RETINANET_TINY, "model.loss_impl=torchvision")(2)
+
+
+def test_the_tracker_knows_the_peak_of_a_few_operators() -> None:
+    weight = torch.zeros(1024)
+    with StorageTracker() as tracker:
+        tracker.add([weight], "parameters")
+        first = weight + 1  # 4 KiB
+        second = torch.cat((first, first))  # 8 KiB
+        del first
+        third = second[:10].clone()  # 40 bytes, a block of 512
+        assert third.numel() + second.numel() > 0
+    assert tracker.at_peak() == {"parameters": 4096, "temporaries": 4096 + 8192}
+
+
+def test_a_communicating_strategy_counts_what_it_sends() -> None:
+    config, task = made(CLASSIFIER)
+
+    class Sending(SingleDeviceStrategy):
+        world_size = 2  # type: ignore[assignment]
+        backend = "Horovod over Gloo"
+
+    config = replace(config, strategy=replace(config.strategy, compression="fp16", fusion_mb=0))
+    task.strategy = Sending("cpu")
+    freed = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2).parts
+    assert freed["communication"] == pytest.approx(freed["parameters"] / 2, rel=0.01)
+    assert freed["gradients"] < freed["parameters"]
+    task.strategy.backend = "DDP over Gloo"
+    kept = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2).parts
+    assert kept["gradients"] == pytest.approx(kept["parameters"], rel=0.01)
+
+
+def test_on_a_gpu_autocast_keeps_group_norms_in_float32() -> None:
+    image = torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)
+    for device, kept in ((nullcontext(), torch.bfloat16), (memory._CudaAutocast(), torch.float32)):
+        with torch.autocast("cpu", torch.bfloat16), device:
+            assert torch.nn.functional.group_norm(image, 2).dtype == torch.nn.GroupNorm(2, 4)(image).dtype == kept
+
+
+SMALL = [
+    "task=classification",
+    "data=synthetic",
+    "data.synthetic={num_classes: 4, num_images: 16}",
+    "data.image_size=64",
+    "data.batch_size=8",
+    "model.architecture=shufflenet_v2_x0_5",  # few weights, so that the images decide
+    "model.norm=frozen_bn",
+    "trainer.max_duration=3steps",
+    "trainer.log_every=1",
+    "schedule=constant",
+    "schedule.warmup=0steps",
+    "logging=quiet",
+]
+X = "that X has beside the CUDA context"
+
+
+def config_of(*more: str) -> RunConfig:
+    return load_config("train", [*SMALL, *more])
+
+
+def planned(config: RunConfig, strategy: SingleDeviceStrategy) -> MemoryPlan:
+    task = build_task(config, strategy)
+
+    def plan_of(number: int) -> Plan:
+        trainer = replace(config.trainer, accumulate=number)
+        return build_plan(replace(config, trainer=trainer), task.num_images, strategy.world_size)
+
+    return plan_memory(config, task, strategy, plan_of)
+
+
+def alone(*more: str) -> MemoryPlan:
+    return planned(config_of(*more), SingleDeviceStrategy("cpu"))
+
+
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate is 2 GiB, and 1 GiB for each image of a micro-batch."""
+
+    class Straight:
+        norm_ranks = 1
+
+        def __init__(self, *arguments: object) -> None: ...
+
+        def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
+            parts = dict.fromkeys(memory.PARTS, 0)
+            return MemoryEstimate(images, parts | {"parameters": 2 * 2**30, "activations": images * 2**30})
+
+    monkeypatch.setattr(memory, "StepMemory", Straight)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
+    """Puts a GPU "X" into the table that a plan may fill with so many GiB."""
+
+    def put(gib: float) -> str:
+        monkeypatch.setitem(GPUS, "X", memory.CONTEXT_GIB + gib / memory.SHARE)
+        return "gpu=X"
+
+    return put
+
+
+@pytest.mark.usefixtures("straight")
+@pytest.mark.parametrize(("gib", "accumulate"), [(10.1, 1), (9.9, 2), (6.1, 2), (5.9, 3), (4.1, 4), (3.1, 8)])
+def test_auto_takes_the_fewest_micro_batches_that_fit(gpu: Callable[[float], str], gib: float, accumulate: int) -> None:
+    plan = alone(gpu(gib), "trainer.accumulate=auto")
+    images = -(-8 // accumulate)
+    assert (plan.accumulate, plan.problem) == (accumulate, "")
+    assert f"micro-batches of {images}:" in plan.lines[0]
+    said = [f"with trainer.accumulate={accumulate}, batch norms see {images} images at a time"] * (accumulate > 1)
+    assert plan.lines[2:] == said
+
+
+@pytest.mark.usefixtures("straight")
+def test_ranks_agree_and_need_fewer(gpu: Callable[[float], str]) -> None:
+    for gib, ranks, accumulate in ((6.1, 2, 1), (6.1, 4, 1), (4.1, 2, 2), (3.7, 3, 2)):
+        config = config_of(gpu(gib), "trainer.accumulate=auto")
+        plans = on_ranks(ranks, lambda strategy, config=config: planned(config, strategy))
+        assert [(plan.accumulate, plan.problem) for plan in plans] == [(accumulate, "")] * ranks
+
+
+@pytest.mark.usefixtures("straight")
+@pytest.mark.parametrize(
+    ("gib", "settings", "sentence"),
+    [
+        (4.1, [], f"needs 10.0 GiB of the 4.6 GiB {X}; use trainer.accumulate=4, with 4.0 GiB."),
+        (2.8, [], "; use trainer.accumulate=8, with 3.0 GiB, which may still run out."),
+        (2.5, [], "; a single image is too much: use trainer.precision=bf16, smaller images or more memory."),
+        (2.5, ["trainer.accumulate=auto"], "at trainer.accumulate=8 needs 3.0 GiB"),
+        (2.5, ["trainer.precision=bf16"], "is too much: use smaller images or more memory."),
+    ],
+)
+def test_what_is_too_large_names_the_remedy_that_works(
+    gpu: Callable[[float], str], gib: float, settings: list[str], sentence: str
+) -> None:
+    assert sentence in alone(gpu(gib), *settings).problem
+
+
+@pytest.mark.usefixtures("straight")
+def test_what_fits_without_room_is_said(gpu: Callable[[float], str]) -> None:
+    assert alone(gpu(9.5)).lines[-1] == "close to what there is; use trainer.accumulate=2, with 6.0 GiB"
+    compiled = alone(gpu(50), "trainer.compile=true")
+    assert compiled.lines[-1] == "estimated for the eager step: trainer.compile may take more or less"
+
+
+@pytest.mark.usefixtures("straight")
+def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory._gpu("X", 5.0))
+    plan = alone()
+    assert not plan.problem
+    assert plan.warnings[0].startswith("may run out of memory: data.batch_size=8 at trainer.accumulate=1 needs 10.0")
+    for setting in ("dry_run=true", "gpu=5GiB"):
+        assert "use trainer.accumulate=8, with 3.0 GiB" in alone(setting).problem
+    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory._gpu("X", 3.0))
+    assert "a single image is too much" in alone("trainer.accumulate=auto").problem
+
+
+def test_the_smallest_gpu_counts_and_another_rank_does_not_lend_it_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {0: 80 * 2**30, 1: 16 * 2**30}
+    plain = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *values, device=None, **options: plain(*values, **options))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(name=f"GPU {device.index}", total_memory=sizes[device.index]),
+    )
+
+    def smallest(strategy: Any) -> Memory | None:
+        strategy.device = torch.device("cuda", strategy.rank)
+        return memory._smallest_gpu(strategy)
+
+    first, second = on_ranks(2, smallest)
+    assert first.room == second.room == pytest.approx((16 - memory.CONTEXT_GIB) * 2**30)
+    assert "the smallest GPU of the job" in first.words
+    assert "GPU 1" in second.words
+
+
+def test_what_cannot_be_estimated_is_said_and_auto_asks_for_a_number(
+    gpu: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise NotEstimated("the task is silent")
+
+    monkeypatch.setattr(memory, "StepMemory", fails)
+    assert alone(gpu(9.5)).lines == ["not estimated: the task is silent"]
+    expected = "trainer.accumulate=auto cannot be settled: the task is silent; give a number."
+    assert alone(gpu(9.5), "trainer.accumulate=auto").problem == expected
+
+
+def test_a_task_without_batches_or_a_model_that_needs_data_is_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, task = made(CLASSIFIER)
+    task.largest_batch = lambda size, device: None  # type: ignore[method-assign]
+    with pytest.raises(NotEstimated, match=r"ClassificationTask\.largest_batch does not say"):
+        StepMemory(config, task, CPU)(build_plan(config, 1000, 1), 2)
+    monkeypatch.setattr(type(task), "build_model", lambda *_, **__: {}["data"])
+    with pytest.raises(NotEstimated, match=r"cannot be built before its data \(KeyError: 'data'\)"):
+        StepMemory(config, task, CPU)
+
+
+def test_on_a_cpu_small_trainings_start_at_once_and_what_no_memory_holds_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The classes' weights would take 8 GB, the images 5 GB before the first layer: they ended in the allocator's traceback."""
+    assert alone("trainer.accumulate=auto") == MemoryPlan(1)
+    assert alone("trainer.accumulate=auto", "dry_run=true").lines[2:] == [
+        "trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it"
+    ]
+    monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 * 2**18}[name])
+    classes = alone("model.architecture=resnet50", "data.synthetic={num_classes: 1000000, num_images: 16}")
+    assert classes.problem == "the model's weights take 7.7 GiB, too much for this host; use a smaller model."
+    images = alone("data.image_size=10000")
+    assert re.search(r"needs [\d.]+ GiB of the 4\.0 GiB that this host has; a single image is too much", images.problem)
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate=1000000 is more than the 8 images of a step"):
+        alone("trainer.accumulate=1000000")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("A100-40GB", "A100-40GB"),
+        (" a100-80gb", "A100-80GB"),
+        ("l40", "L40"),
+        ("h200", "H200-141GB"),
+        ("24 GiB", "24 GI"),
+    ],
+)
+def test_a_gpu_is_named_in_any_case_or_by_its_memory(spelled: str, name: str) -> None:
+    assert name in find_gpu(spelled).words.upper().replace("GPU OF ", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("A100-40", "A100-40GB"), ("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")],
+)
+def test_an_unknown_gpu_names_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"gpu={wrong} is not known; use {near}, or its memory, such as gpu=24GiB"):
+        find_gpu(wrong)
+
+
+def losses_of(folder: Path) -> list[float]:
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    place = rows[0].split(",").index("train/loss")
+    return [float(row.split(",")[place]) for row in rows[1:] if row.split(",")[place]]
+
+
+@pytest.mark.usefixtures("straight")
+def test_a_run_with_auto_is_the_run_with_its_number(gpu: Callable[[float], str], tmp_path: Path) -> None:
+    """The number is in config.yaml; a resume on another GPU takes another one and goes on."""
+    auto = config_of(
+        gpu(6.1), "trainer.accumulate=auto", f"output_dir={tmp_path / 'auto'}", "trainer.stop_after=2steps"
+    )
+    assemble.fit(auto)
+    assert yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"] == 2
+    assemble.fit(config_of("trainer.accumulate=2", f"output_dir={tmp_path / 'two'}"))
+    assert losses_of(tmp_path / "auto") == losses_of(tmp_path / "two")[:2]
+    gpu(4.1)
+    assemble.fit(replace(auto, resume="auto", trainer=replace(auto.trainer, stop_after=None)))
+    assert yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"] == 4
+    assert losses_of(tmp_path / "auto") == pytest.approx(losses_of(tmp_path / "two"), rel=1e-5)
+
+
+def test_a_dry_run_shows_the_real_estimate_and_refuses(
+    gpu: Callable[[float], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assemble.fit(config_of("dry_run=true", gpu(50)))
+    assert re.search(r"  memory   peak .*: parameters .*\n  memory   0 % of the 55.6 GiB", capsys.readouterr().out)
+    with pytest.raises(ConfigError, match="a single image is too much"):
+        assemble.fit(config_of("dry_run=true", gpu(0.001)))
