@@ -9,8 +9,14 @@ reverse proxy.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
+from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import task_of
+from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.predictor import Predictor
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig
 
@@ -18,7 +24,17 @@ from retina_dist.serving.settings import ServeConfig
 @entry_point("serve")
 def main(config: ServeConfig) -> None:
     """Serve."""
-    serve(config, task_of(config.checkpoint).load_scorer)
+
+    def load(device: torch.device) -> Predictor[Any, Any]:
+        content = load_checkpoint(config.checkpoint)
+        kind: type[Predictor[Any, Any]]
+        if task_of_checkpoint(content) == "classification":
+            from retina_dist.classification.classifier import TrainedClassifier as kind
+        else:
+            from retina_dist.detection.detector import Detector as kind
+        return kind.from_content(content, config.checkpoint, device=device, precision=config.precision)  # type: ignore[arg-type]
+
+    serve(config, load)
 
 
 if __name__ == "__main__":

@@ -169,11 +169,6 @@ class Task(ABC):
         raise cls._undefined("shards", "write_shards")
 
     @classmethod
-    def load_scorer(cls, config: Any, device: Any, **limits: int) -> Any:
-        """The `serving.scoring.Scorer` of `config.checkpoint`."""
-        raise cls._only_built_in("serve")
-
-    @classmethod
     def _undefined(cls, command: str, method: str) -> ConfigError:
         return ConfigError(
             f"retina_dist.{command} calls {cls.__name__}.{method}, which is not defined; override Task.{method} in {cls.__name__}."

@@ -239,5 +239,4 @@ class ClassificationTask(Task):
     predict = deferred("retina_dist.classification.prediction:predict")
     export = deferred("retina_dist.classification.export:export")
     write_shards = deferred("retina_dist.classification.write_shards:write_shards")
-    load_scorer = deferred("retina_dist.classification.serving:load_scorer")
     examine = deferred("retina_dist.classification.doctor:examine")

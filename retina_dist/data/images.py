@@ -104,12 +104,6 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
-def count_pixels(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
-    """The number of pixels in an image's header, without decoding it. Raises ImageError."""
-    with _opened("it", max_pixels, data, FORMATS) as image:
-        return image.width * image.height
-
-
 def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):

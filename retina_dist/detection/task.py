@@ -319,7 +319,6 @@ class DetectionTask(Task):
     predict = deferred("retina_dist.detection.prediction:predict")
     export = deferred("retina_dist.detection.export:export")
     write_shards = deferred("retina_dist.detection.write_shards:write_shards")
-    load_scorer = deferred("retina_dist.detection.serving:load_scorer")
     examine = deferred("retina_dist.detection.doctor.report:examine")
 
 

@@ -1,4 +1,4 @@
-"""The REST endpoint: FastAPI over a scorer and a batcher.
+"""The REST endpoint: FastAPI over a scorer.
 
 `POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for the server's operator.
 """
@@ -7,175 +7,149 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, create_model
+from pydantic import create_model
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retina_dist import __version__
-from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import RequestError, Scorer, answer
+from retina_dist.serving.scoring import RequestError, Scorer, read_images
+from retina_dist.serving.settings import ServeConfig
 
-GRACE_S = 0.5  # at shutdown, for the responses to interrupted requests
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on requests, and settings of the batches."""
-
-    max_body: int = 20_000_000  # bytes of a request
-    max_queue: int = 64  # images accepted and not yet answered
-    max_batch: int = 1  # images in a forward pass
-    wait_s: float = 0.005  # how long a batch waits for more images
-    prepare_threads: int = 2  # threads that decode and resize
+PREPARE_THREADS = 2  # they read bodies, decode and resize
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
-class ErrorResponse(BaseModel):
-    """Why there is no answer."""
+class Batcher:
+    """Runs `predict` on the images of all requests, one batch at a time on a thread of its own, in the order submitted.
 
-    detail: str
+    A batch has at most `max_batch` images. An idle model waits `wait_s` seconds for more before it takes fewer. The error of a
+    batch is raised for each of its images.
+    """
+
+    def __init__(self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float) -> None:
+        self.predict, self.max_batch, self.wait_s = predict, max_batch, wait_s
+        self._queue: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, "predict")
+
+    async def submit(self, image: Any) -> Any:
+        """The result for an image."""
+        future = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((image, future))
+        return await future
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            batch = [await self._queue.get()]
+            if self._queue.qsize() + 1 < self.max_batch:
+                await asyncio.sleep(self.wait_s)
+            while len(batch) < self.max_batch and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            batch = [(image, future) for image, future in batch if not future.done()]  # the request may have ended
+            if not batch:
+                continue
+            images, futures = zip(*batch, strict=True)
+            try:
+                results = await asyncio.get_running_loop().run_in_executor(self._thread, self.predict, images)
+            except Exception as error:
+                results = [error] * len(batch)
+            for future, result in zip(futures, results, strict=True):
+                if not future.done():
+                    future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
 
 
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-_BODY = {
-    "required": True,
-    "content": {
-        "image/*": _BINARY,
-        "application/octet-stream": _BINARY,
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-            }
-        },
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["images"],
-                "properties": {"images": {"type": "array", "items": {"type": "string", "format": "byte"}}},
-            }
-        },
-    },
-}
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorResponse, "description": "An image or the body cannot be read"},
-    401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
-    413: {"model": ErrorResponse, "description": "The body is too large, or has too many images or pixels"},
-    415: {"model": ErrorResponse, "description": "The content type is none of those above"},
-    429: {"model": ErrorResponse, "description": "The queue is full; try again"},
-    503: {"model": ErrorResponse, "description": "The server is shutting down"},
-}
+class Endpoint:
+    """What `POST /score` does, with its limits and metrics."""
 
-
-@dataclass
-class Metrics:
-    """The Prometheus metrics of an app."""
-
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-
-    def __post_init__(self) -> None:
-        registry = self.registry
+    def __init__(self, scorer: Scorer, config: ServeConfig) -> None:
+        self.scorer, self.config = scorer, config
+        self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "retina_dist_requests", "Requests to /score by status code", ["code"], registry=registry
         )
         self.latency = Histogram("retina_dist_request_seconds", "From a request to its response", registry=registry)
-        self.batch = Histogram(
+        self.batches = Histogram(
             "retina_dist_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
         )
-        self.predict = Histogram("retina_dist_predict_seconds", "A batch in the network", registry=registry)
-        self.queue = Gauge("retina_dist_queue_images", "Images accepted and not yet answered", registry=registry)
+        self.queue = Gauge("retina_dist_queue_images", "Images accepted but not answered", registry=registry)
+        self.num_queued = 0
+        self.threads = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
+        self.batcher = Batcher(self._predict, config.max_batch or 1, config.wait_ms / 1e3)
 
-
-class Queue:
-    """Counts the images accepted and not yet answered; used on the event loop's thread only."""
-
-    def __init__(self, most: int, gauge: Gauge) -> None:
-        self.most, self.gauge, self.taken = most, gauge, 0
-
-    def take(self, count: int, held: int = 0) -> None:
-        """Reserve `count` images for a request that already has `held`. Raises RequestError: 429, or 413 if it can never fit."""
-        if count > self.most:
-            raise RequestError(
-                413, f"the request has {count} images, more than max_queue={self.most}; send fewer at once."
-            )
-        if self.taken - held + count > self.most:
-            raise RequestError(
-                429, f"{self.taken} images are waiting and max_queue={self.most}; try again in a second."
-            )
-        self._add(count - held)
-
-    def give_back(self, count: int) -> None:
-        """Release images that are answered."""
-        self._add(-count)
-
-    def _add(self, count: int) -> None:
-        self.taken += count
-        self.gauge.set(self.taken)
-
-
-class Measured:
-    """Middleware that counts and times the requests to /score, and answers 503 to requests that a shutdown interrupts."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/score":
-            await self.app(scope, receive, send)
-            return
-        start, code = time.perf_counter(), 0
-
-        async def note(message: Message) -> None:
-            nonlocal code
-            code = message.get("status", code)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, note)
-        except asyncio.CancelledError:  # uvicorn would answer 500 and log a traceback
-            if code:
+    async def respond(self, request: Request) -> JSONResponse:
+        """The response, also where the request is refused or a shutdown interrupts it."""
+        status = 500
+        content: dict[str, Any]
+        with self.latency.time():
+            try:
+                status, content = 200, {"images": await self._answer(request)}
+            except RequestError as error:
+                status, content = error.status, {"detail": str(error)}
+            except asyncio.CancelledError:  # uvicorn would answer 500 and log a traceback
+                status, content = 503, {"detail": "the server is shutting down; try again."}
+            except BaseException:
+                status = 500
                 raise
-            late = JSONResponse({"detail": "the server is shutting down; try again."}, 503, {"Retry-After": "1"})
-            await late(scope, receive, note)
+            finally:
+                self.requests.labels(status).inc()
+        return JSONResponse(content, status, HEADERS.get(status))
+
+    async def _answer(self, request: Request) -> list[dict[str, Any]]:
+        key, given = self.config.api_key, request.headers.get("authorization", "")
+        if key is not None and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {key}".encode()):
+            raise RequestError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
+        body = await read_body(request, int(self.config.max_body_mb * 1e6))
+        images = await self._in_thread(
+            read_images, request.headers.get("content-type", ""), body, self.config.max_images
+        )
+        if self.num_queued + len(images) > self.config.max_queue:
+            raise RequestError(
+                429, f"{self.num_queued} images are waiting and max_queue={self.config.max_queue}; retry."
+            )
+        self._count(len(images))
+        tasks = [asyncio.create_task(self._one(data, i)) for i, data in enumerate(images)]
+        try:
+            return await asyncio.gather(*tasks)
         finally:
-            self.metrics.requests.labels(code or 500).inc()
-            self.metrics.latency.observe(time.perf_counter() - start)
+            for task in tasks:
+                task.cancel()
+            self._count(-len(images))
+
+    async def _one(self, data: bytes, i: int) -> dict[str, Any]:
+        result: dict[str, Any] = await self.batcher.submit(await self._in_thread(self.scorer.prepare, data, i))
+        return result
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    def _predict(self, images: Sequence[Any]) -> list[dict[str, Any]]:
+        self.batches.observe(len(images))
+        return self.scorer.predict(images)
+
+    def _count(self, images: int) -> None:
+        self.num_queued += images
+        self.queue.set(self.num_queued)
 
 
-def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | None = None) -> FastAPI:  # noqa: B008 - frozen
+def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     """The server; with an `api_key`, /score requires it as `Authorization: Bearer KEY`."""
-    metrics = Metrics()
-    queue = Queue(limits.max_queue, metrics.queue)
-    bearer = HTTPBearer(auto_error=False, description="The server's API key, if it was started with one")
-
-    def predict(images: Sequence[Any]) -> list[dict[str, Any]]:
-        metrics.batch.observe(len(images))
-        with metrics.predict.time():
-            return scorer.predict(images)
-
-    def run(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        return [job() for job in jobs]
+    endpoint = Endpoint(scorer, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.batcher = Batcher(predict, max_batch=limits.max_batch, wait_s=limits.wait_s)
-        app.state.readers = Batcher(run, max_batch=1, wait_s=0, threads=limits.prepare_threads)
+        worker = asyncio.create_task(endpoint.batcher.run())
+        app.state.is_ready = lambda: not worker.done()
         yield
-        # Every request is answered or interrupted. A running decode or forward pass cannot be: the server must not wait for it.
-        ended = [await run_in_threadpool(pool.close, GRACE_S) for pool in (app.state.readers, app.state.batcher)]
-        app.state.busy = not all(ended)
+        worker.cancel()
+        endpoint.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPIOffline(
         redoc_url=None,
@@ -185,49 +159,18 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
         redirect_slashes=False,  # a redirect would go to any host that a request names
         swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
-    app.state.busy = False
-    app.add_middleware(Measured, metrics=metrics)
-
-    @app.exception_handler(RequestError)
-    async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
-        return JSONResponse({"detail": str(error)}, error.status, headers)
-
-    async def check_key(credentials: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:  # noqa: B008 - FastAPI's way
-        given = credentials.credentials if credentials else ""
-        if api_key is not None and not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
-            raise RequestError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
 
     @app.post(
         "/score",
-        response_model=create_model("ScoreResponse", images=(list[scorer.result], ...)),  # type: ignore[name-defined]
-        responses=_PROBLEMS,
-        openapi_extra={"requestBody": _BODY},
-        dependencies=[Depends(check_key)],
+        response_model=create_model("ScoreResponse", images=(list[scorer.Answer], ...)),  # type: ignore[name-defined]
     )
     async def score(request: Request) -> JSONResponse:
-        """One entry for each image of the body, in its order."""
-        body = await read_body(request, limits.max_body)
-        readers, batcher, owner = request.app.state.readers, request.app.state.batcher, object()
+        """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
 
-        async def find(data: bytes, i: int) -> dict[str, Any]:
-            prepared = await asyncio.wrap_future(readers.submit(partial(scorer.prepare, data, i), owner))
-            return await asyncio.wrap_future(batcher.submit(prepared, owner))
-
-        taken = 1
-        queue.take(taken)
-        found: list[asyncio.Task[dict[str, Any]]] = []
-        try:
-            read = partial(scorer.read, request.headers.get("content-type", ""), body)
-            images = await asyncio.wrap_future(readers.submit(read, owner))
-            queue.take(len(images), held=taken)
-            taken = len(images)
-            found = [asyncio.create_task(find(data, i)) for i, data in enumerate(images)]
-            return JSONResponse(answer(await asyncio.gather(*found)))
-        finally:
-            for task in found:
-                task.cancel()
-            queue.give_back(taken)
+        The answer has one entry for each, in their order. Refused: 400 what cannot be read, 401 a wrong API key, 413 too much, 415
+        another content type, 429 a full queue; 503 during a shutdown.
+        """
+        return await endpoint.respond(request)
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> str:
@@ -237,13 +180,13 @@ def create_app(scorer: Scorer[Any], limits: Limits = Limits(), api_key: str | No
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz(request: Request) -> Response:
         """Readiness: 200 if images are accepted, else 503."""
-        ready = request.app.state.batcher.alive
+        ready = request.app.state.is_ready()
         return PlainTextResponse("ready" if ready else "not ready", 200 if ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         """Prometheus's text format."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(endpoint.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

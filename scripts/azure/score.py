@@ -24,13 +24,12 @@ if importlib.util.find_spec("retina_dist") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.serving import DetectionScorer
-from retina_dist.serving.scoring import RequestError
+from retina_dist.serving.scoring import RequestError, Scorer
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 LIMITS = ServeConfig()  # the defaults of the other server
-scorer: DetectionScorer
+scorer: Scorer
 
 
 def init() -> None:
@@ -38,12 +37,7 @@ def init() -> None:
     global scorer
     checkpoint = Path(os.environ["AZUREML_MODEL_DIR"]) / os.environ.get("RETINA_DIST_CHECKPOINT", "best.pt")
     device = SingleDeviceStrategy("auto").device
-    scorer = DetectionScorer(
-        Detector.from_checkpoint(checkpoint, device=str(device)),
-        max_pixels=LIMITS.max_pixels,
-        max_images=LIMITS.max_images,
-        max_request_pixels=LIMITS.max_request_pixels,
-    )
+    scorer = Scorer(Detector.from_checkpoint(checkpoint, device=str(device)), max_pixels=LIMITS.max_pixels)
 
 
 @rawhttp
@@ -52,7 +46,7 @@ def run(request: AMLRequest) -> AMLResponse:
     try:
         if request.method != "POST":
             raise RequestError(405, "send a POST.")
-        return answered(scorer.score(request.headers.get("Content-Type", ""), body_of(request)), 200)
+        return answered(scorer.score(request.headers.get("Content-Type", ""), body_of(request), LIMITS.max_images), 200)
     except RequestError as error:
         return answered({"detail": str(error)}, error.status)
 

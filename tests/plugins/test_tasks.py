@@ -71,9 +71,9 @@ def test_a_command_that_a_task_does_not_define_is_named() -> None:
     ):
         DiscTask.write_shards(None)
     with pytest.raises(
-        ConfigError, match=r"retina_dist\.serve finds the task by the checkpoint.*takes no DiscTask; load"
+        ConfigError, match=r"retina_dist\.predict finds the task by the checkpoint.*takes no DiscTask; load"
     ):
-        DiscTask.load_scorer(None, None)
+        DiscTask.predict(None)
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:

@@ -21,11 +21,10 @@ from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.shards import annotations_of, index_of
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results, rows_of_results
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.serving import DetectionScorer
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint_store import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.serving.scoring import read_images
+from retina_dist.serving.scoring import Scorer, read_images
 from tests.unit import test_mutations
 from tests.unit.mutations import mutated_bytes, mutated_json
 from tests.unit.serving import server
@@ -133,8 +132,8 @@ def shards_case(_: Path, images: Path, draw: random.Random) -> None:
 
 
 @cache
-def scorer() -> DetectionScorer:
-    return DetectionScorer(server.small_detector(), max_pixels=server.MAX_PIXELS)
+def scorer() -> Scorer:
+    return Scorer(server.small_detector(), max_pixels=server.MAX_PIXELS)
 
 
 def request_case(_: Path, __: Path, draw: random.Random) -> None:

@@ -20,6 +20,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.run.build import task_class, task_of
+from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.classification.test_task import SMALL
 
@@ -153,10 +154,8 @@ def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_p
 
 
 def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:
-    config = load_config("serve", [f"checkpoint={checkpoint}"])
-    scorer = task_of(config.checkpoint).load_scorer(config, torch.device("cpu"))
-    scorer.score_threshold = 0.0
-    found = scorer.score("image/png", (drawn / "val" / "circle" / "000000.png").read_bytes())["images"]
+    image = (drawn / "val" / "circle" / "000000.png").read_bytes()
+    found = Scorer(TrainedClassifier.from_checkpoint(checkpoint)).score("image/png", image)["images"]
     assert [(image["width"], image["height"], len(image["classes"])) for image in found] == [(16, 16, 5)]
     scores = [entry["score"] for entry in found[0]["classes"]]
     assert scores == sorted(scores, reverse=True)

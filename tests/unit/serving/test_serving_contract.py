@@ -14,12 +14,11 @@ from unittest.mock import patch
 import pytest
 
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.serving import DetectionScorer
 from retina_dist.engine.checkpoint_store import CheckpointStore
+from retina_dist.serving.scoring import Scorer
 from retina_dist.serving.settings import ServeConfig
 from tests.unit.serving.server import (
     MAX_PIXELS,
-    MAX_REQUEST_PIXELS,
     REFUSALS,
     as_json,
     as_multipart,
@@ -49,11 +48,11 @@ def rest(checkpoint: Path) -> Iterator[Post]:
     pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
     from fastapi.testclient import TestClient
 
-    from retina_dist.serving.app import Limits, create_app
+    from retina_dist.serving.app import create_app
 
     detector = Detector.from_checkpoint(checkpoint)
-    scorer = DetectionScorer(detector, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS)
-    with TestClient(create_app(scorer, Limits(max_body=MAX_BODY))) as client:
+    scorer = Scorer(detector, max_pixels=MAX_PIXELS)
+    with TestClient(create_app(scorer, ServeConfig(checkpoint="none", max_body_mb=MAX_BODY / 1e6))) as client:
 
         def post(content_type: str, body: bytes) -> tuple[int, Any]:
             response = client.post("/score", content=body, headers={"Content-Type": content_type})
@@ -72,9 +71,7 @@ def azure(checkpoint: Path) -> Iterator[Post]:
         "AZUREML_MODEL_DIR": str(checkpoint.parent),
         "AML_APP_ROOT": str(SCRIPT.parent),  # as in a local endpoint; in Azure it is the folder of `code`
     }
-    small = partial(
-        ServeConfig, max_pixels=MAX_PIXELS, max_request_pixels=MAX_REQUEST_PIXELS, max_body_mb=MAX_BODY / 1e6
-    )
+    small = partial(ServeConfig, max_pixels=MAX_PIXELS, max_body_mb=MAX_BODY / 1e6)
     with patch.dict(os.environ, environment), patch("retina_dist.serving.settings.ServeConfig", small):
         from azureml_inference_server_http.server.create_app import create
 
