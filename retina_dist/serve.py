@@ -25,7 +25,7 @@ from retina_dist.serving.settings import ServeConfig
 def main(config: ServeConfig) -> None:
     """Serve."""
 
-    def load(device: torch.device) -> Predictor[Any, Any]:
+    def load_predictor(device: torch.device) -> Predictor[Any, Any]:
         content = load_checkpoint(config.checkpoint)
         kind: type[Predictor[Any, Any]]
         if task_of_checkpoint(content) == "classification":
@@ -34,7 +34,7 @@ def main(config: ServeConfig) -> None:
             from retina_dist.detection.detector import Detector as kind
         return kind.from_content(content, config.checkpoint, device=device, precision=config.precision)  # type: ignore[arg-type]
 
-    serve(config, load)
+    serve(config, load_predictor)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 GPU_BATCH = 8
 
 
-def serve(config: ServeConfig, load: Callable[[torch.device], Predictor[Any, Any]]) -> None:
-    """Serve until SIGTERM or SIGINT. `load(device)` loads the model.
+def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predictor[Any, Any]]) -> None:
+    """Serve until SIGTERM or SIGINT. `load_predictor(device)` loads the model.
 
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
@@ -41,7 +41,7 @@ def serve(config: ServeConfig, load: Callable[[torch.device], Predictor[Any, Any
         ) from error
     device = SingleDeviceStrategy(config.device).device
     config = replace(config, max_batch=config.max_batch or (GPU_BATCH if device.type == "cuda" else 1))
-    predictor = load(device)
+    predictor = load_predictor(device)
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
     scorer = Scorer(predictor, score_threshold=config.score_threshold, max_pixels=config.max_pixels)
     app = create_app(scorer, config)
