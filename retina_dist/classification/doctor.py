@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.settings import ClassificationData
@@ -82,7 +83,9 @@ def _images(
             if decode:
                 read_image(source, None, data.max_pixels, content)
         except ImageError as error:
-            bad.append(f"{name} ({str(error).split(';')[0].removeprefix(str(source)).strip()})")
+            cause = error.__cause__
+            reason = str(error).split(";")[0].removeprefix(str(source)).strip()
+            bad.append(f"{name}: {'not an image' if isinstance(cause, UnidentifiedImageError) else reason}")
             continue
         sizes.append(size)
         digests[hashlib.sha256(content).hexdigest()].append((split, name, label))

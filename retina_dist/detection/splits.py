@@ -62,8 +62,8 @@ def read_split(
             f"{source} leaves no image for {split}; name the right annotations (data.{split}_annotations=FILE, evaluate: "
             "annotations=FILE), or look at it with retina_dist.doctor."
         )
-    if check and (problem := implausible_boxes(part, split)):
-        raise DataError(f"{source}: {'; '.join(problem)}.")
+    if check and (problem := implausible_boxes(part, split, has_corners(data))):
+        raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
     return part
 
 
@@ -86,37 +86,37 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
     return load_annotations(*files, split=split, classes=data.classes, **options), files[0]
 
 
-def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
+def has_corners(data: DetectionData) -> bool:
+    """Whether the boxes of the data are read as two corners."""
+    default = "xyxy" if data.format in ("csv", "voc") or isinstance(data, TorchDatasetConfig) else "xywh"
+    return (data.box_format or default) == "xyxy"
+
+
+def implausible_boxes(part: Annotations, split: str, corners: bool = False) -> tuple[str, str] | None:
     """What is wrong with most boxes of a split, and the remedy; None where they can be trained on.
 
-    Boxes of two corners that are read as x, y, width, height, or the reverse, mostly leave their image or have no area, and fit
-    when read the other way. Crowd regions do not count.
+    `corners` says that they were read as two corners. Boxes read in the wrong form mostly leave their image or have no area, and
+    fit when read the other way. Crowd regions do not count.
     """
     entries = [entry for entry in part.coco["annotations"] if not entry["iscrowd"]]
     boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
     if len(boxes) and (np.abs(boxes[:, 2:]) <= 1).all():
-        return f"no box of {split} is larger than one pixel", "multiply shares of the image by its width and height"
+        return "no box is larger than one pixel", "multiply shares of the image by its width and height"
     size_of = {record.image_id: (record.width, record.height) for record in part.records}
     sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(-1, 2)
-    corners, known = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])), sizes.min(axis=1, initial=np.inf) > 0
-    if known.sum() >= FEWEST_BOXES and _fits(corners, sizes)[known].mean() < 0.5:
-        readings = {
-            "two corners, x1, y1, x2, y2": (boxes, "set data.box_format=xyxy (csv, voc: correct the files)"),
-            "x, y, width, height": (
-                np.hstack((boxes[:, :2], boxes[:, :2] + corners[:, 2:])),
-                "set data.box_format=xywh (a torch Dataset: box_format), or return corners",
-            ),
-        }
-        for name, (other, remedy) in readings.items():
-            if (fits := _fits(other, sizes)[known]).mean() >= 0.95:
-                wrong = int((~_fits(corners, sizes)[known]).sum())
-                return (
-                    f"{wrong} of {len(fits)} boxes of {split} leave their image or have no area, but fit if they are {name}",
-                    remedy,
-                )
+    ends, known = boxes[:, :2] + boxes[:, 2:], sizes.min(axis=1, initial=np.inf) > 0
+    fits = _fits(np.hstack((boxes[:, :2], ends)), sizes)[known]
+    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.5:
+        other = np.hstack((boxes[:, :2], boxes[:, :2] + ends if corners else boxes[:, 2:]))
+        if _fits(other, sizes)[known].mean() >= 0.95:
+            form = "x, y, width, height" if corners else "two corners, x1, y1, x2, y2"
+            return (
+                f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if they are {form}",
+                "set data.box_format=xywh (csv, voc: correct the files)" if corners else "set data.box_format=xyxy",
+            )
     if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
-        return f"{split} has no box left ({', '.join(causes)})", f"is data.{split}_annotations the right file?"
+        return f"no box is left ({', '.join(causes)})", f"correct the boxes, or name the right data.{split}_annotations"
     return None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from retina_dist.data.images import SWAPPING, image_size, orientation_of, read_image
 from retina_dist.data.loading import without_main
@@ -90,6 +91,7 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(record, "missing", str(record.path))
         reason = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        reason = "not an image" if isinstance(reason, UnidentifiedImageError) else reason
         return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
     orientation = orientation_of(io.BytesIO(content) if content is not None else Path(str(record.path)))
     stored = size[::-1] if orientation in SWAPPING else size
@@ -203,10 +205,11 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
     empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
-    if len(empty) == len(data.records):
-        level, remedy = ("error", "nothing to learn") if split == "train" else ("warning", "nothing to measure")
-        remedy += f": is data.{split}_annotations the right file?"
-        return [*findings, Finding(level, split, "images, and none has a box", remedy, len(empty), tuple(empty))]
+    if len(empty) == len(data.records):  # `implausible_boxes` says what is wrong with those of training
+        remedy = "nothing to measure: is data.val_annotations the right file?"
+        return findings + (
+            [] if split == "train" else _finding("warning", split, "images, and none has a box", empty, remedy)
+        )
     remedy = "background to learn from" if split == "train" else "whatever is found there is wrong"
     return findings + _finding("info", split, "images without boxes", empty, remedy)
 
@@ -216,7 +219,11 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     names = train.categories.names
     known = {label for label, name in enumerate(names) if name}
     learnt = _labels(train)
-    absent = [names[label] for label in sorted(known - learnt)]
+    folded = {names[label].casefold(): names[label] for label in learnt}
+    absent = [
+        f"{names[label]} ({near} has boxes)" if (near := folded.get(names[label].casefold())) else names[label]
+        for label in sorted(known - learnt if learnt else ())
+    ]
     findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
     if val is not None and (judged := _labels(val)):
         absent = [names[label] for label in sorted((known & learnt) - judged)]

@@ -198,7 +198,7 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise DataError(
-                f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}, not [x, y, width, height]."
+                f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}, not [x, y, width, height]; correct or remove it."
             )
         if corners:
             entry["bbox"] = [box[0], box[1], box[2] - box[0], box[3] - box[1]]

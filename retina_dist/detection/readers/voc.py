@@ -108,5 +108,7 @@ def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> fl
     text = thing.findtext(f"bndbox/{tag}")
     value = parse_number(text or "")
     if not math.isfinite(value):
-        raise DataError(f"{path}: object {number} has {tag} {text!r}, not a number.")
+        raise DataError(
+            f"{path}: object {number} has {tag} {text!r}, not a number; give its bndbox xmin, ymin, xmax and ymax in pixels."
+        )
     return value

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from retina_dist.config.commands import DoctorConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
-from retina_dist.detection.doctor.report import examination
+from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.layout import find_split
@@ -340,15 +340,20 @@ def corners_of(box: list[float]) -> list[float]:
     [
         (OBJECTS, {}, None),
         (list(map(corners_of, OBJECTS)), {"box_format": "xyxy"}, None),
-        (list(map(corners_of, OBJECTS)), {}, "4 of 5 boxes of train leave .* two corners.*; set data.box_format=xyxy"),
+        (list(map(corners_of, OBJECTS)), {}, "train: 4 of 5 boxes leave .* two corners.*; set data.box_format=xyxy"),
         (
             OBJECTS,
             {"box_format": "xyxy"},
-            "4 of 5 boxes of train leave .* x, y, width, height; set data.box_format=xywh",
+            "train: 4 of 5 boxes leave .* x, y, width, height; set data.box_format=xywh",
         ),
-        ([[x / 100 for x in box] for box in OBJECTS], {}, "no box of train is larger than one pixel; multiply shares"),
-        ([], {}, r"train has no box left \(none is annotated\); is data.train_annotations the right file"),
-        ([[500, 10, 20, 20]] * 5, {}, r"train has no box left \(5 outside the image\)"),
+        ([[x / 100 for x in box] for box in OBJECTS], {}, "train: no box is larger than one pixel; multiply shares"),
+        (
+            [],
+            {},
+            r"train: no box is left \(none is annotated\); correct the boxes, or name the right data.train_annotations",
+        ),
+        ([[500, 10, 20, 20]] * 5, {}, r"train: no box is left \(5 outside the image\)"),
+        ([[*box[:2], -box[2], box[3]] for box in OBJECTS], {}, r"train: no box is left \(5 zero or negative size\)"),
         ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], {}, None),  # sloppy, but no other reading fits better
     ],
 )
@@ -362,8 +367,8 @@ def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, data: di
     if message:
         with pytest.raises(DataError, match=f"train.json: {message}"):
             read_split(config, "train")
-        report = examination(DoctorConfig(data=config, images="none")).text
-        assert re.search("ERRORS.*" + message.split(";")[0], report, re.S)
+        report = examine(DoctorConfig(data=config, images="none")).text()
+        assert re.search("ERRORS.*" + message.split(";")[0].removeprefix("train: "), report, re.S)
     else:
         read = read_split(config, "train")
         assert [entry["bbox"] for entry in read.coco["annotations"]] == (OBJECTS if "box_format" in data else boxes)
@@ -375,7 +380,7 @@ def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, data: di
         (
             torch.tensor(OBJECTS),
             None,
-            "4 of 5 boxes of train leave .* x, y, width, height; set data.box_format=xywh",
+            "train: 4 of 5 boxes leave .* x, y, width, height; set data.box_format=xywh",
         ),
         (torch.tensor(OBJECTS), "xywh", None),
         (torch.tensor(list(map(corners_of, OBJECTS))), None, None),
