@@ -26,7 +26,8 @@ from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
-from retina_dist.engine.checkpoint_store import BEST, LAST, read_manifest
+from retina_dist.engine.checkpoint.resume import checkpoint_folder
+from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.precision import Precision
 from retina_dist.engine.settings import TrainerConfig
@@ -34,7 +35,6 @@ from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
-from retina_dist.run.folder import checkpoint_folder
 from retina_dist.settings import MISSING, check_types, validate
 from retina_dist.strategies.settings import NcclConfig, StrategyConfig
 

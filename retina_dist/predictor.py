@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.data.images import find_images, read_image, read_images, to_rgb
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.files import first_line

@@ -15,7 +15,7 @@ import torch
 
 from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.entry_point import entry_point
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.predictor import Predictor
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig

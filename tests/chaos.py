@@ -31,7 +31,7 @@ from pathlib import Path
 
 import torch
 
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.strategies.launchers import command, environment, why_missing
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from retina_dist.classification.metrics import ClassificationEvaluator, Classifi
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import data_settings_of
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import Url, place

@@ -26,7 +26,7 @@ from retina_dist.classification.splits import (
     unaugmented,
 )
 from retina_dist.data.synthetic import SyntheticData
-from retina_dist.engine.checkpoint_store import located
+from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.strategies.base import DistributedStrategy

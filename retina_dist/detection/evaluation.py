@@ -24,7 +24,7 @@ from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place

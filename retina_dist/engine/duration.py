@@ -1,10 +1,9 @@
-"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps, and intervals in minutes."""
+"""Durations as users write them ("26 epochs", "90k steps", "1M images") in optimizer steps."""
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from fractions import Fraction
 
 from retina_dist.errors import ConfigError
@@ -39,22 +38,3 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     if steps > MAX_STEPS:
         raise ConfigError(f"{key}={duration} is too long; it must be below 2^63 steps.")
     return steps
-
-
-class IntervalTimer:
-    """Due once when `minutes` have passed since it was made, was due last or was reset; None: never."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.minutes = minutes
-        self.reset()
-
-    def reset(self) -> None:
-        """Start the interval anew."""
-        self._started = time.monotonic()
-
-    def due(self) -> bool:
-        """Whether the interval is over; if so, starts a new one."""
-        if self.minutes is None or time.monotonic() - self._started < 60 * self.minutes:
-            return False
-        self.reset()
-        return True

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retina_dist.strategies.base import DistributedStrategy
-
 
 class StepMeter:
     """Sums named scalars on the device and gives their means with one transfer and one collective.
 
-    The clock can be paused, so that validation and checkpoints do not count in the throughput.
+    `mean_over_ranks` is that of a tensor on every rank. The clock can be paused, so that validation and checkpoints do not count in
+    the throughput.
     """
 
-    def __init__(self, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
+    def __init__(self, mean_over_ranks: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        self.mean_over_ranks = mean_over_ranks
         self._clear()
 
     def _clear(self) -> None:
+        self._differs = False  # between ranks
         self.names: list[str] = []
         self.sums: Tensor | None = None
         self.steps = 0
@@ -29,30 +30,32 @@ class StepMeter:
         self.seconds = 0.0
         self._started = time.perf_counter()
 
-    def state(self) -> dict[str, Any]:
-        """What `compute` has not returned yet, for a checkpoint; {} when there is nothing. Every rank must call it."""
+    def state_dict(self) -> dict[str, Any]:
+        """What `compute` has not returned yet; {} when there is nothing. Every rank must call it."""
         if self.sums is None:
             return {}
         self.pause()
         self.resume()
-        sums = self.strategy.all_reduce(self.sums, "mean").cpu()
+        sums = (self.mean_over_ranks(self.sums) if self._differs else self.sums).cpu()
         return {"names": self.names, "sums": sums, "steps": self.steps, "images": self.images, "seconds": self.seconds}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, on any number of ranks."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, on any number of ranks."""
         self._clear()
         if state:
-            self.names, self.sums = list(state["names"]), state["sums"].to(self.strategy.device)
+            self.names, self.sums = list(state["names"]), state["sums"].clone()
             self.steps, self.images, self.seconds = state["steps"], state["images"], state["seconds"]
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""
+        if values and self.names and self.names != list(values):  # those of a checkpoint of another version
+            self._clear()
         self.images += images
         if not values:
             return
         stacked = torch.stack([v.detach().double() for v in values.values()])
-        self.names = list(values)
-        self.sums = stacked if self.sums is None else self.sums + stacked
+        self.names, self._differs = list(values), True
+        self.sums = stacked if self.sums is None else self.sums.to(stacked.device) + stacked
         self.steps += 1
 
     def pause(self) -> None:
@@ -67,7 +70,7 @@ class StepMeter:
         """Mean of each value since the last call, and `time/images_per_s`; then start over. Every rank must call it."""
         if self.sums is None:
             return {}
-        means = self.strategy.all_reduce(self.sums / self.steps, "mean").tolist()
+        means = self.mean_over_ranks(self.sums / self.steps).tolist()
         self.pause()
         metrics = dict(zip(self.names, means, strict=True))
         metrics["time/images_per_s"] = self.images / max(self.seconds, 1e-9)

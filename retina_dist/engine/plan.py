@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.settings import TrainerConfig
-from retina_dist.engine.stop import StopAction
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, build_decay
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
@@ -68,19 +67,19 @@ class Plan:
         """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
         return step == self.total_steps or (_every(self.validate_every, step))
 
-    def due(self, step: int, action: StopAction = StopAction.NONE) -> Due:
-        """What to do after `step` optimizer steps, given what the ranks agreed on.
+    def due(self, step: int, *, stopping: bool = False) -> Due:
+        """What to do after `step` optimizer steps, the last ones if the run is `stopping`.
 
         A run that is stopped early does not validate, so that it knows the same best metric as one that was not stopped.
         """
         last = step == self.stop_step
-        validate = self.validates_at(step) and action is not StopAction.STOP
-        planned = validate or last or _every(self.checkpoint_every, step)
+        validate = self.validates_at(step) and not stopping
+        save = validate or last or _every(self.checkpoint_every, step)
         return Due(
             check=_every(self.check_every, step),
-            log=planned or _every(self.log_every, step),
+            log=save or _every(self.log_every, step),
             validate=validate,
-            save=planned or action is not StopAction.NONE,
+            save=save,
             last=last,
         )
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end. The watch only notes the reason; the trainer stops all ranks at the same step."""
+"""Signals that ask a run to end, and how all ranks save or stop at the same step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import Any
 
 from typing_extensions import Self
+
+from retina_dist.strategies.base import DistributedStrategy
 
 # SIGUSR1 is what Slurm sends ahead of a time limit (sbatch --signal); SIGTERM follows when that has come.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -58,3 +62,34 @@ def _tell(text: str) -> None:
     """From a signal's handler, which may have interrupted a print."""
     with contextlib.suppress(OSError):  # the same signal may have ended the reader of the pipe
         os.write(2, f"\n{text}\n".encode())
+
+
+class StopAction(IntEnum):
+    """What a rank requests after a step; the highest request of any rank wins."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2  # with a checkpoint
+
+
+class StopConsensus:
+    """Agrees on one action for all ranks with an asynchronous maximum, known one step later, so that no rank waits for it."""
+
+    def __init__(self, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        self._pending: Callable[[], int] | None = None
+
+    def poll(self, request: StopAction) -> StopAction:
+        """Submit this rank's request and return the action agreed on at the previous call; with one process, the request."""
+        if self.strategy.world_size == 1:
+            return request
+        previous, self._pending = self._pending, None
+        action = StopAction(previous()) if previous else StopAction.NONE
+        self._pending = self.strategy.all_reduce_max_async(request)
+        return action
+
+    def close(self) -> None:
+        """Fetch the last result, so that no collective is left in flight."""
+        if self._pending:
+            self._pending()
+        self._pending = None

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from retina_dist.engine.best import BestMetric
+from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.replicas import settings_of
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import describe_groups, load_optimizer
@@ -22,7 +23,7 @@ class TrainState:
 
     `step` counts finished optimizer steps. `best` tracks the monitored metric, `last_eval_step` is the step of the last
     validation. `skipped_steps` counts steps skipped for an infinite or NaN loss or gradient, `consecutive_skips` those since
-    the last applied step. `pending_metrics` holds the metrics gathered since the last log line when the run was stopped.
+    the last applied step. `meter` gathers metrics between two log lines.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class TrainState:
         self.last_eval_step = 0
         self.skipped_steps = 0
         self.consecutive_skips = 0
-        self.pending_metrics: dict[str, Any] = {}
+        self.meter = StepMeter()
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -48,14 +49,14 @@ class TrainState:
         return self.ema.model if self.ema else self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain Python values only, so that it loads with `weights_only=True`."""
+        """Tensors and plain Python values only, so that it loads with `weights_only=True`. Every rank must call it."""
         return {
             "step": self.step,
             "best": self.best.state_dict(),
             "last_eval_step": self.last_eval_step,
             "skipped_steps": self.skipped_steps,
             "consecutive_skips": self.consecutive_skips,
-            "pending_metrics": self.pending_metrics,
+            "pending_metrics": self.meter.state_dict(),
             "model": self.model.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -78,7 +79,7 @@ class TrainState:
         self.best.load_state_dict(state["best"])
         self.last_eval_step = state["last_eval_step"]
         self.skipped_steps, self.consecutive_skips = state["skipped_steps"], state["consecutive_skips"]
-        self.pending_metrics = state["pending_metrics"]
+        self.meter.load_state_dict(state["pending_metrics"])
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})

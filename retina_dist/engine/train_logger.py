@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
-from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
@@ -39,26 +39,22 @@ class TrainLogger:
     ) -> None:
         self.state, self.plan, self.strategy = state, plan, strategy
         self.metric_logger, self.position = metric_logger, position
-        self.meter = StepMeter(strategy)
-
-    def start(self) -> None:
-        """Start with what the state holds from a run that was stopped between two log lines."""
-        pending = self.state.pending_metrics
-        self.meter.load(pending if WEIGHT in pending.get("names", ()) else {})  # older checkpoints lack it
-        self.state.pending_metrics = {}
+        state.meter.mean_over_ranks = partial(strategy.all_reduce, op="mean")
+        self.last_loss: float | None = None
+        self.speeds: list[float] = []  # of each log line, in images per second
 
     def update(self, values: dict[str, Tensor]) -> None:
         """Add the values of the step that begins at `state.step`; every rank sees the images of all ranks."""
         _, begin = self.position(self.state.step)
-        self.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
+        self.state.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
 
     def flush(self) -> None:
         """Log the means since the last call; every rank must call it. Raises Divergence when the mean loss is not finite."""
-        metrics = self.meter.compute()
+        state, plan, step = self.state, self.plan, self.state.step
+        metrics = state.meter.compute()
         if not metrics:
             return
-        state, plan, step = self.state, self.plan, self.state.step
-        weight = metrics.pop(WEIGHT)
+        weight = metrics.pop(WEIGHT, 1.0)
         if 0 < weight < 1 - 1e-9:  # bad images were left out
             metrics |= {name: value / weight for name, value in metrics.items() if name.startswith("train/loss")}
         if not math.isfinite(metrics["train/loss"]):
@@ -66,6 +62,8 @@ class TrainLogger:
                 f"train/loss={metrics['train/loss']} by step {step} at lr={plan.lr_at(step - 1):g}; "
                 "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
             )
+        self.last_loss = metrics["train/loss"]
+        self.speeds.append(metrics["time/images_per_s"])
         if state.skipped_steps:
             metrics["train/skipped_steps"] = state.skipped_steps
         if self.strategy.fp16_overflows:
@@ -74,10 +72,6 @@ class TrainLogger:
         metrics["train/epoch"] = plan.epoch_at(step)
         self.log(metrics)
 
-    def pending(self) -> dict[str, Any]:
-        """What has not been logged yet, for a checkpoint; every rank must call it."""
-        return self.meter.state()
-
     def log(self, metrics: dict[str, float]) -> None:
         """Log the metrics of a validation."""
         self.metric_logger.log(metrics, self.state.step)
@@ -85,6 +79,6 @@ class TrainLogger:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time within it does not count in the throughput."""
-        self.meter.pause()
+        self.state.meter.pause()
         yield
-        self.meter.resume()
+        self.state.meter.resume()

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
-from retina_dist.engine.checkpointer import Checkpointer
+from retina_dist.engine.checkpoint.when import Checkpointer
+from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import check_metrics, check_replicas
-from retina_dist.engine.stop import StopAction, StopConsensus
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
 from retina_dist.errors import Preempted
@@ -33,10 +33,9 @@ class TrainData(Protocol):
 class Trainer:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
-    `validate` takes a model and returns metrics of the whole validation set; those of the main rank count on all ranks, which so
-    agree on `state.best` and on the validation at which its patience is used up. `stop_reason` says why
-    this process should end, or None; one step after any rank has a reason, all ranks save and raise Preempted. Every rank makes
-    a Trainer and calls `fit`.
+    `validate` takes a model and returns metrics of the whole validation set. Rank 0's metrics are broadcast, so all ranks agree on
+    `state.best` and on early stopping. `stop_reason` says why this process should end, or None; one step after any rank has a
+    reason, all ranks save and raise Preempted. Every rank makes a Trainer and calls `fit`.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Trainer:
         self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
         self.net, self.timer = train_step.net, train_step.timer
         self.checkpointer = checkpointer or Checkpointer(self.state, self.strategy, position=data.position)
-        self.metrics = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data.position)
+        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data.position)
         self.stop = StopConsensus(self.strategy)
         self._metrics_checked = self.strategy.world_size == 1
 
@@ -77,16 +76,15 @@ class Trainer:
             raise
 
     def _run(self) -> dict[str, float]:
-        """The loop, after the validation that a run may owe which was stopped before it."""
+        """Run the loop; validate first if the previous run stopped before a due validation."""
         state = self.state
         self.net.train()
         self.checkpointer.saved_step = state.step
         metrics: dict[str, float] = {}
-        owed = self.plan.validates_at(state.step) and state.last_eval_step < state.step
-        if owed:
+        if self.plan.validates_at(state.step) and state.last_eval_step < state.step:
             metrics = self._validate()
             self._save(metrics)
-        if not self._is_exhausted():
+        if not self._stops_early():
             metrics = self._loop(metrics)
         self.stop.close()
         self.checkpointer.wait()
@@ -95,42 +93,32 @@ class Trainer:
 
     def _loop(self, metrics: dict[str, float]) -> dict[str, float]:
         state, plan, strategy = self.state, self.plan, self.strategy
-        self.metrics.start()
         with closing(prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)) as steps:
             for micro_batches in self.timer.iterate(steps):
-                self.metrics.update(self.train_step(micro_batches))
+                self.train_logger.update(self.train_step(micro_batches))
                 del micro_batches  # before the next ones are fetched
                 state.step += 1
-                action = self._poll()
-                due = plan.due(state.step, action)
+                action = self._agreed_action()
+                due = plan.due(state.step, stopping=action is StopAction.STOP)
                 if due.check:
                     check_replicas(state.replicated(), strategy, state.step)
                 if due.log:
-                    self.metrics.flush()  # before saving, so that no checkpoint holds weights that are not finite
-                elif due.save:
-                    state.pending_metrics = self.metrics.pending()
+                    self.train_logger.flush()  # before saving, so that no checkpoint holds weights that are not finite
                 if due.validate:
                     metrics = self._validate()
-                if due.save:
+                if self.checkpointer.is_due(due.save, action):
                     self._save(metrics if due.validate else {})
-                    state.pending_metrics = {}
                 if action is StopAction.STOP:
                     self._preempt()
-                if due.last or (due.validate and self._is_exhausted()):
+                if due.last or (due.validate and self._stops_early()):
                     break
         assert self.checkpointer.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
-    def _poll(self) -> StopAction:
-        """What all ranks agreed on; a save that was requested while another one was being written is not repeated."""
-        request = StopAction.NONE
-        if self.stop_reason() is not None:
-            request = StopAction.STOP
-        elif self.checkpointer.due:
-            request = StopAction.SAVE
-        action = self.stop.poll(request)
-        repeated = action is StopAction.SAVE and self.checkpointer.saved_step >= self.state.step - 1
-        return StopAction.NONE if repeated else action
+    def _agreed_action(self) -> StopAction:
+        """What the ranks agreed on, one step after any of them asked for it."""
+        stops = self.stop_reason() is not None
+        return self.stop.poll(StopAction.STOP if stops else self.checkpointer.request())
 
     def _validate(self) -> dict[str, float]:
         state = self.state
@@ -138,23 +126,22 @@ class Trainer:
         if self.validate is None:
             return {}
         self.strategy.phase = f"the validation after step {state.step}"
-        with self.metrics.paused(), self.timer.phase("evaluation"):
-            found = self.validate(state.evaluated_model)
-            metrics = {name: float(value) for name, value in found.items()}
+        with self.train_logger.paused(), self.timer.phase("evaluation"):
+            metrics = {name: float(value) for name, value in self.validate(state.evaluated_model).items()}
             if not self._metrics_checked:
                 check_metrics(metrics, self.strategy)
                 self._metrics_checked = True
             metrics = self.strategy.broadcast_object(metrics)
             self.net.train()
-            self.metrics.log(metrics)
+            self.train_logger.log(metrics)
             state.best.update(metrics)
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
-        with self.metrics.paused(), self.timer.phase("checkpoint"):
+        with self.train_logger.paused(), self.timer.phase("checkpoint"):
             self.checkpointer.save(metrics)
 
-    def _is_exhausted(self) -> bool:
+    def _stops_early(self) -> bool:
         best = self.state.best
         if best.exhausted:
             logger.info(best.describe_stop())
@@ -165,10 +152,3 @@ class Trainer:
         self.stop.close()
         why = self.stop_reason() or "another rank was asked to"
         raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; go on with resume=auto.")
-
-    def content(self) -> dict[str, Any]:
-        """A checkpoint's content with what has not been logged yet; every rank must call it."""
-        self.state.pending_metrics = self.metrics.pending()
-        content = self.checkpointer.content()
-        self.state.pending_metrics = {}
-        return content

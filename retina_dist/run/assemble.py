@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch import Tensor
 
 import retina_dist
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.best import BestMetric
-from retina_dist.engine.checkpoint_store import CheckpointStore
-from retina_dist.engine.checkpointer import Checkpointer
+from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder, open_run, restore
+from retina_dist.engine.checkpoint.store import CheckpointStore
+from retina_dist.engine.checkpoint.when import Checkpointer
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
@@ -40,12 +42,9 @@ from retina_dist.run.build import (
     build_train_step,
     task_class,
 )
-from retina_dist.run.elastic_carryover import ElasticCarryover
-from retina_dist.run.environment import configure_torch, describe_job, versions
-from retina_dist.run.folder import Run, checkpoint_folder, open_run, write_config
+from retina_dist.run.environment import configure_torch, describe_job, versions, write_config
 from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
-from retina_dist.run.restore import restore
-from retina_dist.run.tracking import tracking_server
+from retina_dist.run.tracking import tracked_run, tracking_server
 from retina_dist.run.training import Training
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
@@ -56,6 +55,26 @@ from retina_dist.task import Task, TaskData
 from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the attempts of an elastic job share; any other job has one attempt.
+
+    `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
+    """
+
+    opener: RunOpener
+    exits: ExitStack
+    tracked: list[TrackedRun] = field(default_factory=list)  # at most one, on the main rank
+
+    def track(
+        self, server: str | None, config: RunConfig, run: Run, strategy: DistributedStrategy, restarts: bool
+    ) -> None:
+        """Start the MLflow run, on the main rank, unless an attempt before has."""
+        if strategy.is_main and not self.tracked:
+            tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
+            self.tracked.append(self.exits.enter_context(tracked_run(server, config, run, tags, go_on=restarts)))
 
 
 def train(config: RunConfig) -> dict[str, float]:
@@ -72,24 +91,24 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
         build_strategy(config) as strategy,
         heartbeat(),
     ):
-        carryover = ElasticCarryover(exits)
+        job = Job(RunOpener(exits.enter_context(Owner())), exits)
 
         def attempt(membership: Membership) -> dict[str, float]:
             console.reset(strategy.rank)
-            training = assemble(config, strategy, carryover, membership.kept, console)
+            training = assemble(config, strategy, job, membership.kept, console)
             if training is None:
                 return {}
             _commit_before_steps(training.trainer, membership)
             return training.fit()
 
-        return strategy.run_elastic(attempt), carryover.folder
+        return strategy.run_elastic(attempt), job.opener.folder
 
 
 def _commit_before_steps(trainer: Trainer, membership: Membership) -> None:
     take_step = trainer.train_step
 
     def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        membership.commit(trainer.content)
+        membership.commit(trainer.checkpointer.content)
         return take_step(micro_batches)
 
     trainer.train_step = step
@@ -98,7 +117,7 @@ def _commit_before_steps(trainer: Trainer, membership: Membership) -> None:
 def assemble(
     config: RunConfig,
     strategy: DistributedStrategy,
-    carryover: ElasticCarryover,
+    job: Job,
     committed: dict[str, Any] | None,
     console: Console,
 ) -> Training | None:
@@ -106,7 +125,7 @@ def assemble(
 
     Each step raises its errors on all ranks, and nothing is written before all settings have been checked.
     """
-    is_restart = carryover.is_restart
+    is_restart = job.opener.folder is not None
     _log_environment(config, strategy)
     doing("reading the data")
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
@@ -120,7 +139,7 @@ def assemble(
         return None
 
     server = strategy.on_main(lambda: tracking_server(config.logging))
-    run = carryover.open_run(config, strategy, committed, task.locked_settings)
+    run = job.opener.open(config, strategy, task.locked_settings, committed)
     if run.resume_step is not None:
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
@@ -133,20 +152,21 @@ def assemble(
     if num_shapes:
         logger.info(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
     state = build_state(config, model, strategy, best if task.validates else None, num_shapes=num_shapes)
-    if strategy.on_main(lambda: restore(state, run, config, task, data, plan)):
+    position = data.position(run.resume_step or 0)
+    if strategy.on_main(lambda: restore(state, run, config, plan, images=task.fingerprint(), position=position)):
         return None
 
-    checkpoints = _checkpoint_store(config, run, state, carryover)
-    strategy.on_main(checkpoints.check_writable)
+    checkpoints = _checkpoint_store(config, run, state, job)
+    strategy.on_main(checkpoints.claim)
     strategy.on_main(checkpoints.check_best)
     strategy.on_main(lambda: _begin_folder(config, run, task, data))
     logger.info(f"writing to {run.folder}")
-    carryover.track(server, config, run, strategy, is_restart)
-    metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, carryover.tracked)
+    job.track(server, config, run, strategy, is_restart)
+    metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, job.tracked)
     doing("")
     watch = PreemptionWatch()
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
-    return Training(config, strategy, task, data, run, trainer, watch, metric_logger, carryover.tracked)
+    return Training(config, strategy, task, data, run, trainer, watch, metric_logger, job.tracked)
 
 
 def _refuse(problem: str) -> None:
@@ -207,14 +227,14 @@ def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
         logger.warning(line, extra={"rank_zero_only": True})
 
 
-def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, carryover: ElasticCarryover) -> CheckpointStore:
+def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, job: Job) -> CheckpointStore:
     return CheckpointStore(
         checkpoint_folder(config, run.folder),
         keep_last=config.trainer.keep_last,
         save_top_k=config.trainer.save_top_k,
         best=state.best,
         resumed_at=run.resume_step or 0,
-        check=carryover.locks.check,
+        owner=job.opener.owner.name,
     )
 
 

@@ -10,9 +10,9 @@ import torch
 
 from retina_dist.config.builtin_tasks import builtin_task, task_of_checkpoint
 from retina_dist.config.run_config import TASKS, RunConfig
-from retina_dist.engine.best import BestMetric, check_metric
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.compiled import compile_model
+from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, resolve_plan
 from retina_dist.engine.state import TrainState

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 
 import torch
 import torchvision
+from omegaconf import OmegaConf
 
 import retina_dist
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.settings import TrainerConfig
+from retina_dist.files import write_atomically
+from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 
 
@@ -33,6 +39,12 @@ def describe_job(strategy: DistributedStrategy) -> str:
         else f"{device.type}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     )
     return f"{strategy.backend}, {what}" + (f", {strategy.world_size} processes" if strategy.world_size > 1 else "")
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
+    text = OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
+    write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
 def versions() -> dict[str, str]:

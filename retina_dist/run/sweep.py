@@ -25,14 +25,14 @@ import torch
 
 from retina_dist.config.overrides import SweepJob
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.best import default_mode
-from retina_dist.engine.folder_lock import FolderLocks
+from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.resume import CHECKPOINTS, make_next_folder, next_folder
+from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.run.build import monitor_of
-from retina_dist.run.folder import CHECKPOINTS, make_next_folder, next_folder
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
 from retina_dist.run.tracking import as_child, tracked_sweep
 from retina_dist.strategies.launch_environment import Launch, detect_launch
@@ -68,7 +68,7 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[RunConfig], Any]) -> int:
     launch = detect_launch()
     with (
         configure_logging(launch.rank),
-        FolderLocks() as locks,
+        Owner() as locks,
         (sweep := Sweep(jobs, launch, locks)).tracked as tracked,
     ):
         try:
@@ -86,7 +86,7 @@ def run_sweep(jobs: list[SweepJob], train: Callable[[RunConfig], Any]) -> int:
 class Sweep:
     """The jobs' folders and the rows of the table. Raises ConfigError where a sweep cannot be written."""
 
-    def __init__(self, jobs: list[SweepJob], launch: Launch, locks: FolderLocks) -> None:
+    def __init__(self, jobs: list[SweepJob], launch: Launch, locks: Owner) -> None:
         self.launch = launch
         config = _first_config(jobs)
         if config.launcher and launch.world_size > 1:
@@ -244,7 +244,7 @@ def _first_config(jobs: list[SweepJob]) -> RunConfig:
     return jobs[0].load()
 
 
-def _sweep_folder(config: RunConfig, locks: FolderLocks | None) -> Path:
+def _sweep_folder(config: RunConfig, locks: Owner | None) -> Path:
     """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep; locked, if that is asked for."""
     if config.output_dir:
         folder = Path(config.output_dir)
@@ -252,7 +252,7 @@ def _sweep_folder(config: RunConfig, locks: FolderLocks | None) -> Path:
         name = f"{config.data.name}-sweep"
         folder = make_next_folder(name) if locks else next_folder(name)
     if locks:
-        locks.acquire(folder, "output_dir")
+        locks.lock(folder, "output_dir")
     for path, what in ((folder / TABLE, "sweep"), (folder / CHECKPOINTS, "run")):
         if path.exists():
             raise ConfigError(f"output_dir={folder} already holds a {what}; give another folder.")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint_store import BEST, read_manifest
+from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
+from retina_dist.engine.checkpoint.store import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Place, place
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.mlflow_logger import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run.folder import Run, checkpoint_folder
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint_store import BEST
+from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
+from retina_dist.engine.checkpoint.store import BEST
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.preemption import PreemptionWatch
@@ -23,7 +24,6 @@ from retina_dist.reporting.console import doing, print_redacted
 from retina_dist.reporting.loggers import MetricLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun, status_of
 from retina_dist.run.build import monitor_of
-from retina_dist.run.folder import Run, checkpoint_folder
 from retina_dist.run.result import write_result
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task, TaskData
@@ -90,7 +90,9 @@ class Training:
     def _write_result(self, seconds: float, **outcome: Any) -> None:
         write_result(
             self.run.folder,
-            resume_step=self.run.resume_step,
+            step=self.trainer.state.step,
+            loss=self.trainer.train_logger.last_loss,
+            speeds=self.trainer.train_logger.speeds,
             monitor=monitor_of(self.config),
             best=self.trainer.state.best.value,
             seconds=seconds,

@@ -27,7 +27,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
-from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint, load_latest
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ImageError
 from retina_dist.files import Url, names_in, place
 from retina_dist.strategies.launchers import command, environment, why_missing

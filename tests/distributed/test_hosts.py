@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.strategies.launchers import environment, executable, why_missing
 from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts, why_no_ssh

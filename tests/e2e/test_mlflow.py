@@ -25,6 +25,7 @@ import yaml
 from retina_dist.config.compose import load_config, register_schema
 from retina_dist.config.overrides import SweepJob, check_overrides
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.engine.checkpoint.store import read_manifest
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
@@ -171,7 +172,7 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
         Path(client.download_artifacts(run.info.run_id, "checkpoints.json", str(tmp_path))).read_text()
     )
     assert checkpoints["folder"] == str(tmp_path / "run" / "checkpoints")
-    assert checkpoints["kept"] == json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())
+    assert checkpoints["kept"] == read_manifest(tmp_path / "run" / "checkpoints")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"] == resumed.optimizer.lr
     said = "".join(capfd.readouterr())
     assert (said.count("MLflow: new run run ("), said.count("MLflow: continued run run (")) == (1, 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.strategies.launchers import command, environment
 from tests.e2e.conftest import ROOT, SMALL
 

@@ -14,7 +14,7 @@ import torch
 from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.build import build_model
-from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
 from tests.e2e.conftest import ROOT, SMALL
@@ -114,7 +114,7 @@ def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) ->
     ):
         run(tmp_path / "run", "schedule.warmup=20steps")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoints" / "manifest.json").write_text("[]")
+    (tmp_path / "run" / "checkpoints" / "last.pt").touch()
     with pytest.raises(ConfigError, match="already holds a run"):
         run(tmp_path / "run")
     assert not (tmp_path / "data").exists()

@@ -49,7 +49,7 @@ ALLOWED = {
     },
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "config.overrides", "run.folder"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "config.overrides", "run.environment"}
 
 
 def module_of(path: Path) -> str:

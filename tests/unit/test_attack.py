@@ -22,7 +22,7 @@ from retina_dist.data.shards import annotations_of, index_of
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results, rows_of_results
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.write_shards import write_shards
-from retina_dist.engine.checkpoint_store import MANIFEST, CheckpointStore, load_checkpoint, load_latest
+from retina_dist.engine.checkpoint.store import MANIFEST, CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.serving.scoring import Scorer, read_images
 from tests.unit import test_mutations

@@ -21,12 +21,12 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.engine.checkpoint_store import load_checkpoint, load_latest
-from retina_dist.engine.folder_lock import LOCK, FolderLocks
+from retina_dist.engine.checkpoint.owner import LOCK, Owner
+from retina_dist.engine.checkpoint.resume import checkpoint_folder, open_run
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError
 from retina_dist.files import place
-from retina_dist.run.folder import open_run
 from retina_dist.settings import validate
 
 PATIENCE_S = 20
@@ -97,7 +97,7 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
     "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
     "resume": run(resume="pipe"),
-    "output_dir": pipe_at("out/x", lambda folder: FolderLocks().acquire(folder / "out" / "x", "output_dir")),
+    "output_dir": pipe_at("out/x", lambda folder: Owner().lock(folder / "out" / "x", "output_dir")),
 }
 
 
@@ -156,8 +156,8 @@ def test_odd_places_for_checkpoints(text: str) -> None:
     config = DetectionRunConfig(
         data=DetectionData(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text)
     )
-    with FolderLocks() as locks, pytest.raises(UserError):
-        open_run(config, locks)
+    with Owner() as owner, pytest.raises(UserError):
+        CheckpointStore(checkpoint_folder(config, open_run(config, owner).folder)).claim()
     assert os.listdir() == []
 
 
@@ -175,5 +175,5 @@ def test_settings_have_no_control_characters(key: str, text: str) -> None:
 
 def test_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
-    with FolderLocks() as locks, pytest.raises(UserError, match="cannot be written .*no regular file"):
-        locks.acquire(tmp_path, "output_dir")
+    with Owner() as owner, pytest.raises(UserError, match="cannot be written .*no regular file"):
+        owner.lock(tmp_path, "output_dir")

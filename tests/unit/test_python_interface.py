@@ -26,7 +26,7 @@ from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint_store import load_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy

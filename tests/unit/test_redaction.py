@@ -18,6 +18,7 @@ import pytest
 
 from retina_dist.config.overrides import SweepJob
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
+from retina_dist.engine.checkpoint.resume import Run, changed_settings
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import place
@@ -27,7 +28,6 @@ from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import sweep, tracking
-from retina_dist.run.folder import Run, changed_settings
 
 # As users and services write them; SECRET is what nobody may see.
 KINDS = [

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_backbone_weights, load_weights, set_batch_norm_eps
 from retina_dist.detection.settings import DetectorSettings, ModelConfig
-from retina_dist.engine.checkpoint_store import located
+from retina_dist.engine.checkpoint.store import located
 from retina_dist.errors import ConfigError
 
 logger = logging.getLogger(__name__)

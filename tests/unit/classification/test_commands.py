@@ -17,7 +17,7 @@ from retina_dist.classification.data.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.run.build import task_class, task_of
 from retina_dist.serving.scoring import Scorer

@@ -14,7 +14,7 @@ from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.engine.checkpoint_store import CheckpointStore, write_checkpoint
+from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, DataError, ImageError
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}

@@ -21,7 +21,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint_store import write_checkpoint
+from retina_dist.engine.checkpoint.store import write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -25,7 +25,7 @@ from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_we
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint_store import CheckpointStore, write_checkpoint
+from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retina_dist.engine.stop import StopAction, StopConsensus
+from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 

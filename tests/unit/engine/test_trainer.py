@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.engine import checkpoint_store as checkpoint
-from retina_dist.engine import duration
-from retina_dist.engine.best import BestMetric
-from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint
-from retina_dist.engine.checkpointer import Checkpointer
+from retina_dist.engine.checkpoint import store as checkpoint
+from retina_dist.engine.checkpoint import when
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
+from retina_dist.engine.checkpoint.when import Checkpointer
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
@@ -122,9 +122,9 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     assert one.state.step == 12
     for epoch in range(4):
         assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
-    steps = [step for step, _ in one.metrics.metric_logger.rows]
+    steps = [step for step, _ in one.train_logger.metric_logger.rows]
     assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
-    _, row = one.metrics.metric_logger.rows[-1]
+    _, row = one.train_logger.metric_logger.rows[-1]
     assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
     assert row["train/lr"] == one.plan.lr_at(11)
     assert row["train/epoch"] == 4.0
@@ -364,8 +364,8 @@ def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is
     second = trainer(log_every=3)
     second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
     second.fit()
-    rows = first.metrics.metric_logger.rows + second.metrics.metric_logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.metrics.metric_logger.rows]
+    rows = first.train_logger.metric_logger.rows + second.train_logger.metric_logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.train_logger.metric_logger.rows]
 
 
 def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
@@ -374,7 +374,7 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     whole = trainer(log_every=3)
     whole.fit()
     clock = [0.0]  # in seconds; a step takes 30
-    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
     timed = trainer(
         tmp_path, log_every=3, checkpoint_minutes=1, stop_reason=lambda: clock.__setitem__(0, clock[0] + 30)
     )
@@ -394,7 +394,7 @@ class Late(SingleDeviceStrategy):
 def test_no_timed_checkpoint_follows_another_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm at a step that saves anyway is answered after it."""
     clock = [0.0]
-    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
     timed = trainer(
         tmp_path,
         strategy=Late("cpu"),
@@ -413,7 +413,7 @@ def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
     whole = trainer(log_every=5, validate_every="100epochs")
     whole.fit()
     clock = [0.0]
-    monkeypatch.setattr(duration.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
 
     def step() -> None:
         clock[0] += 30
@@ -428,8 +428,8 @@ def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
     second = trainer(log_every=5, validate_every="100epochs")
     second.state.load_state_dict(newest)
     second.fit()
-    rows = first.metrics.metric_logger.rows + second.metrics.metric_logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.metrics.metric_logger.rows]
+    rows = first.train_logger.metric_logger.rows + second.train_logger.metric_logger.rows
+    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.train_logger.metric_logger.rows]
     assert torch.equal(weights(second), weights(whole))
 
 

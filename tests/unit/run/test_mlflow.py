@@ -10,6 +10,7 @@ import pytest
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.mlflow_logger import (
     LONGEST,
@@ -21,7 +22,7 @@ from retina_dist.reporting.mlflow_logger import (
 )
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import tracking
-from retina_dist.run.folder import Run, write_config
+from retina_dist.run.environment import write_config
 from retina_dist.run.tracking import as_child, tracked_run, tracked_sweep, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"

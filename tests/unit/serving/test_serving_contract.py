@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from retina_dist.detection.detector import Detector
-from retina_dist.engine.checkpoint_store import CheckpointStore
+from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.serving.scoring import Scorer
 from retina_dist.serving.settings import ServeConfig
 from tests.unit.serving.server import (

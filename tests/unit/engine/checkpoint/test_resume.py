@@ -12,9 +12,10 @@ import yaml
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint_store import CheckpointStore
+from retina_dist.engine.checkpoint.resume import changed_settings, open_run
+from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.run.folder import changed_settings, open_run, write_config
+from retina_dist.run.environment import write_config
 
 
 def settings(*overrides: str) -> DetectionRunConfig:
@@ -98,7 +99,7 @@ def test_a_named_checkpoint_or_run_folder() -> None:
     elsewhere = open_run(settings("resume=mine", "output_dir=fork"))
     assert (elsewhere.folder, elsewhere.resume_step) == (Path("fork"), 2)
     Path("loose.pt").write_bytes(Path("mine/checkpoints/last.pt").read_bytes())
-    with pytest.raises(ConfigError, match="lies in no run folder"):
+    with pytest.raises(ConfigError, match="is not inside a run folder"):
         open_run(settings("resume=loose.pt"))
     assert open_run(settings("resume=loose.pt", "output_dir=fork")).resume_step == 2
     with pytest.raises(CheckpointError, match="there is no checkpoint absent.pt"):
@@ -184,7 +185,7 @@ def test_checkpoints_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         resume = f"resume=memory://bucket/elsewhere{named}"
         assert open_run(settings(resume, "output_dir=fork")).resume_step == step
         assert open_run(settings(resume, "output_dir=fork", there)).resume_step == step
-        with pytest.raises(ConfigError, match="lies in no run folder"):
+        with pytest.raises(ConfigError, match="is not inside a run folder"):
             open_run(settings(resume))
     save("mine", 7)
     with pytest.raises(ConfigError, match="already holds checkpoints"):  # of another run

@@ -17,7 +17,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
-from retina_dist.engine.checkpoint_store import load_checkpoint, write_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.torch_files import load_torch
 

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retina_dist.engine.best import BestMetric
+from retina_dist.engine.checkpoint.owner import describe_owner
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import Place, Url, names_in, place, read_bytes, sync_folder, write_atomically, write_bytes
 from retina_dist.torch_files import SEAL, SEAL_LENGTH, check_content, load_torch
@@ -66,8 +67,8 @@ class CheckpointStore:
 
     `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
     kept until there is one ranked by this metric. `resumed_at` is the step that a run resumed from; its first save removes
-    later checkpoints in the folder. `check` is called before anything is written or removed, and raises a UserError
-    when the folder is another process's.
+    later checkpoints in the folder. `owner` is `Owner.name` of this process; nothing is written or removed once another process
+    has claimed the folder.
     """
 
     def __init__(
@@ -78,31 +79,38 @@ class CheckpointStore:
         save_top_k: int = 1,
         best: BestMetric | None = None,
         resumed_at: int | None = None,
-        check: Callable[[], None] = lambda: None,
+        owner: dict[str, Any] | None = None,
     ) -> None:
-        self.folder, self.check = place(folder), check
+        self.folder, self.owner = place(folder), owner
         self.keep_last, self.save_top_k, self.resumed_at = max(1, keep_last), save_top_k, resumed_at
         self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
 
-    def check_writable(self) -> None:
-        """Write and remove a small file, and raise CheckpointError when the folder takes none."""
-        probe = self.folder / f"write_test.tmp{os.getpid()}"
-        made = isinstance(self.folder, Path) and not os.path.exists(self.folder)
+    def claim(self) -> None:
+        """Write this process into the manifest as the owner of the folder, before anything else is written or removed.
+
+        From then on the store of any other process refuses to write here. Raises CheckpointError when the folder takes no file.
+        """
         try:
-            if isinstance(self.folder, Path):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(probe, b"")
-            with contextlib.suppress(OSError, UserError):  # some stores do not permit deletion
-                probe.unlink()
-                if made and isinstance(self.folder, Path):
-                    self.folder.rmdir()
-        except OSError as error:
+            if isinstance(self.folder, Path) and not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                sync_folder(self.folder.parent)
+            self._write_manifest(self._listed())
+        except (OSError, UserError) as error:
             raise CheckpointError(
                 f"checkpoints cannot be written to {self.folder} ({error}); choose another trainer.checkpoint_dir."
             ) from error
+
+    def _check_owner(self) -> None:
+        """Raise UserError when another process has claimed the folder since this one did."""
+        with contextlib.suppress(CheckpointError):  # a manifest that is damaged or gone names no other owner
+            owner = _read_manifest(self.folder)["owner"]
+            if owner and owner != self.owner:
+                raise UserError(
+                    f"{self.folder} was taken over by {describe_owner(owner)}; this process writes nothing more."
+                )
 
     def check_best(self) -> None:
         """Let `best` start anew from the best checkpoint in this folder unless the folder holds that of `best.value`.
@@ -111,7 +119,7 @@ class CheckpointStore:
         """
         if self.best.value is None or not self.save_top_k:
             return
-        self._entries = self._found()
+        self._entries = self._held()
         held = self._best(self._entries)
         if not any(e["metric"] == self.best.value for e in held):
             logger.warning(
@@ -142,9 +150,9 @@ class CheckpointStore:
     def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
         try:
             data = _sealed(content)
-            self.check()
+            self._check_owner()
             kept = self._replace(data, step, metric)
-            self.check()
+            self._check_owner()
             self._tidy(kept)
         except UserError as error:
             raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
@@ -155,11 +163,8 @@ class CheckpointStore:
 
     def _replace(self, data: bytes, step: int, metric: float | None) -> list[dict[str, Any]]:
         """Write the file, then the manifest, then the second names; return what the manifest says."""
-        if isinstance(self.folder, Path) and not self.folder.is_dir():
-            self.folder.mkdir(parents=True)
-            sync_folder(self.folder.parent)
         if self._entries is None:
-            self._entries = self._found()
+            self._entries = self._held()
         there = set(names_in(self.folder))
         file, sha256 = _file_of(step), hashlib.sha256(data).hexdigest()
         before = [e for e in self._entries if e["step"] < step and e["file"] in there]
@@ -171,7 +176,7 @@ class CheckpointStore:
         for e in kept:
             e["names"] = [alias for alias, target in named.items() if target == e["file"]]
         write_bytes(self._free(file), data)
-        write_bytes(self._free(MANIFEST), (json.dumps(kept, indent=1) + "\n").encode())
+        self._write_manifest(kept)
         self._entries = kept
         if isinstance(self.folder, Path):
             for alias, target in named.items():
@@ -182,6 +187,10 @@ class CheckpointStore:
                 (self.folder / BEST).unlink(missing_ok=True)
         return kept
 
+    def _write_manifest(self, entries: list[dict[str, Any]]) -> None:
+        text = json.dumps({"owner": self.owner, "checkpoints": entries}, indent=1) + "\n"
+        write_bytes(self._free(MANIFEST), text.encode())
+
     def _tidy(self, kept: list[dict[str, Any]]) -> None:
         """Remove the checkpoints that the manifest no longer names, and what a killed process left half written."""
         files = {e["file"] for e in kept}
@@ -190,24 +199,31 @@ class CheckpointStore:
                 with contextlib.suppress(OSError, UserError):  # a file that cannot be removed does no harm
                     (self.folder / name).unlink()
 
-    def _found(self) -> list[dict[str, Any]]:
-        """The checkpoints that the folder holds up to where this run began: by the manifest, or else by the sound files."""
+    def _held(self) -> list[dict[str, Any]]:
+        """The checkpoints that the folder holds up to where this run began."""
+        entries = [e for e in self._listed() if self.resumed_at is None or e["step"] <= self.resumed_at]
+        for e in entries:
+            if e["step"] == self.resumed_at:  # after a crash between file and manifest the file is newer than its entry
+                with contextlib.suppress(CheckpointError):
+                    e |= self._entry_of(e["file"])
+        return entries
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """The checkpoints of the manifest, or else the sound files."""
         try:
-            entries = read_manifest(self.folder)
-            for e in entries:
-                if (
-                    e["step"] == self.resumed_at
-                ):  # after a crash between file and manifest the file is newer than its entry
-                    with contextlib.suppress(CheckpointError):
-                        content, e["sha256"] = _read(self.folder / e["file"])
-                        e |= _metric_of(content)
+            return read_manifest(self.folder)
         except CheckpointError:
             entries = []
-            for step, name in _step_files(self.folder):
+            for _, name in _step_files(self.folder):
                 with contextlib.suppress(CheckpointError):
-                    content, sha256 = _read(self.folder / name)
-                    entries.append({"file": name, "step": step, "sha256": sha256} | _metric_of(content))
-        return [e for e in entries if self.resumed_at is None or e["step"] <= self.resumed_at]
+                    entries.append(self._entry_of(name))
+            return entries
+
+    def _entry_of(self, file: str) -> dict[str, Any]:
+        content, sha256 = _read(self.folder / file)
+        best = content.get("best")
+        named = {"monitor": best.get("name"), "mode": best.get("mode")} if isinstance(best, dict) else {}
+        return {"file": file, "step": content["step"], "sha256": sha256, "metric": content.get("metric"), **named}
 
     def _free(self, name: str) -> Place:
         """The place of a file to write; a folder that has its name is renamed."""
@@ -244,18 +260,25 @@ def read_manifest(folder: Place) -> list[dict[str, Any]]:
 
     Raises CheckpointError when it is damaged, or missing while there are checkpoints.
     """
+    checkpoints: list[dict[str, Any]] = _read_manifest(folder)["checkpoints"]
+    return checkpoints
+
+
+def _read_manifest(folder: Place) -> dict[str, Any]:
     try:
-        entries = json.loads(read_bytes(folder / MANIFEST))
-        for e in entries:
+        manifest = json.loads(read_bytes(folder / MANIFEST))
+        if isinstance(manifest, list):  # of version 0.1
+            manifest = {"owner": None, "checkpoints": manifest}
+        for e in manifest["checkpoints"]:
             if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]) or len(e["sha256"]) != 64:
                 raise ValueError(f"an entry is {e}")
             if not isinstance(e["metric"], (float, int, type(None))):
                 raise ValueError(f"a metric is {e['metric']!r}")
-        return sorted(entries, key=lambda e: e["step"])
+        return {"owner": manifest["owner"], "checkpoints": sorted(manifest["checkpoints"], key=lambda e: e["step"])}
     except FileNotFoundError as error:
         if _step_files(folder):
             raise CheckpointError(f"{folder / MANIFEST} is missing; name a checkpoint file by its path.") from error
-        return []
+        return {"owner": None, "checkpoints": []}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
@@ -360,13 +383,6 @@ def _sealed(content: dict[str, Any]) -> bytes:
     data = file.getvalue()
     check_content(content, data, "it")
     return data
-
-
-def _metric_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The part of a manifest's entry that tells a checkpoint's metric."""
-    best = content.get("best")
-    named = {"monitor": best.get("name"), "mode": best.get("mode")} if isinstance(best, dict) else {}
-    return {"metric": content.get("metric"), **named}
 
 
 def _snapshot(value: Any) -> Any:

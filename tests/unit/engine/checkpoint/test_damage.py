@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.engine.checkpoint_store import CheckpointStore, load_checkpoint, load_latest
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
 from retina_dist.errors import CheckpointError
 from retina_dist.torch_files import SEAL_LENGTH
 
@@ -177,7 +177,7 @@ def test_copies_under_other_names_are_verified_too(sound: Path, tmp_path: Path, 
 
 def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path, said: list[str]) -> None:
     shutil.copytree(sound, tmp_path / "run")
-    entries = json.loads((sound / MANIFEST).read_text())
+    entries = read_manifest(sound)
     (tmp_path / "run" / MANIFEST).write_text(
         json.dumps([*entries, {**entries[1], "step": 300, "file": "step_00000300.pt"}])
     )

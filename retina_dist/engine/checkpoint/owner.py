@@ -1,0 +1,111 @@
+"""One writer for each folder: a lock for processes of one file system, and an owner in the manifest of the checkpoints.
+
+Two runs that start into one local folder see the same lock, and the second one is refused. Object stores have no lock, and a
+process that is suspended keeps its own: there the last one to start is the owner that the manifest names, and the checkpoint store
+of every other process stops before it writes or removes anything (see `CheckpointStore.claim`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import stat
+import uuid
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from retina_dist.errors import ConfigError
+from retina_dist.files import Place, read_bytes
+
+LOCK = "run.lock"
+
+
+def describe_owner(owner: Any) -> str:
+    """ "process 17 on node3 since 2026-01-31 12:00:00", of what `Owner.name` wrote."""
+    if not isinstance(owner, dict):
+        return "another process"
+    return f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}"
+
+
+class Owner:
+    """This process as the only writer of some folders, from `lock` until it leaves the context or ends."""
+
+    def __init__(self) -> None:
+        since = datetime.now().isoformat(" ", "seconds")
+        self.name = {"id": uuid.uuid4().hex, "host": platform.node()[:200], "pid": os.getpid(), "since": since}
+        self.created: list[Path] = []  # folders to remove in the end if they are empty
+        self._locks: dict[Path, int] = {}
+
+    def lock(self, folder: Place, key: str, *, is_restart: bool = False) -> None:
+        """Lock a local `folder`, the value of the setting `key`, which is made if need be.
+
+        Raises ConfigError when another process holds it, unless `is_restart` says that this is its job too, or when it cannot be
+        written. The lock ends with the process and is not inherited by its children.
+        """
+        if not isinstance(folder, Path) or folder in self._locks:
+            return
+        path = folder / LOCK
+        self.created += [f for f in reversed((folder, *folder.parents)) if not f.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = self._locked(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{key}={folder} cannot be written ({error.strerror or error}); give another folder."
+            ) from error
+        if descriptor is not None:
+            self._locks[folder] = descriptor
+        elif not is_restart:
+            holder = None
+            with contextlib.suppress(OSError, ValueError):
+                holder = json.loads(read_bytes(path))
+            raise ConfigError(
+                f"{key}={folder} is in use by {describe_owner(holder)}; wait until that run has ended or give another folder."
+            )
+
+    def _locked(self, path: Path) -> int | None:
+        """The descriptor of the locked file; None where another process has it."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "this is no regular file")
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # of file systems without locks
+                    os.close(descriptor)
+                    if error.errno in (errno.EACCES, errno.EAGAIN):
+                        return None
+                    raise
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(descriptor).st_ino == os.stat(path).st_ino:  # not removed by its last holder meanwhile
+                    os.pwrite(descriptor, json.dumps(self.name).encode().ljust(512), 0)
+                    return descriptor
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the folders, and remove those that were made and hold nothing."""
+        for folder, descriptor in self._locks.items():
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink()
+            os.close(descriptor)
+        self._locks.clear()
+        for made in reversed(self.created):
+            with contextlib.suppress(OSError):
+                made.rmdir()

@@ -1,0 +1,326 @@
+"""Where a run writes and where it goes on: its folder, the checkpoint that it resumes from, and what may have changed since.
+
+`config` is the settings of a run, `config.run_config.RunConfig`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
+from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.state import TrainState
+from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.files import Place, Url, names_in, place
+from retina_dist.redaction import redacted_tree
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.torch_files import remedy_of
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+
+# Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
+RESUME_LOCKED = ("seed", "data.batch_size", "data.shuffle", "task.name", "optimizer.name", "trainer.overfit_batches")
+
+DIFF_IGNORED = (
+    "output_dir",
+    "resume",
+    "launcher",
+    "dry_run",
+    "gpu",
+    "debug",
+    "trainer.stop_after",
+    "trainer.checkpoint_dir",
+    "data.num_workers",
+    "data.root",
+    "strategy.device",
+    "strategy.timeout_s",
+    "logging.per_rank_logs",
+    "logging.mlflow_parent",
+)
+WITHOUT_EFFECT = ("model.weights", "model.backbone_weights")  # on a resume: the checkpoint brings the weights
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder to write to and, if the run is resumed, its step and the checkpoint's path; on the main rank also the
+    checkpoint's content."""
+
+    folder: Path
+    resume_step: int | None = None
+    resumed_from: Place | None = None
+    checkpoint: dict[str, Any] | None = None
+
+
+class RunOpener:
+    """Opens the run of a job as `owner`, and the same one again in each further attempt of an elastic job."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.folder: Path | None = None  # since the first attempt
+
+    def open(
+        self, config: Any, strategy: DistributedStrategy, locked: frozenset[str], committed: dict[str, Any] | None
+    ) -> Run:
+        """The run, which the main rank settles by `open_run`; the checkpoint's content is on that rank only.
+
+        A further attempt goes on from the state `committed` in memory or from the newest checkpoint. Every rank must call it.
+        """
+        opened: list[Run] = []
+
+        def open_on_main() -> tuple[str, int | None, str]:
+            run = self._reopen(config, locked, committed) if self.folder else open_run(config, self.owner, locked)
+            opened.append(run)
+            return str(run.folder), run.resume_step, str(run.resumed_from)
+
+        folder, resume_step, source = strategy.on_main(open_on_main)
+        self.folder = Path(folder)
+        return opened[0] if opened else Run(self.folder, resume_step, place(source))
+
+    def _reopen(self, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
+        assert self.folder is not None
+        here = replace(config, output_dir=str(self.folder))
+        _lock(self.owner, here, self.folder, is_restart=True)
+        if committed:
+            return Run(self.folder, committed["step"], Path("memory"), committed)
+        run = open_run(replace(here, resume="auto"), self.owner, locked)
+        if run.resume_step is None and config.resume not in (None, "auto"):  # nothing was saved since the first attempt
+            return open_run(here, self.owner, locked)
+        return run
+
+
+def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = frozenset()) -> Run:
+    """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
+
+    1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given,
+       which must then hold no other run.
+    2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
+    3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
+
+    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there, and whatever else
+    starts there must find it without checkpoints.
+
+    With an `owner` the folders are locked before they are looked into, and a new one is made; without, nothing is written. A
+    checkpoint must agree with `config` in RESUME_LOCKED and in `locked`, the task's settings. Raises ConfigError, also when
+    another process holds a folder, or CheckpointError, or UserError for a place that cannot be reached.
+    """
+    given = Path(config.output_dir) if config.output_dir else None
+    name = "debug" if config.trainer.fast_dev_run else config.data.name
+    elsewhere = place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
+
+    def fresh(folder: Path | None) -> Run:
+        if folder is None and owner:
+            folder = make_next_folder(name)
+            owner.created.append(folder)
+        folder = folder or next_folder(name)
+        _lock(owner, config, folder)
+        return Run(folder)
+
+    if not config.resume:
+        _refuse_checkpoints(given, elsewhere)
+        run = fresh(given)
+        _refuse_checkpoints(given, elsewhere)  # the one that held the lock just now may have left some
+        return run
+    if config.resume == "auto":
+        folder = given or _newest_folder(name)
+        _lock(owner, config, folder)
+        where = elsewhere or (folder / CHECKPOINTS if folder else None)
+        newest = load_latest(where) if where else None
+        if newest is None:
+            logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
+            return fresh(given if elsewhere else folder)
+        return _continued(config, locked, folder or fresh(None).folder, *newest)
+    named = place(config.resume)
+    own = run_folder_of(named)
+    folder = given or own
+    _lock(owner, config, folder)
+    source, content = _named(named)
+    if folder is None:
+        raise ConfigError(f"resume={source} is not inside a run folder; say where to write with output_dir=….")
+    forked = own is None or folder.resolve() != own.resolve()
+    _refuse_checkpoints(folder if forked else None, elsewhere if elsewhere != source.parent else None)
+    return _continued(config, locked, folder, source, content)
+
+
+def checkpoint_folder(config: Any, folder: Path) -> Place:
+    """Where the run in `folder` keeps its checkpoints."""
+    return place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
+
+
+def run_folder_of(source: Place) -> Path | None:
+    """The run folder that `source` is, or that it lies in as a checkpoint or as the folder of the checkpoints."""
+    if isinstance(source, Url):
+        return None
+    folder = source.parent if source.is_file() else source
+    checkpoints = folder if folder.name == CHECKPOINTS else folder / CHECKPOINTS
+    inside = folder == checkpoints or (folder == source and bool(names_in(checkpoints)))
+    return checkpoints.parent if inside else None
+
+
+def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False) -> None:
+    """Lock the run folder and that of its checkpoints, as far as they are known."""
+    if owner and folder:
+        owner.lock(folder, "output_dir", is_restart=is_restart)
+    if owner and config.trainer.checkpoint_dir:
+        owner.lock(place(config.trainer.checkpoint_dir), "trainer.checkpoint_dir", is_restart=is_restart)
+    elif owner and folder:
+        owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
+
+
+def _named(source: Place) -> tuple[Place, dict[str, Any]]:
+    """The checkpoint `source`, a .pt file, or the newest of the folder `source`; and its content."""
+    if isinstance(source, Path) and not source.exists():
+        raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
+    if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
+        return source, load_checkpoint(source)
+    newest = load_latest(source / CHECKPOINTS) or load_latest(source)
+    if newest is None:
+        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
+    return newest
+
+
+def _refuse_checkpoints(run_folder: Path | None, elsewhere: Place | None) -> None:
+    """Raise ConfigError when a folder holds checkpoints, with which a second run would mix its own."""
+    for folder, words in (
+        (run_folder / CHECKPOINTS if run_folder else None, f"output_dir={run_folder} already holds a run"),
+        (elsewhere, f"trainer.checkpoint_dir={elsewhere} already holds checkpoints"),
+    ):
+        if folder and any(name.endswith(".pt") for name in names_in(folder)):
+            raise ConfigError(f"{words}; go on with resume=auto, or give another folder.")
+
+
+def _continued(config: Any, locked: frozenset[str], folder: Path, path: Place, content: dict[str, Any]) -> Run:
+    before, now = content.get("config"), asdict(config)
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")
+    for key in (*RESUME_LOCKED, *sorted(locked)):
+        old, new = _lookup(before, key), _lookup(now, key)
+        if old is not None and old != new:  # a setting younger than the checkpoint is not in it
+            raise ConfigError(
+                f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
+                f"{key}={old}, or start a new run with model.weights={path}."
+            )
+    return Run(folder, content["step"], path, content)
+
+
+def _lookup(tree: dict[str, Any], key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+# the state
+
+
+def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]) -> bool:
+    """Load the checkpoint of `run`, if it has one, into `state`; return whether the run is already done.
+
+    `images` and `position` are this run's fingerprint of the data and its place in them at the checkpoint's step. Raises
+    CheckpointError when the checkpoint is of other data, lacks something, or has it in another form.
+    """
+    content = run.checkpoint
+    if content is None:
+        return False
+    try:
+        if content.get("images") != images or position != (content["sampler"]["epoch"], content["sampler"]["cursor"]):
+            raise CheckpointError(
+                f"{run.resumed_from} was trained on other images than the {plan.num_images} of data={config.data.name}; "
+                f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
+            )
+        state.load_state_dict(content)
+        _log_changes(content, config, state.best)
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
+        raise CheckpointError(
+            f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); "
+            f"{remedy_of(content, 'resume from another checkpoint')}."
+        ) from error
+    logger.info(f"resumed from {run.resumed_from}, step {state.step}")
+    if plan.validates_at(state.step) and state.last_eval_step < state.step:
+        return False
+    if state.best.exhausted:
+        logger.info(f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on.")
+    elif state.step >= plan.stop_step:
+        logger.info(
+            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
+        )
+    else:
+        return False
+    return True
+
+
+def _log_changes(content: dict[str, Any], config: Any, now: BestMetric) -> None:
+    """Log each setting that differs from the checkpoint's, and whether the best value starts anew."""
+    before = content["best"]
+    if before["value"] is not None and not now.same_metric(before):
+        logger.warning(
+            f"best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on: it "
+            f"starts anew, and best.pt with it; to keep it, resume with trainer.monitor={before['name']} "
+            f"trainer.monitor_mode={before['mode']}."
+        )
+    for change in changed_settings(content["config"], asdict(config)):
+        ignored = change.startswith(WITHOUT_EFFECT)
+        logger.info(f"{'ignored on a resume' if ignored else 'changed since the checkpoint'}: {change}")
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """ "KEY OLD -> NEW" for each setting that differs, but for those that only say where and how long this process works."""
+    changes = []
+    for name, new in redacted_tree(now).items():  # as the settings in a checkpoint are
+        key, old = f"{prefix}{name}", redacted_tree(before.get(name))
+        if isinstance(new, dict) and isinstance(old, dict):
+            changes += changed_settings(old, new, f"{key}.")
+        elif old != new and key not in DIFF_IGNORED:
+            changes.append(f"{key} {old} -> {new}")
+    return changes
+
+
+# the names of run folders
+
+
+def next_folder(name: str) -> Path:
+    """runs/NAME, or the first runs/NAME-N after all that are there."""
+    return _folder(name, _newest_number(name) + 1)
+
+
+def make_next_folder(name: str) -> Path:
+    """As `next_folder`, and made: of processes that start together each gets its own. Raises ConfigError."""
+    for number in itertools.count(_newest_number(name) + 1):
+        folder = _folder(name, number)
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
+            return folder
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and folder.parent.is_dir()):
+                raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
+    raise AssertionError("there is always another number")
+
+
+def _newest_folder(name: str) -> Path | None:
+    number = _newest_number(name)
+    return _folder(name, number) if number else None
+
+
+def _newest_number(name: str) -> int:
+    """Of the folders runs/NAME (1), runs/NAME-2 and so on that exist; 0 for none."""
+    form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    matches = [
+        form.fullmatch(f.name) for f in Path("runs").glob("*") if f.is_dir()
+    ]  # not NAME*: a name may have brackets
+    return max((int(match[1] or 1) for match in matches if match), default=0)
+
+
+def _folder(name: str, number: int) -> Path:
+    return Path("runs") / (name if number == 1 else f"{name}-{number}")

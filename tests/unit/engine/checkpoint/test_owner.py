@@ -1,0 +1,265 @@
+"""Two processes never write to one run folder, and one that is gone keeps nobody out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from retina_dist.config.compose import load_config
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.engine.checkpoint.owner import LOCK, Owner
+from retina_dist.engine.checkpoint.resume import make_next_folder, open_run
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
+from retina_dist.engine.settings import TrainerConfig
+from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import Place, names_in, place
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def other_process(function: Callable[[], Any]) -> Any:
+    """What the function returns in another process, or the text of its ConfigError."""
+    answers = FORK.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(function())
+        except ConfigError as error:
+            answers.put(str(error))
+
+    process = FORK.Process(target=run)
+    process.start()
+    answer = answers.get()
+    process.join(20)
+    return answer
+
+
+def settings(checkpoint_dir: str | None = None, **named: str) -> DetectionRunConfig:
+    """Without Hydra, which takes longer than all the rest."""
+    return DetectionRunConfig(
+        data=DetectionData(name="shapes"), trainer=TrainerConfig(checkpoint_dir=checkpoint_dir), **named
+    )  # type: ignore[arg-type]
+
+
+# what two processes do
+
+
+def _starts(number: int, barrier: Any, answers: Any, config: DetectionRunConfig) -> None:
+    barrier.wait(20)
+    with Owner() as owner:
+        try:
+            answers.put((number, str(open_run(config, owner).folder)))
+        except ConfigError as error:
+            answers.put((number, str(error)))
+        barrier.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("config", "folders"),
+    [
+        (settings(), ["runs/shapes", "runs/shapes-2"]),
+        (settings(output_dir="mine"), ["mine", "output_dir=mine is in use by process"]),
+        (settings(output_dir="mine", resume="auto"), ["mine", "output_dir=mine is in use by process"]),
+    ],
+    ids=["numbered", "named", "auto"],
+)
+def test_two_processes_started_together(config: DetectionRunConfig, folders: list[str]) -> None:
+    barrier, answers = FORK.Barrier(2), FORK.Queue()
+    processes = [FORK.Process(target=_starts, args=(i, barrier, answers, config)) for i in range(2)]
+    for process in processes:
+        process.start()
+    found = sorted(text for _, text in (answers.get(timeout=20) for _ in processes))
+    for process in processes:
+        process.join(20)
+    assert found[0] == folders[0]
+    assert found[1].startswith(folders[1])
+
+
+def test_numbered_folders_are_made_once() -> None:
+    Path("runs").mkdir()
+    Path("runs/shapes").touch()  # a file is no run, and in the way
+    assert [make_next_folder("shapes") for _ in range(3)] == [Path(f"runs/shapes-{n}") for n in (2, 3, 4)]
+
+
+def test_a_run_without_a_checkpoint_yet_is_not_joined() -> None:
+    with Owner() as owner:
+        run = open_run(settings(output_dir="mine"), owner)
+        assert names_in(run.folder / "checkpoints") == [LOCK]
+        for config in (
+            settings(output_dir="mine"),
+            settings(output_dir="mine", resume="auto"),
+            settings("mine/checkpoints"),
+            settings("mine/checkpoints", resume="auto"),
+        ):
+            answer = other_process(lambda config=config: open_run(config, Owner()))
+            assert (
+                f"is in use by process {os.getpid()} on {owner.name['host']} since {owner.name['since']}; wait"
+                in answer
+            )
+    assert not Path("mine").exists()  # nothing was written, so nothing stays
+    with Owner() as owner:
+        open_run(settings(output_dir="mine"), owner)
+
+
+def holding(folder: str, stays: bool) -> Any:
+    def hold() -> None:
+        Owner().lock(Path(folder), "output_dir")
+        time.sleep(60 if stays else 0)
+        os._exit(0)
+
+    process = FORK.Process(target=hold)
+    process.start()
+    wait_for(lambda: Path(folder, LOCK).exists() and Path(folder, LOCK).stat().st_size > 0)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, None], ids=["killed", "without a goodbye"])
+def test_the_lock_of_an_ended_process_is_free_at_once(number: int | None) -> None:
+    process = holding("run", stays=number is not None)
+    if number:
+        assert "is in use by process" in other_process(lambda: Owner().lock(Path("run"), "output_dir"))
+        os.kill(process.pid, number)
+    process.join(20)
+    with Owner() as owner:
+        owner.lock(Path("run"), "output_dir")
+        assert f'"pid": {os.getpid()}' in Path("run", LOCK).read_text()
+    assert names_in(Path("run")) == []
+
+
+def test_a_data_worker_that_outlives_its_run_holds_nothing() -> None:
+    """Children that were forked inherit the file, but not the lock."""
+
+    def hold() -> None:
+        Owner().lock(Path("run"), "output_dir")
+        if os.fork():
+            os._exit(0)
+        time.sleep(60)
+
+    process = FORK.Process(target=hold)
+    process.start()
+    process.join(20)
+    with Owner() as owner:
+        owner.lock(Path("run"), "output_dir")
+
+
+def test_a_restart_of_the_same_job_is_not_refused() -> None:
+    process = holding("run", stays=True)
+    assert other_process(lambda: Owner().lock(Path("run"), "output_dir", is_restart=True)) is None
+    process.kill()
+    process.join(20)
+
+
+# the owner in the manifest
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place(tmp_path / "run" if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
+
+
+def store_of(folder: Place, step: int | None = None) -> CheckpointStore:
+    return CheckpointStore(folder, keep_last=1, resumed_at=step, owner=Owner().name)
+
+
+def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: Place) -> None:
+    former = store_of(folder)
+    former.claim()
+    former.save({"w": torch.ones(1)}, 1)
+    former.wait()
+    now = store_of(folder, 1)
+    now.claim()
+    before = names_in(folder)
+    former.save({"w": torch.ones(1)}, 2)
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved: .* was taken over by process \d+ on \S+ since"):
+        former.wait()
+    assert names_in(folder) == before
+    now.save({"w": torch.ones(1)}, 3)
+    now.wait()
+    assert [e["step"] for e in read_manifest(folder)] == [3]
+    former.save({"w": torch.ones(1)}, 4)
+    with pytest.raises(CheckpointError, match="taken over"):
+        former.wait()
+    newest = load_latest(folder)
+    assert newest is not None
+    assert newest[1]["step"] == 3
+
+
+def test_one_that_loses_the_folder_while_it_writes_removes_nothing(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = store_of(folder)
+    former.claim()
+    former.save({"w": torch.ones(1)}, 1)
+    former.wait()
+    replace_files = CheckpointStore._replace
+
+    def taken_meanwhile(self: CheckpointStore, *arguments: Any) -> Any:
+        kept = replace_files(self, *arguments)
+        store_of(folder, 1).claim()
+        return kept
+
+    monkeypatch.setattr(CheckpointStore, "_replace", taken_meanwhile)
+    former.save({"w": torch.ones(1)}, 2)
+    with pytest.raises(CheckpointError, match="taken over"):
+        former.wait()
+    assert {"step_00000001.pt", "step_00000002.pt"} <= {*names_in(folder)}
+
+
+def test_a_manifest_that_is_gone_is_written_again(folder: Place) -> None:
+    store = store_of(folder)
+    store.claim()
+    (folder / "manifest.json").unlink()
+    store.save({"w": torch.ones(1)}, 1)
+    store.wait()
+    assert [e["step"] for e in read_manifest(folder)] == [1]
+
+
+# in a training
+
+
+def test_a_training_holds_its_folder_and_releases_it(tmp_path: Path) -> None:
+    """Also when it fails."""
+    from retina_dist.engine.trainer import Trainer
+    from retina_dist.run.assemble import train
+
+    small = ("data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64", "data.batch_size=2")
+    size = ("data.min_sizes=[64]", "data.max_size=64", "data.num_workers=0", "data.root=shapes", "logging=quiet")
+    config = load_config("train", ["trainer=debug", "output_dir=mine", *small, *size])
+    seen: list[list[str]] = []
+
+    class Stops(Exception):
+        pass
+
+    def fit(self: Any) -> dict[str, float]:
+        seen.append([name for name in (*names_in(Path("mine")), *names_in(Path("mine/checkpoints"))) if name == LOCK])
+        raise Stops
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Trainer, "fit", fit)
+        with pytest.raises(Stops):
+            train(config)
+    assert seen == [[LOCK, LOCK]]
+    assert not list(tmp_path.rglob(LOCK))
+    assert asdict(config)["output_dir"] == "mine"
