@@ -237,7 +237,7 @@ def test_the_loss_is_the_mean_over_the_images_that_could_be_read() -> None:
     )
     for one in (whole, bad):
         one.fit()
-    (_, expected), (_, found) = (one.metrics.metric_logger.rows[0] for one in (whole, bad))
+    (_, expected), (_, found) = (one.train_logger.metric_logger.rows[0] for one in (whole, bad))
     for name in ("train/loss", "train/loss_size"):
         assert found[name] == pytest.approx(expected[name], rel=1e-6)
     assert found["train/grad_norm"] == pytest.approx(0.75 * expected["train/grad_norm"], rel=1e-5)

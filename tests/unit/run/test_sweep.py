@@ -18,7 +18,7 @@ from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.plots import plot_sweep
-from retina_dist.run.result import LOSS, SPEED, read_result, write_result
+from retina_dist.run.result import LOSS, read_result, write_result
 from retina_dist.run.sweep import (
     aligned,
     command,
@@ -42,11 +42,10 @@ def trained(config: DetectionRunConfig) -> None:
     """A training that is over at once: AP is ten times the learning rate."""
     assert config.output_dir
     folder = Path(config.output_dir)
-    logger = CsvLogger(folder / "metrics.csv")
-    logger.log({LOSS: 2.0, SPEED: 1.0}, 1)
-    logger.log({LOSS: 1.5, SPEED: 30.0}, 2)
-    logger.log({LOSS: 1.0, SPEED: 50.0}, 3)
-    write_result(folder, best=config.optimizer.lr * 10, metrics={"coco/AP": 0.0})
+    CsvLogger(folder / "metrics.csv").log({LOSS: 1.0}, 3)
+    write_result(
+        folder, step=3, loss=1.0, speeds=[1.0, 30.0, 50.0], best=config.optimizer.lr * 10, metrics={"coco/AP": 0.0}
+    )
 
 
 def table(folder: str | Path) -> list[dict[str, str]]:
@@ -225,8 +224,8 @@ def test_the_best_is_by_the_monitors_mode(mode: str, number: int, capsys: pytest
 def test_without_validation_the_lowest_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: DetectionRunConfig) -> None:
         folder = Path(str(config.output_dir))
-        CsvLogger(folder / "metrics.csv").log({LOSS: 3.0 - config.seed, SPEED: 1.0}, 1)
-        write_result(folder, best=None)
+        CsvLogger(folder / "metrics.csv").log({LOSS: 3.0 - config.seed}, 1)
+        write_result(folder, step=1, loss=3.0 - config.seed, best=None)
 
     run_sweep(jobs_of("seed=0,1", "output_dir=s"), train)
     assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1_seed=1"
@@ -251,15 +250,13 @@ def test_the_table_is_aligned() -> None:
 
 def test_result_of_a_run(tmp_path: Path) -> None:
     assert read_result(tmp_path) == {}
-    logger = CsvLogger(tmp_path / "metrics.csv")
-    for step, speed in ((1, 1.0), (2, 5.0), (3, 2.0), (4, 30.0), (5, 50.0)):
-        logger.log({LOSS: 1.0 / step, SPEED: speed}, step)
-    write_result(tmp_path, resume_step=2, metrics={"coco/AP": float("nan"), "coco/AP50": 0.5}, best=0.25, world_size=2)
+    metrics = {"coco/AP": float("nan"), "coco/AP50": 0.5}
+    write_result(tmp_path, step=5, loss=0.2, speeds=[2.0, 30.0, 50.0], metrics=metrics, best=0.25, world_size=2)
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     assert result == read_result(tmp_path)
     assert (result["status"], result["error"], result["step"], result["best"]) == ("ok", None, 5, 0.25)
     assert result["metrics"] == {"coco/AP": None, "coco/AP50": 0.5}
-    assert (result[LOSS], result["images_per_s"]) == (0.2, 40.0)  # of this process, without its first line
+    assert (result[LOSS], result["images_per_s"]) == (0.2, 40.0)  # without the first line
     write_result(tmp_path, error=Divergence("it is nan."))
     assert (read_result(tmp_path)["status"], read_result(tmp_path)["error"]) == ("failed", "it is nan.")
 
