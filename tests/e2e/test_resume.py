@@ -45,7 +45,7 @@ def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
         for name, value in state.items():
             assert torch.equal(value, parts["optimizer"]["state"][key][name])
     assert whole["sampler"] == parts["sampler"] == {"epoch": 3, "cursor": 8}
-    assert whole["metrics"] == parts["metrics"]
+    assert repr(whole["metrics"]) == repr(parts["metrics"])  # NaN where undefined
 
 
 def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
