@@ -6,7 +6,8 @@ Pre-processing is that of the validation during training, by what the checkpoint
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -97,6 +98,15 @@ class Predictor(ABC, Generic[Input, Output]):
     @abstractmethod
     def answer(self, output: Output, score_threshold: float) -> dict[str, Any]:
         """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """The model on `device`, and back on its own afterwards."""
+        self.model.to(device)
+        try:
+            yield
+        finally:
+            self.model.to(self.device)
 
     def run_each(self, images: Image | Iterable[Image]) -> list[Output]:
         """The output for each image; images are taken one by one, so that no output depends on another image."""

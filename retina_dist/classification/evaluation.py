@@ -40,7 +40,7 @@ def evaluate(config: EvaluateConfig) -> ClassificationResult:
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-        result = _evaluated(classifier, data, val, strategy, config.precision)
+        result = _evaluated(classifier, data, val, strategy)
     if config.output_dir and detect_launch().rank == 0:
         write_result(result, Path(config.output_dir))
     return result
@@ -52,15 +52,12 @@ def evaluate_on(
     """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         val = strategy.run_collectively(lambda: _validation_set(data, classifier, f"data.root={data.root}"))
-        classifier.model.to(strategy.device)
-        try:
-            return _evaluated(classifier, data, val, strategy, classifier.precision)
-        finally:
-            classifier.model.to(classifier.device)
+        with classifier.on(strategy.device):
+            return _evaluated(classifier, data, val, strategy)
 
 
 def _evaluated(
-    classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy, precision: str
+    classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy
 ) -> ClassificationResult:
     module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
     evaluator = ClassificationEvaluator(
@@ -68,7 +65,7 @@ def _evaluated(
         batches=module.val_batches,
         num_images=len(val),
         strategy=strategy,
-        autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
+        autocast=autocast(strategy.device, classifier.precision),
     )
     evaluator(classifier.model)
     assert evaluator.last_result is not None
@@ -96,7 +93,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
     """The classifier and the images to judge it on."""
     path = str(config.checkpoint)
     content = load_checkpoint(path)
-    classifier = TrainedClassifier.from_content(content, path, device=str(device))
+    classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)  # type: ignore[arg-type]
     data = data_of_checkpoint(content, config.root, path)
     return classifier, data, _validation_set(data, classifier, path)
 

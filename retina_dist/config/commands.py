@@ -70,7 +70,7 @@ class EvaluateConfig:
     backend: str = setting(
         "auto",
         "auto: the fastest that is installed",
-        choices=("auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"),
+        choices=("auto", "ultrafast-pycocotools", "pycocotools"),
     )
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))

@@ -37,7 +37,7 @@ DATA = Seam(
 )
 MODEL = Seam(
     "model",
-    "retina_dist.detection.model.plugin_model.DetectionModel",
+    "retina_dist.detection.model.build.DetectionModel",
     "retina_dist.detection.settings.DetectorSettings",
 )
 DETECTION = {DATA: DetectionData, MODEL: ModelConfig}  # where the task has these sections

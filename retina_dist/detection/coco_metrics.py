@@ -34,11 +34,10 @@ from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["auto", "ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
+Backend = Literal["auto", "ultrafast-pycocotools", "pycocotools"]
 # Where each has its ground truth and its metrics, the fastest first.
 EVALUATORS = {
     "ultrafast-pycocotools": (("ultrafast_pycocotools", "COCO"), ("ultrafast_pycocotools", "COCOeval")),
-    "faster-coco-eval": (("faster_coco_eval", "COCO"), ("faster_coco_eval", "COCOeval_faster")),
     "pycocotools": (("pycocotools.coco", "COCO"), ("pycocotools.cocoeval", "COCOeval")),
 }
 
@@ -70,7 +69,7 @@ def evaluate_rows(
 
     `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. "auto" takes
     the fastest evaluator that is installed; pycocotools is the reference. Numbers and arrays of ultrafast-pycocotools equal
-    its to the last bit, those of faster-coco-eval to 1e-12. Raises ConfigError for a backend that is not installed.
+    its to the last bit. Raises ConfigError for a backend that is not installed.
     """
     if backend == "auto":
         backend = installed_backends()[0]

@@ -6,6 +6,7 @@ import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from retina_dist.config.commands import EvaluateConfig
@@ -59,17 +60,19 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
-    is_main = detect_launch().rank == 0
-    folder = Path(config.output_dir) if config.output_dir and is_main else None
+    folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
         result = _of_results(config)
     else:
         apply_nccl(asdict(config.nccl))
-        note = describe_nccl(asdict(config.nccl))
-        if note:
+        if note := describe_nccl(asdict(config.nccl)):
             logger.info(note)
         with make_strategy(device=config.device) as strategy, heartbeat():
-            result = _of_checkpoint(config, folder, strategy)
+            detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
+            data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
+            result, rows = _evaluated(detector, annotations, data, strategy, config.backend)
+        if folder:
+            write_results(rows, folder / "results.json")
     if folder:
         write_metrics(result, folder)
     return result
@@ -106,48 +109,28 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
     return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
 
 
-def _of_checkpoint(config: EvaluateConfig, folder: Path | None, strategy: DistributedStrategy) -> CocoResult:
-    detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
-    data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-    evaluator = evaluate_detector(detector, annotations, data, strategy, config.precision, config.backend)
-    assert evaluator.last_result is not None
-    if folder and evaluator.last_rows is not None:
-        write_results(evaluator.last_rows, folder / "results.json")
-    return evaluator.last_result
-
-
 def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings, backend: str) -> CocoResult:
     """The metrics over the validation set of `data`; see `Detector.evaluate`."""
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
-        detector.model.to(strategy.device)
-        try:
-            result = evaluate_detector(detector, annotations, data, strategy, detector.precision, backend).last_result
-        finally:
-            detector.model.to(detector.device)
-    assert result is not None
-    return result
+        with detector.on(strategy.device):
+            return _evaluated(detector, annotations, data, strategy, backend)[0]
 
 
 def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
     validate(data, "data.")
-    found = read_split(data, "val", detector.categories)
-    if found is None:
+    annotations = read_split(data, "val", detector.categories)
+    if annotations is None:
         raise ConfigError(
             "data names no validation set; give root=FOLDER or val_annotations=FILE, of datasets val=DATASET."
         )
-    return found
+    return annotations
 
 
-def evaluate_detector(
-    detector: Detector,
-    annotations: Annotations,
-    data: DetectionData,
-    strategy: DistributedStrategy,
-    precision: str,
-    backend: str,
-) -> CocoEvaluator:
-    """The evaluator with its last result: `detector`, on the strategy's device, over images read as `data` says. On every rank."""
+def _evaluated(
+    detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy, backend: str
+) -> tuple[CocoResult, np.ndarray]:
+    """Metrics and detections of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     module = CocoDataModule(
         data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
         train=None,
@@ -161,22 +144,24 @@ def evaluate_detector(
         categories=annotations.categories,
         batches=module.val_batches,
         strategy=strategy,
-        autocast=autocast(strategy.device, precision),  # type: ignore[arg-type]
+        autocast=autocast(strategy.device, detector.precision),
         backend=backend,  # type: ignore[arg-type]
     )
     evaluator(detector.model)
-    return evaluator
+    assert evaluator.last_result is not None
+    assert evaluator.last_rows is not None
+    return evaluator.last_result, evaluator.last_rows
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
     """The detector and the images to judge it on."""
-    path = str(config.checkpoint)
+    path, options = str(config.checkpoint), {"device": device, "precision": config.precision}
     if is_torchvision_name(path):
-        detector = Detector.from_torchvision(path, device=str(device))
+        detector = Detector.from_torchvision(path, **options)  # type: ignore[arg-type]
         data = DetectionData(name="coco")
     else:
         content = load_checkpoint(path)
-        detector = Detector.from_content(content, path, device=str(device))
+        detector = Detector.from_content(content, path, **options)  # type: ignore[arg-type]
         data = data_settings_of(content, DetectionData, path)
     if config.annotations:
         data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)

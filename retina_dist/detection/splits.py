@@ -12,7 +12,6 @@ from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
@@ -20,6 +19,13 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import Place, Url, place
 from retina_dist.text import pluralize
 
+LAYOUTS = (  # of annotation files below data.root
+    "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
+    "annotations/{split}*.json",
+    "{split}/_annotations.coco.json",  # Roboflow's export
+    "{split}.json",
+)
+SPLITS = {"val": ("val", "valid", "validation"), "train": ("train",)}
 FEWEST_BOXES = 4  # from which on most of them tell how they were written
 
 
@@ -188,6 +194,30 @@ def split_files(data: DetectionData, split: str) -> tuple[Place, Place] | None:
     else:
         file, folder = find_split(root, split)
     return file, place(images) if images else folder
+
+
+def find_split(root: Place, split: str) -> tuple[Place, Place]:
+    """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
+
+    Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
+    Raises DataError with everything that was looked for.
+    """
+    if not root.is_dir():
+        raise DataError(f"data.root={root} is no folder; give the one that holds annotations/.")
+    names = SPLITS[split]
+    patterns = [pattern.format(split=name) for name in names for pattern in LAYOUTS]
+    files = [file for pattern in patterns for file in sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))]
+    if not files:
+        raise DataError(
+            f"data.root={root} has no {split} annotations: looked for {', '.join(patterns)}; name the file with "
+            f"data.{split}_annotations=FILE."
+        )
+    annotations = files[0]
+    stem = annotations.stem.removeprefix("instances_")
+    folders = [annotations.parent] if annotations.parent.name in names else []  # Roboflow's images lie beside them
+    folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
+    folders += [*(root / "images" / name for name in names), root / "images"]
+    return annotations, next((folder for folder in folders if folder.is_dir()), root)
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:

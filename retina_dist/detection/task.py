@@ -23,8 +23,7 @@ from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.model.build import build_model, count_classes
-from retina_dist.detection.model.plugin_model import DetectionModel
+from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations

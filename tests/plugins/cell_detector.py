@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.plugin_model import DetectionModel
+from retina_dist.detection.model.build import DetectionModel
 from retina_dist.detection.settings import DetectorSettings
 from retina_dist.settings import setting
 

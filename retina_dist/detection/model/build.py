@@ -1,11 +1,16 @@
-"""The detector that settings describe, with its weights."""
+"""The detector that settings describe, with its weights; and what a model from outside the package is."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
+from torch import Tensor, nn
+
+from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_backbone_weights, load_weights, set_batch_norm_eps
 from retina_dist.detection.settings import DetectorSettings, ModelConfig
@@ -38,3 +43,28 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
             f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
         )
     return stated or num_classes
+
+
+class DetectionModel(nn.Module, ABC):
+    """A module that an entry of the group `model` names. It is made by CLASS(settings, num_classes).
+
+    The class has its dataclass below `DetectorSettings` as `settings`, an instance its values.
+    """
+
+    settings: Any = DetectorSettings
+
+    def __init__(self, settings: Any, num_classes: int) -> None:
+        super().__init__()
+        self.settings, self.num_classes = settings, num_classes
+
+    def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:
+        """In training mode the losses, else the detections of each image."""
+        losses, detections = self.evaluate(batch)
+        return losses if self.training else detections
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
+        """The losses by name, means over the batch's real images, whose sum is trained, and each image's detections.
+
+        The losses of an image must not depend on the other images of its batch.
+        """

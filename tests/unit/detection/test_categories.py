@@ -12,8 +12,8 @@ import pytest
 from retina_dist.config.compose import load_config
 from retina_dist.detection.readers.categories import MAX_LABELS, Categories
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.settings import ModelConfig
+from retina_dist.detection.splits import find_split
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.settings import limits_of
 

@@ -23,10 +23,9 @@ from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.readers.layout import find_split
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split
+from retina_dist.detection.splits import find_split, read_split
 from retina_dist.errors import DataError, UserError
 
 COCO: dict[str, Any] = {

@@ -156,23 +156,24 @@ def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
         evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, backend=name)  # type: ignore[arg-type]
         for name in (backend, "pycocotools")
     )
-    tolerance = 1e-12 if backend == "faster-coco-eval" else 0.0
-    assert found.stats == pytest.approx(expected.stats, rel=0, abs=tolerance)
-    np.testing.assert_allclose(found.precision, expected.precision, rtol=0, atol=tolerance)
+    assert found.stats == pytest.approx(expected.stats, rel=0, abs=0)
+    np.testing.assert_allclose(found.precision, expected.precision, rtol=0, atol=0)
 
 
 def test_the_fastest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(EVALUATORS)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name.replace("_", "-") in found)
-    assert installed_backends() == ["ultrafast-pycocotools", "faster-coco-eval", "pycocotools"]
+    assert installed_backends() == ["ultrafast-pycocotools", "pycocotools"]
     found.remove("ultrafast-pycocotools")
-    assert installed_backends() == ["faster-coco-eval", "pycocotools"]
+    assert installed_backends() == ["pycocotools"]
 
 
 def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EVALUATORS, "faster-coco-eval", (("no_such_module", "COCO"), ("no_such_module", "COCOeval")))
-    with pytest.raises(ConfigError, match="pip install faster-coco-eval"):
-        evaluate_rows(truth_of([1]), np.zeros((0, 7)), backend="faster-coco-eval")
+    monkeypatch.setitem(
+        EVALUATORS, "ultrafast-pycocotools", (("no_such_module", "COCO"), ("no_such_module", "COCOeval"))
+    )
+    with pytest.raises(ConfigError, match="pip install ultrafast-pycocotools"):
+        evaluate_rows(truth_of([1]), np.zeros((0, 7)), backend="ultrafast-pycocotools")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -134,9 +134,8 @@ def test_random_cases_equal_pycocotools_on_a_results_json(backend: str, seed: in
     expected.summarize()
     rows = rows_of_results(read_results(tmp_path / "results.json"), truth)
     result = evaluate_rows(truth, rows, backend=backend)  # type: ignore[arg-type]
-    tolerance = 1e-12 if backend == "faster-coco-eval" else 0.0
-    np.testing.assert_allclose(list(result.stats.values()), expected.stats, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(result.precision, expected.eval["precision"][:, :, :, 0, -1], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(list(result.stats.values()), expected.stats, rtol=0, atol=0)
+    np.testing.assert_allclose(result.precision, expected.eval["precision"][:, :, :, 0, -1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

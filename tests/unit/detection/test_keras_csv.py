@@ -9,7 +9,7 @@ from PIL import Image
 
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.keras_csv import read_csv
-from retina_dist.detection.readers.layout import find_split
+from retina_dist.detection.splits import find_split
 from retina_dist.errors import DataError
 
 CLASSES = "cow,1\ncat,0\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.detection.readers.layout import find_split
+from retina_dist.detection.splits import find_split
 from retina_dist.errors import DataError
 
 
