@@ -10,32 +10,40 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from retina_dist.classification.data.dataset import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples
-from retina_dist.classification.data.transforms import eval_transform
+from retina_dist.classification.data.transforms import eval_transform, resized
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import read_image
 from retina_dist.errors import ImageError
 from retina_dist.files import write_atomically
 
-NUM_IMAGES, COLUMNS, SHOWN_SIDE = 24, 6, 160
+NUM_IMAGES, COLUMNS, SIDE, LINE = 24, 6, 156, 16
 MOST_CLASSES = 40  # in a drawn confusion matrix
 
 
-def labelled_mosaic(images: Sequence[Tensor], texts: Sequence[str]) -> Image.Image:
-    """Images [3, h, w] uint8 with a line of text below each."""
-    line = 14
-    rows = -(-max(1, len(images)) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * SHOWN_SIDE, rows * (SHOWN_SIDE + line)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for i, (image, text) in enumerate(zip(images, texts, strict=True)):
-        x, y = i % COLUMNS * SHOWN_SIDE, i // COLUMNS * (SHOWN_SIDE + line)
-        tile = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
-        sheet.paste(tile.resize((SHOWN_SIDE - 4, SHOWN_SIDE - 4)), (x, y))
-        draw.text((x, y + SHOWN_SIDE - 3), text.encode("latin-1", "replace").decode("latin-1")[:26], fill="black")
+def labelled(image: Tensor, text: str) -> Image.Image:
+    """An image [3, h, w] uint8 with a line of text below it."""
+    sheet = Image.new("RGB", (max(image.shape[2], 6 * len(text) + 8), image.shape[1] + LINE), "white")
+    sheet.paste(Image.fromarray(image.permute(1, 2, 0).cpu().numpy()), (0, 0))
+    text = text.encode("latin-1", "replace").decode("latin-1")  # the letters of Pillow's font
+    ImageDraw.Draw(sheet).text((3, image.shape[1] + 2), text, fill="black")
     return sheet
+
+
+def labelled_mosaic(images: Sequence[Tensor], texts: Sequence[str], empty: str = "no image") -> Image.Image:
+    """Images [3, h, w] uint8 with a line of text below each; without images, the text `empty`."""
+    if not images:
+        images, texts = [torch.zeros(3, 8, 8, dtype=torch.uint8)], [empty]
+    tiles = [
+        labelled(resized(image.cpu(), SIDE, SIDE), text[: (SIDE - 8) // 6])
+        for image, text in zip(images, texts, strict=True)
+    ]
+    pixels = torch.stack([torch.from_numpy(np.array(tile)).permute(2, 0, 1) for tile in tiles])
+    return Image.fromarray(make_grid(pixels, COLUMNS, pad_value=255).permute(1, 2, 0).numpy())
 
 
 def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
@@ -51,7 +59,7 @@ def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], pat
 
 
 def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationData, path: Path) -> None:
-    """The wrongly classified images with the highest loss, with their class and what was found."""
+    """The wrongly classified images with the highest loss, with their class and the prediction."""
     wrong = rows[rows[:, 3] >= 1]
     images, texts = [], []
     for row in wrong[np.argsort(-wrong[:, 4], kind="stable")][:NUM_IMAGES]:
@@ -60,8 +68,8 @@ def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationDa
         except ImageError:
             continue
         images.append(eval_transform(pixels, settings.val_size, settings.val_short_side))
-        texts.append(f"{samples.classes[int(row[1])]}, found {samples.classes[int(row[2])]}")
-    labelled_mosaic(images or [torch.zeros(3, 8, 8, dtype=torch.uint8)], texts or ["no mistake"]).save(path, quality=92)
+        texts.append(f"{samples.classes[int(row[1])]}, not {samples.classes[int(row[2])]}")
+    labelled_mosaic(images, texts, "no mistake").save(path, quality=92)
 
 
 def write_result(result: ClassificationResult, folder: Path) -> None:

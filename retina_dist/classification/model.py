@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from retina_dist.model.replace_norms import Norm, replace_batch_norms
 from retina_dist.model.strided_conv import replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weight_sources import published, read_state
+from retina_dist.text import truncate
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1
 RESNETS = ("resnet", "resnext", "wide_resnet")  # torchvision's names of them begin so
@@ -52,8 +54,8 @@ class Classifier(nn.Module):
     def logits(self, images: Tensor, real: Tensor | None = None) -> Tensor:
         """[B, 3, S, S] uint8 RGB -> [B, K]."""
         with count_only(self.model, real):
-            found = self.model(self.normalized(images))
-        return getattr(found, "logits", found)  # of models with a second head in training
+            output = self.model(self.normalized(images))
+        return getattr(output, "logits", output)  # of models with a second head in training
 
     def normalized(self, images: Tensor) -> Tensor:
         """uint8 RGB -> the network's input: ImageNet's mean and deviation removed."""
@@ -104,8 +106,10 @@ def build_classifier(
     `class_weights` are scaled by the caller; none are equal ones. `image_size` is for models that take one size only.
     """
     if architecture not in classifiers():
+        near = difflib.get_close_matches(architecture, classifiers(), 5, 0) or classifiers()[:5]
         raise ConfigError(
-            f"model.architecture={architecture} is no classifier of torchvision; there are {', '.join(classifiers())}."
+            f"model.architecture={truncate([architecture])} is not a classifier of torchvision; did you mean one of "
+            f"{', '.join(near)}?"
         )
     extra = model_options(architecture, image_size)
     if zero_gamma and not architecture.startswith(RESNETS):
@@ -163,16 +167,16 @@ def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> Weig
     The last layer is not loaded where it is for other `classes`, as far as the source names its own. Raises CheckpointError when
     nothing fits.
     """
-    found = read_state(source)
-    if found.content is None and (mean := tuple(getattr(published(source).transforms(), "mean", MEAN))) != MEAN:
+    read = read_state(source)
+    if read.content is None and (mean := tuple(getattr(published(source).transforms(), "mean", MEAN))) != MEAN:
         raise ConfigError(f"model.weights={source} needs images normalized by the mean {mean}; use other weights.")
-    theirs = published(source).meta["categories"] if found.content is None else found.content.get("classes")
+    theirs = published(source).meta["categories"] if read.content is None else read.content.get("classes")
     others = isinstance(theirs, Sequence) and list(map(str, theirs)) != list(classes)
     head = _head(model.model)
     return load_fitting(
         model.model,
         source,
-        {name.removeprefix(PREFIX): value for name, value in found.state.items()},
+        {name.removeprefix(PREFIX): value for name, value in read.state.items()},
         check="model.architecture",
         misfit=lambda name: "of other classes" if others and name.rpartition(".")[0] == head else None,
     )

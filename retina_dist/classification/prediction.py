@@ -6,9 +6,10 @@ import csv
 import io
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
+from retina_dist.classification.artifacts import labelled
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.config.commands import PredictConfig
 from retina_dist.files import write_atomically
@@ -25,7 +26,7 @@ def predict(config: PredictConfig) -> Path:
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
         best = int(output.argmax())
         words = f"{classifier.classes[best]} {float(output[best]):.3f}"
-        return _labelled(Image.fromarray(pixels.permute(1, 2, 0).numpy()), words), words
+        return labelled(pixels, words), words
 
     classifier, outputs = predict_files(config, TrainedClassifier, draw)
     folder = Path(config.output_dir)
@@ -41,12 +42,3 @@ def predict(config: PredictConfig) -> Path:
     )
     print(f"{len(rows) - 1} images and predictions.csv in {folder}")
     return folder
-
-
-def _labelled(image: Image.Image, text: str) -> Image.Image:
-    """The image with a line of text below it."""
-    line = 16
-    sheet = Image.new("RGB", (max(image.width, 6 * len(text) + 8), image.height + line), "white")
-    sheet.paste(image, (0, 0))
-    ImageDraw.Draw(sheet).text((3, image.height + 2), text.encode("latin-1", "replace").decode("latin-1"), fill="black")
-    return sheet

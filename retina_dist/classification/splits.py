@@ -22,7 +22,7 @@ def draw_data(data: ClassificationData) -> None:
         root = root_of(data.root, data.name)
         if isinstance(root, Url):
             raise ConfigError(
-                f"data.root={root} is no local folder, where data.drawn could draw; draw it in one and copy it."
+                f"data.root={root} is a URL, and data.drawn draws into local folders only; draw it in one and copy it."
             )
         draw_classes(root, **asdict(data.drawn))
 

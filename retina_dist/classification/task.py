@@ -230,10 +230,10 @@ class ClassificationTask(Task):
         """Accuracy of each class, or where it stands if there are many."""
         if self.evaluator is None or self.evaluator.last_result is None:
             return []
-        found = self.evaluator.last_result.per_class
-        if len(found) > MAX_LOGGED_CLASSES:
-            return [f"  accuracy of {len(found)} classes: {folder / 'metrics.json'}"]
-        return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in found.items()]
+        accuracy = self.evaluator.last_result.per_class
+        if len(accuracy) > MAX_LOGGED_CLASSES:
+            return [f"  accuracy of {len(accuracy)} classes: {folder / 'metrics.json'}"]
+        return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in accuracy.items()]
 
     evaluate = deferred("retina_dist.classification.evaluation:evaluate_as_text")
     predict = deferred("retina_dist.classification.prediction:predict")

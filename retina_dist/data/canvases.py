@@ -61,7 +61,7 @@ class Buckets:
         return int(height), int(width)
 
     def all_canvases(self) -> set[tuple[int, int]]:
-        """The canvas of every possible batch: of one bucket, or of several, of which two set the height and the width."""
+        """The canvas of every possible batch: of one bucket, or of several; two of those set the height and the width."""
         pairs = combinations_with_replacement(range(len(self)), 2)
         return {(height, width) for pair in pairs for height, width in self.canvases[:, pair].max(axis=1).tolist()}
 

@@ -1,4 +1,4 @@
-"""Reads the images of which a task makes batches: from the cache, a file, or a URL."""
+"""Reads the images that a task makes batches of: from the cache, a file, or a URL."""
 
 from __future__ import annotations
 

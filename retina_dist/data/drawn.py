@@ -44,14 +44,14 @@ def draw_once(
 
 def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, otherwise: str) -> None:
     try:
-        found = dict(json.loads(read_bytes(root / manifest)))
+        drawn = dict(json.loads(read_bytes(root / manifest)))
     except (OSError, TypeError, ValueError) as error:
         raise DataError(
-            f"data.root={root} exists and is no drawn data set (no {manifest}); give another data.root, or {otherwise} to read it."
+            f"data.root={root} exists and was not drawn (it has no {manifest}); give another data.root, or {otherwise} to read it."
         ) from error
-    if found != settings:
-        changed = {k: v for k, v in settings.items() if found.get(k) != v}
-        words = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in changed.items())
+    if drawn != settings:
+        changed = {k: v for k, v in settings.items() if drawn.get(k) != v}
+        words = ", ".join(f"{k} {drawn.get(k)}, not {v}" for k, v in changed.items())
         beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
         raise DataError(
             f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "

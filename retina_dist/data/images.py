@@ -293,12 +293,12 @@ def find_images(pattern: str) -> list[Path]:
         raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
     if path.is_file():
         return [path]
-    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
-    files = sorted(f for f in found if f.is_file() and f.suffix.lower() in SUFFIXES)
+    candidates = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
+    files = sorted(f for f in candidates if f.is_file() and f.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
-            f"input={pattern} is no image, no folder with images ({', '.join(sorted(SUFFIXES))}) and no glob that "
-            "matches any; quote a glob for the shell."
+            f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "
+            "glob that matches any; quote a glob for the shell."
         )
     return files
 

@@ -17,19 +17,19 @@ from retina_dist.errors import ConfigError
 
 
 class TensorBatch:
-    """For a frozen dataclass whose tensors have one row for each image; `real` says which rows are no fillers.
+    """Base of a frozen dataclass whose tensors have one row for each image; `real` tells images from fillers.
 
     Fillers keep the shape of a batch that lacks images; they are in no loss, no gradient and no statistic.
     """
 
     images: Tensor
-    real: Tensor | None  # [B] bool, False for a filler; None: there is no filler
+    real: Tensor | None  # [B] bool, False for a filler; None without fillers
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def real_rows(self) -> list[int]:
-        """The numbers of the images that are no fillers; on a GPU the host waits for them."""
+        """The rows of the images, without fillers; on a GPU the host waits for them."""
         return list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
 
     def image(self, i: int) -> Self:
@@ -37,7 +37,7 @@ class TensorBatch:
         return self._map(lambda tensor: tensor[i : i + 1])
 
     def losses_of_each(self, model: nn.Module) -> list[tuple[int, dict[str, float]]]:
-        """(row, the losses that the image has on its own) of each image that is no filler."""
+        """(row, the losses that the image has on its own) of each image, without fillers."""
         return [(i, {k: float(v) for k, v in model(self.image(i)).items()}) for i in self.real_rows()]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
@@ -116,12 +116,12 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
     def val_batches(self) -> Iterator[AnyBatch]:
         """This rank's share of the validation images, each image once over all ranks; possibly nothing."""
         if self._val is None:
-            raise ConfigError("There is no validation split; set one, or switch evaluation off.")
+            raise ConfigError("the data has no validation split; set one, or switch evaluation off.")
         return self._read(*self._val)
 
     def _training(self) -> tuple[AnyDataset, TrainSampler]:
         if self._train is None:
-            raise ConfigError("There is no training split; set one, or only evaluate.")
+            raise ConfigError("the data has no training split; set one, or only evaluate.")
         return self._train
 
     def _read(self, dataset: AnyDataset, specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:

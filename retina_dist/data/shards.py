@@ -98,9 +98,9 @@ def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int,
         for shard in index["shards"]:
             there = lengths.get(shard["file"])
             if there != shard["bytes"]:
-                found = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
+                state = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
                 raise DataError(
-                    f"{folder}/{shard['file']} {found}; copy it again, run the same {COMMAND} again, or train without "
+                    f"{folder}/{shard['file']} {state}; copy it again, run the same {COMMAND} again, or train without "
                     "its images (data.bad_images=skip)."
                 )
     return {row[0]: _slice(folder, shard["file"], row) for shard in index["shards"] for row in shard["images"]}
@@ -293,7 +293,7 @@ def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
             if not SHARD_NAME.fullmatch(shard["file"]) or not shard["file"].startswith(f"{split}-"):
                 raise ValueError(f"an entry is of {escape(shard['file'][:80])}")
             if type(shard["bytes"]) is not int:
-                raise ValueError(f"the length of {shard['file']} is no number")
+                raise ValueError(f"the length of {shard['file']} is not a number")
             for row in shard["images"]:
                 _check_row(row, shard)
                 if row[0] in seen:

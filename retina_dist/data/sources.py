@@ -12,16 +12,16 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url, place, read_bytes
+from retina_dist.text import truncate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AT_ONCE = 64  # images per request when many are read
-PIECE = 8 * 2**20  # bytes per read of a large file
 
 
 class RemoteFile(NamedTuple):
@@ -83,82 +83,80 @@ def is_remote(source: Source) -> bool:
 
 def read(source: Source) -> bytes:
     """The bytes of one image. Raises DataError as `read_all` does, and ImageError."""
-    (found,) = read_all([source])
-    if isinstance(found, ImageError):
-        raise found
-    return found
+    (content,) = read_all([source])
+    if isinstance(content, ImageError):
+        raise content
+    return content
 
 
 def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
-    """The bytes of each image; those in one folder behind a URL are fetched together.
+    """The bytes of each image, or an ImageError if it is missing or damaged.
 
-    The entry of an image that is missing or damaged is an ImageError. Raises DataError if the storage cannot be reached; that is no
-    reason to skip the image.
+    Images in one folder behind a URL are fetched together. Raises DataError if the storage cannot be reached, which does not make
+    an image bad.
     """
-    answers: dict[int, bytes | OSError] = {}
-    behind: dict[str, list[int]] = {}
+    contents: dict[int, bytes | OSError] = {}
+    remote: dict[str, dict[int, tuple[str, int | None, int | None]]] = {}
     for i, source in enumerate(sources):
-        if isinstance(source, (RemoteFile, ArchiveMember)) and is_remote(source):
-            behind.setdefault(source.folder, []).append(i)
+        if isinstance(source, RemoteFile):
+            remote.setdefault(source.folder, {})[i] = source.name, None, None
+        elif isinstance(source, ArchiveMember) and is_remote(source):
+            remote.setdefault(source.folder, {})[i] = source.file, source.offset, source.offset + source.length
         else:
-            answers[i] = _read_local(source)
-    for folder, rows in behind.items():
-        parts = [_part(sources[i]) for i in rows]
+            contents[i] = _read_local(source)
+    for folder, parts in remote.items():
         try:
-            answers |= zip(rows, Url(folder).read_parts(parts), strict=True)
+            contents |= zip(parts, Url(folder).read_parts(list(parts.values())), strict=True)
         except UserError as error:
-            names = ", ".join(name for name, *_ in parts[:3]) + (", …" if len(parts) > 3 else "")
-            raise DataError(f"{error} Requested: {names}") from error
-    return [_checked(source, answers[i]) for i, source in enumerate(sources)]
+            raise DataError(f"{error} Requested: {truncate([name for name, *_ in parts.values()])}") from error
+    return [_checked(source, contents[i]) for i, source in enumerate(sources)]
 
 
 def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
     """As `read_all`, for any number of sources, with few in memory at a time."""
     sources = iter(sources)
-    while some := list(islice(sources, AT_ONCE)):
-        yield from read_all(some)
+    while batch := list(islice(sources, AT_ONCE)):
+        yield from read_all(batch)
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a local file, which may be larger than the memory."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(PIECE):
-            found.update(part)
-    return found.hexdigest()
+        while part := file.read(2**23):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def version_of(source: Source) -> tuple[object, ...] | None:
-    """A key that changes whenever the content does; None if there is none."""
-    if isinstance(source, DatasetItem):
-        return None
-    if isinstance(source, ArchiveMember):
-        return tuple(source)
+    """A key that changes whenever the content does; None where nothing tells."""
     if isinstance(source, RemoteFile):
         return tuple(source) if source.version else None
+    if isinstance(source, tuple):  # the image of a Dataset can change unseen
+        return tuple(source) if isinstance(source, ArchiveMember) else None
     try:
-        found = os.stat(source)
+        facts = os.stat(source)
     except OSError:
         return None
-    return os.path.abspath(source), found.st_size, found.st_mtime_ns
+    return os.path.abspath(source), facts.st_size, facts.st_mtime_ns
 
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:
     """Bytes of each, from one listing per folder behind a URL. Raises ImageError for a missing one."""
     folders = {source.folder for source in sources if isinstance(source, RemoteFile)}
     listed = {folder: Url(folder).all_files() for folder in folders}
-    return [_size(source, listed) for source in sources]
-
-
-def _size(source: Source, listed: dict[str, dict[str, dict[str, Any]]]) -> int:
-    if isinstance(source, ArchiveMember):
-        return source.length
-    try:
-        if isinstance(source, RemoteFile):
-            return int(listed[source.folder][source.name]["size"])
-        return os.stat(str(source)).st_size
-    except (KeyError, OSError) as error:
-        raise ImageError(f"{source} cannot be found ({error}); check the images folder.") from error
+    sizes = []
+    for source in sources:
+        try:
+            if isinstance(source, ArchiveMember):
+                sizes.append(source.length)
+            elif isinstance(source, RemoteFile):
+                sizes.append(int(listed[source.folder][source.name]["size"]))
+            else:
+                sizes.append(os.stat(str(source)).st_size)
+        except (KeyError, OSError) as error:
+            raise ImageError(f"cannot find {source} ({error}); check the images folder.") from error
+    return sizes
 
 
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
@@ -172,16 +170,8 @@ def objects_in(folder: Url) -> dict[str, RemoteFile]:
 
 def _version(facts: dict[str, object]) -> str:
     """A file's ETag, or modification time, and size, as fsspec's file systems give them; "" if they give neither."""
-    for key in ("etag", "ETag", "last_modified", "LastModified", "mtime", "created"):
-        if facts.get(key):
-            return f"{facts[key]} {facts.get('size')}"
-    return ""
-
-
-def _part(source: Source) -> tuple[str, int | None, int | None]:
-    if isinstance(source, ArchiveMember):
-        return source.file, source.offset, source.offset + source.length
-    return (source.name if isinstance(source, RemoteFile) else str(source)), None, None
+    keys = ("etag", "ETag", "last_modified", "LastModified", "mtime", "created")
+    return next((f"{facts[key]} {facts.get('size')}" for key in keys if facts.get(key)), "")
 
 
 def _read_local(source: Source) -> bytes | OSError:
@@ -198,17 +188,17 @@ def _read_local(source: Source) -> bytes | OSError:
         return error
 
 
-def _checked(source: Source, answer: bytes | OSError) -> bytes | ImageError:
-    if isinstance(answer, FileNotFoundError) and not isinstance(source, ArchiveMember):
-        error = ImageError(f"{source} does not exist; check the images folder, or set data.missing_images=skip.")
-        error.__cause__ = answer
-        return error
-    if isinstance(answer, OSError):
-        return ImageError(f"{source} cannot be read ({answer}); restore the file, or set data.bad_images=skip.")
-    if isinstance(source, ArchiveMember) and (len(answer) != source.length or zlib.crc32(answer) != source.crc32):
-        what = f"only {len(answer)} bytes are there" if len(answer) != source.length else "its CRC-32 differs"
+def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
+    if isinstance(content, FileNotFoundError) and not isinstance(source, ArchiveMember):
+        missing = ImageError(f"{source} does not exist; check the images folder, or set data.missing_images=skip.")
+        missing.__cause__ = content  # by which the doctor tells missing files from damaged ones
+        return missing
+    if isinstance(content, OSError):
+        return ImageError(f"{source} cannot be read ({content}); restore the file, or set data.bad_images=skip.")
+    if isinstance(source, ArchiveMember) and (len(content) != source.length or zlib.crc32(content) != source.crc32):
+        what = f"only {len(content)} bytes are there" if len(content) != source.length else "its CRC-32 differs"
         return ImageError(
             f"{source} is damaged: {what}; copy the shard again, write it again with retina_dist.shards, or set "
             "data.bad_images=skip."
         )
-    return answer
+    return content

@@ -32,7 +32,7 @@ class ImageBatch(TensorBatch):
     share: Tensor  # [B] float32; 1 where nothing is mixed in
     indices: Tensor  # [B] int64, of the images in the data set; -1 of a filler
     weight: float = 1.0
-    real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
+    real: Tensor | None = None  # [B] bool, False for a filler; None without fillers
 
 
 class Drawn(NamedTuple):
@@ -124,15 +124,15 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         pixels = self.read(drawn.image, fetched)
         if not self.train:
             return eval_transform(pixels, size, self.settings.val_short_side), 1.0
-        found = self.transform(pixels, size, (self.seed, epoch, place))
+        image = self.transform(pixels, size, (self.seed, epoch, place))
         if drawn.partner is None:
-            return found, 1.0
+            return image, 1.0
         other = self.transform(self.read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
         with torch_seed(self.seed, epoch, place, "mix"):
             share = drawn_share(getattr(self.settings, drawn.kind))
             if drawn.kind == "mixup":
-                return mixup(found, other, share), share
-            return cutmix(found, other, share)
+                return mixup(image, other, share), share
+            return cutmix(image, other, share)
 
 
 class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):

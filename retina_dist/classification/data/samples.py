@@ -99,17 +99,17 @@ def _from_folders(root: Place, split: str) -> list[Row] | None:
     folder = root / split
     if isinstance(folder, Url):
         there = objects_in(folder)
-        found: list[Row] = [(name, file, name.split("/")[0]) for name, file in there.items() if "/" in name]
+        listed: list[Row] = [(name, file, name.split("/")[0]) for name, file in there.items() if "/" in name]
     else:
         if not folder.is_dir():
             return None
         above = set(map(str, (folder.resolve(), *folder.resolve().parents)))
         labels = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
         files = ((file, label) for label in labels for file in _files(folder / label, above))
-        found = [(file.removeprefix(f"{folder}/"), file, label) for file, label in files]
-    shown = [row for row in found if not any(part.startswith(".") for part in row[0].split("/"))]
+        listed = [(file.removeprefix(f"{folder}/"), file, label) for file, label in files]
+    shown = [row for row in listed if not any(part.startswith(".") for part in row[0].split("/"))]
     images = [row for row in shown if os.path.splitext(row[0])[1].lower() in SUFFIXES]
-    return images if images or split == "train" or found else None
+    return images if images or split == "train" or listed else None
 
 
 def _files(folder: Path, above: set[str]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _from_csv(root: Place, split: str) -> list[Row] | None:
     try:
         read = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
-        raise DataError(f"{path} is no readable CSV ({error}); write one row file,label for each image.") from error
+        raise DataError(f"{path} is not a readable CSV ({error}); write one row file,label for each image.") from error
     for number, row in enumerate(read, start=1):
         if not row or (number == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
             continue
@@ -178,7 +178,7 @@ def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list
     remote = None
     if isinstance(root, Url) and any(isinstance(source, RemoteFile) and not source.version for _, source, _ in rows):
         remote = objects_in(root)
-    found: list[Row] = []
+    present: list[Row] = []
     missing: list[str] = []
     for name, source, label in rows:
         if remote is not None and isinstance(source, RemoteFile):
@@ -187,15 +187,15 @@ def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list
         else:
             there = isinstance(source, (RemoteFile, ArchiveMember)) or os.path.isfile(str(source))
         if there:
-            found.append((name, source, label))
+            present.append((name, source, label))
         else:
             missing.append(name)
     if not missing:
-        return found, []
+        return present, []
     text = f"{len(missing)} of {len(rows)} images are not in {root}: {truncate(missing)}"
     if policy == "error":
         raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
-    return found, [f"{text}; left out"]
+    return present, [f"{text}; left out"]
 
 
 def root_of(text: str | None, name: str) -> Place:

@@ -39,10 +39,10 @@ class TrainTransform:
         with torch_seed(*key):
             top, left, height, width = v2.RandomResizedCrop(size, scale=self.crop_scale).make_params([image]).values()
             cropped = image[:, top : top + height, left : left + width]
-            found = resized(cropped, size, size)
+            crop = resized(cropped, size, size)
             if self.rest is not None:
-                found = self.rest(found)
-            return found
+                crop = self.rest(crop)
+            return crop
 
 
 def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
@@ -51,8 +51,8 @@ def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
     image = F.center_crop(image, [min(side, most) for side in image.shape[1:]])
     height, width = image.shape[1:]
     scale = short_side / min(height, width)
-    found = resized(image, max(short_side, round(height * scale)), max(short_side, round(width * scale)))
-    return F.center_crop(found, [size, size])
+    whole = resized(image, max(short_side, round(height * scale)), max(short_side, round(width * scale)))
+    return F.center_crop(whole, [size, size])
 
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:
@@ -83,6 +83,6 @@ def cutmix(image: Tensor, other: Tensor, share: float) -> tuple[Tensor, float]:
     y, x = (int(torch.randint(side, (1,))) for side in (height, width))
     top, bottom = max(0, y - int(ratio * height)), min(height, y + int(ratio * height))
     left, right = max(0, x - int(ratio * width)), min(width, x + int(ratio * width))
-    found = image.clone()
-    found[:, top:bottom, left:right] = other[:, top:bottom, left:right]
-    return found, 1 - (bottom - top) * (right - left) / (height * width)
+    mixed = image.clone()
+    mixed[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+    return mixed, 1 - (bottom - top) * (right - left) / (height * width)

@@ -79,7 +79,7 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
         ("/etc/a.png,x", "is outside"),
         ("here.png,y", "gives here.png a second label"),
         ("here.png,x", "names 1 file twice"),
-        pytest.param("x" * 200_000, r"is no readable CSV \(field larger than field limit", id="long"),
+        pytest.param("x" * 200_000, r"is not a readable CSV \(field larger than field limit", id="long"),
         ("gone.png,x", r"1 of 2 images are not in .*: gone.png; check the folder, or leave them out"),
     ],
 )
@@ -125,5 +125,5 @@ def test_drawn_images_stay_and_others_are_refused(drawn: Path) -> None:
     draw_classes(drawn, **settings)
     with pytest.raises(DataError, match="was drawn with other settings"):
         draw_classes(drawn, **settings | {"seed": 1})
-    with pytest.raises(DataError, match="is no drawn data set"):
+    with pytest.raises(DataError, match="exists and was not drawn"):
         draw_classes(drawn / "train", **settings)
