@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.redaction import redacted_tree
-from retina_dist.run.environment import versions
+from retina_dist.run.environment import commit, versions
 
 
 class Settings(Protocol):
@@ -75,19 +74,6 @@ def machine() -> dict[str, Any]:
     """The hardware that a figure belongs to."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
-
-
-def commit() -> str | None:
-    """The commit of this checkout, with "+" when files were changed since; None outside of one."""
-    folder = Path(__file__).resolve().parent
-    try:
-        answers = [
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answers[0] + "+" * bool(answers[1])
 
 
 def _cpu_name() -> str:

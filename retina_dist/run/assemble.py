@@ -42,7 +42,7 @@ from retina_dist.run.build import (
     build_train_step,
     task_class,
 )
-from retina_dist.run.environment import configure_torch, describe_job, versions, write_config
+from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
 from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
 from retina_dist.run.tracking import tracked_run, tracking_server
 from retina_dist.run.training import Training
@@ -159,7 +159,7 @@ def assemble(
     checkpoints = _checkpoint_store(config, run, state, job)
     strategy.on_main(checkpoints.claim)
     strategy.on_main(checkpoints.check_best)
-    strategy.on_main(lambda: _begin_folder(config, run, task, data))
+    strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data))
     logger.info(f"writing to {run.folder}")
     job.track(server, config, run, strategy, is_restart)
     metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, job.tracked)
@@ -238,8 +238,9 @@ def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, job: Job) 
     )
 
 
-def _begin_folder(config: RunConfig, run: Run, task: Task, data: TaskData) -> None:
+def _begin_folder(config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData) -> None:
     write_config(config, run.folder)
+    write_command(strategy, run.folder)
     if config.logging.plots and not run.resume_step:
         task.draw_inputs(data, run.folder)
 

@@ -1,11 +1,16 @@
-"""The process around a run: torch's settings, the description of the job, the versions of the libraries."""
+"""The process around a run: torch's settings, the job, and what the run folder says of both: config.yaml and command.json."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
+import shlex
+import subprocess
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -16,9 +21,11 @@ from omegaconf import OmegaConf
 import retina_dist
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.settings import TrainerConfig
-from retina_dist.files import write_atomically
+from retina_dist.files import read_bytes, write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
+
+COMMAND = "command.json"
 
 
 def configure_torch(settings: TrainerConfig) -> None:
@@ -45,6 +52,42 @@ def write_config(config: RunConfig, folder: Path) -> None:
     """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
     text = OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
+
+
+def write_command(strategy: DistributedStrategy, folder: Path) -> None:
+    """Add this start to command.json: its time, command, overrides, job, versions, and the commit of the code, without secrets."""
+    path, starts = folder / COMMAND, []
+    with contextlib.suppress(OSError, ValueError):
+        starts = json.loads(read_bytes(path))
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
+    start = {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(["python", *program, *sys.argv[1:]]),
+        "overrides": [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")],
+        "job": describe_job(strategy),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    text = json.dumps([*starts, redacted_tree(start)], indent=1) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def commit() -> str | None:
+    """The commit of this code's checkout, with "+" when files were changed since; None outside of one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        answers = [
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (
+                ["ls-files", "--error-unmatch", Path(__file__).name],  # not a checkout that the package is installed in
+                ["rev-parse", "--short=12", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answers[1] + "+" * bool(answers[2])
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +17,10 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.resume import changed_settings, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.run.environment import write_config
+from retina_dist.run.environment import versions, write_command, write_config
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def settings(*overrides: str) -> DetectionRunConfig:
@@ -148,6 +153,26 @@ def test_the_config_is_written_whole() -> None:
         **asdict(config)
     )
     assert [p.name for p in Path("run").iterdir()] == ["config.yaml"]
+
+
+def test_the_folder_says_how_each_start_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for secret in ("SECRET", "OTHER"):
+        line = [
+            "train",
+            "data.root=/a b",
+            f"trainer.checkpoint_dir=https://me:{secret}@host/run",
+            "--config-dir",
+            "x=y",
+        ]
+        monkeypatch.setattr("sys.argv", line)
+        write_command(SingleDeviceStrategy("cpu"), Path("run"))
+    first, second = json.loads(Path("run/command.json").read_text())
+    assert first["command"].endswith(" 'data.root=/a b' trainer.checkpoint_dir=https://host/run --config-dir x=y")
+    assert first["overrides"] == ["data.root=/a b", "trainer.checkpoint_dir=https://host/run", "x=y"]
+    assert first["versions"] == second["versions"] == versions()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert head.startswith((first["commit"] or "").rstrip("+"))
+    assert "SECRET" not in Path("run/command.json").read_text()
 
 
 def test_changes_are_told_by_key() -> None:
