@@ -57,17 +57,20 @@ def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: 
     `weights` are those of this rank's micro-batches. All ranks have as many, at least one, and the sums have the mean 1 over ranks.
     With `tolerant`, False is returned for another mean, as unreadable images may cause.
     """
-    own = torch.tensor([[sum(weights), len(weights)]], dtype=torch.float64, device=strategy.device)
-    sums, counts = strategy.all_gather(own).unbind(1)
-    if len(set(counts.tolist())) > 1 or not counts[0]:
+    rows = [[sum(weights), len(weights)]]
+    if strategy.world_size > 1:
+        rows = strategy.all_gather(torch.tensor(rows, dtype=torch.float64, device=strategy.device)).tolist()
+    sums, counts = zip(*rows, strict=True)
+    mean = sum(sums) / len(sums)
+    if len(set(counts)) > 1 or not counts[0]:
         raise ReplicaMismatch(
             f"step {step} has {_by_rank(counts)} micro-batches: train_steps must give each rank as many, at least one; where a "
             "rank has no examples left, give any with weight 0."
         )
-    right = abs(float(sums.mean()) - 1) <= TOLERANCE
+    right = abs(mean - 1) <= TOLERANCE
     if not (right or tolerant):
         raise ReplicaMismatch(
-            f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {float(sums.mean()):.6g} over ranks, not 1: a "
+            f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
             "rank dropped examples, or a weight is not world_size x its examples / the examples of the step."
         )
     return right
@@ -80,14 +83,14 @@ def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> N
         values = torch.tensor([found.get(name, math.nan) for found in ranks], dtype=torch.float64)
         if not torch.allclose(values, values[:1], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
-                f"the metric {name} is {_by_rank(values)}: the evaluator must give every rank the metrics of all images; add up "
+                f"the metric {name} is {_by_rank(values.tolist())}: the evaluator must give every rank the metrics of all images; add up "
                 "what each rank measured by strategy.all_reduce, or gather it by strategy.all_gather."
             )
 
 
-def _by_rank(values: Tensor) -> str:
+def _by_rank(values: Sequence[float]) -> str:
     """ "1 on rank 0 and 0.5 on rank 2": the first value, and the first that differs from it."""
-    first, *others = values.tolist()
+    first, *others = values
     other = next(((rank, x) for rank, x in enumerate(others, start=1) if x != first), None)
     return f"{first:.6g} on " + (f"rank 0 and {other[1]:.6g} on rank {other[0]}" if other else "each rank")
 
