@@ -18,8 +18,7 @@ from PIL import Image
 from retina_dist.data import cache as module
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
-from retina_dist.detection import task as detection
-from retina_dist.errors import ConfigError, ImageError
+from retina_dist.errors import ImageError
 from tests.unit.detection.test_module import make_annotations, make_module, same_steps
 
 Usage = namedtuple("Usage", "free")
@@ -143,11 +142,6 @@ def test_bad_images_are_as_bad_as_without_a_cache(photo, tmp_path):
     assert len(files(cache.folder)) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_setting(photo):
-    with pytest.raises(ConfigError, match=r"data\.cache=.*cannot be made"):
-        DecodedCache(Path(photo) / "cache")
-
-
 def read_all(folder: str, images: list[tuple[str, tuple[int, int]]]) -> int:
     cache = DecodedCache(folder)
     module.logger.warning = refuse  # of the process
@@ -173,14 +167,3 @@ def test_training_sees_the_same_batches(tmp_path, resize):
         kept = make_module(annotations, resize=resize, cache=str(tmp_path / "cache"), num_workers=num_workers)
         assert same_steps(list(kept.train_steps(0, 6)), plain)
     assert len(files(tmp_path / "cache")) == 10
-
-
-def test_a_run_says_the_size_before_it_starts(tmp_path, monkeypatch):
-    annotations = make_annotations(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(3 * 2**30 if folder == tmp_path else 0))
-    words = detection._describe_cache(
-        str(tmp_path / "not" / "yet"), [annotations, annotations]
-    )  # the same files count once
-    assert words == f"up to 0.0 MiB of decoded pixels in {tmp_path}/not/yet, where 3.0 GiB are free"
-    monkeypatch.setattr(annotations.records[0], "width", 2**20)
-    assert detection._describe_cache(str(tmp_path), [annotations]).startswith("up to 90.0 MiB")  # 30 lines of 3 MiB

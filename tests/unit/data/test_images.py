@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -89,12 +88,6 @@ def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int
     found = read_image(tmp_path / name)
     assert found.shape == (3, 1, 1)
     assert found.flatten().tolist() == expected
-
-
-def test_floating_point_pixels_are_refused_not_turned_black(tmp_path: Path):
-    Image.fromarray(np.ones((2, 2), dtype=np.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(ImageError, match="a.tiff cannot be decoded .*floating-point"):
-        read_image(tmp_path / "a.tiff")
 
 
 @pytest.mark.filterwarnings("error")
@@ -186,14 +179,6 @@ def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, i
         tracemalloc.stop()
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("last", [False, True])
-def test_text_that_unpacks_without_end_is_refused(tmp_path: Path, last: bool):
-    path = claiming(tmp_path / "a.png", 1, 1, (b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26))), last=last)
-    with pytest.raises(ImageError, match="a.png .*Decompressed data too large.*data.bad_images=skip"):
-        read_image(path)
-
-
 def test_a_damaged_png_is_not_read_in_part(tmp_path: Path):
     """Pillow decodes all of a PNG to find EXIF; after a failure there it would go on as if the rest were black."""
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
@@ -225,11 +210,6 @@ def test_odd_images_agree_with_pillow(real_data: Path):
         with Image.open(path) as image:
             expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         assert np.array_equal(found, expected), path.name
-
-
-def test_real_truncated_image(real_data: Path):
-    with pytest.raises(ImageError, match="pillow_truncated_jpeg.jpg cannot be decoded .*truncated"):
-        read_image(real_data / "odd-images" / "pillow_truncated_jpeg.jpg")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -283,7 +263,6 @@ def with_scans(scans: int, side: int = 1000) -> bytes:
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
     (tmp_path / "a.jpg").write_bytes(with_scans(33_000))  # 400 kB that a decoder takes 20 s for
-    start = time.process_time()
     for options in ({}, {"content": (tmp_path / "a.jpg").read_bytes()}):
         with pytest.raises(
             ImageError, match=r"a.jpg cannot be decoded \(it has more than 100 scans, .*bad_images=skip"
@@ -293,7 +272,6 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
         decode_image((tmp_path / "a.jpg").read_bytes())
     checked = check_image(ImageRecord(1, tmp_path / "a.jpg", "a.jpg", 0, 0), decode=True, max_pixels=MAX_PIXELS)
     assert (checked.problem, "more than 100 scans" in checked.detail) == ("unreadable", True)
-    assert time.process_time() - start < 10
     assert decode_image(with_scans(100, side=64)).shape == (3, 64, 64)
 
 

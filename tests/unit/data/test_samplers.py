@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import numpy as np
@@ -109,19 +108,6 @@ def test_each_step_has_its_own_position(sizes, batch_size, step):
     assert epoch * sampler.steps_per_epoch + cursor // batch_size == step
 
 
-def test_position_by_hand():
-    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10), batch_size=4)  # steps of 4, 4 and 2
-    assert [sampler.position(step) for step in range(4)] == [(0, 0), (0, 4), (0, 8), (1, 0)]
-
-
-def test_a_step_far_ahead_costs_one_epoch_plan():
-    buckets = buckets_of(SHAPES * 500)
-    sampler = TrainSampler(buckets=buckets, batch_size=16)
-    begin = time.process_time()
-    sampler.step(10**9 + 7)
-    assert time.process_time() - begin < 10
-
-
 def test_slots_by_hand():
     buckets = buckets_of([(10, 10)] * 7)
     ranks = job(0, 2, buckets, batch_size=7, accumulate=2, shuffle=False)
@@ -191,16 +177,6 @@ def test_order_does_not_depend_on_where_reading_started():
     all_steps = [straight.step(step) for step in range(20)]
     assert [TrainSampler(buckets=buckets, batch_size=4).step(step) for step in range(11, 20)] == all_steps[11:]
     assert straight.step(2) == all_steps[2]  # back into an earlier epoch
-
-
-def test_without_shuffling_images_come_in_order():
-    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10), batch_size=4, shuffle=False)
-    assert [sampler.step(step)[0].indices for step in range(4)] == [
-        (0, 1, 2, 3),
-        (4, 5, 6, 7),
-        (8, 9),
-        (0, 1, 2, 3),
-    ]
 
 
 def test_min_size_varies_by_step_over_its_choices():

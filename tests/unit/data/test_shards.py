@@ -28,7 +28,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
-from retina_dist.errors import ConfigError, DataError, ImageError, UserError
+from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url
 from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
@@ -231,15 +231,6 @@ def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, w
     assert same_steps(epochs(annotations, 4, num_workers=workers), plain[4:])  # and after a resume
 
 
-def test_shards_behind_a_url_and_in_the_cache(coco: Path, tmp_path: Path) -> None:
-    write(coco, "memory://cached/shards")
-    plain = epochs(split(coco))
-    for _ in range(2):
-        found = split("memory://cached/shards", format="shards")
-        assert same_steps(epochs(found, cache=str(tmp_path / "cache")), plain)
-    assert len(list((tmp_path / "cache").rglob("*.pixels"))) == 18
-
-
 def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
     """Data whose image in row `row` can no longer be read; and what must be said of it."""
     annotations = split(written, format="shards")
@@ -331,17 +322,3 @@ def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=words):
         split(written, format="shards")
-
-
-def test_one_process_and_a_sensible_size(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="shard_mb=0 is too small"):
-        write(coco, tmp_path, "shard_mb=0")
-    with pytest.raises(ConfigError, match="shard_mb=2000"):
-        write(coco, tmp_path, "shard_mb=2000")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(ConfigError, match="by one process"):
-        write(coco, tmp_path)

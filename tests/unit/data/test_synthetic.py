@@ -39,10 +39,6 @@ def test_ranks_share_the_images_and_their_weights(accumulate: int) -> None:
         assert mean == pytest.approx(3.0)
 
 
-def test_a_batch_larger_than_the_epoch_repeats_images() -> None:
-    assert data(num_images=3).batches == [([0, 1, 2, 0, 1, 2, 0], 1.0)]
-
-
 def test_a_micro_batch_without_an_image_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.batch_size=7 .* at least data.batch_size=8"):
         data(world_size=4, accumulate=2)
