@@ -5,6 +5,7 @@ The public names are imported when first used: `import retina_dist` loads neithe
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ __all__ = ["__version__", *_PUBLIC]
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'retina_dist' has no attribute '{name}'")
+        hint = "".join(f"; did you mean {near}?" for near in get_close_matches(name, _PUBLIC, 1, 0.8))
+        raise AttributeError(f"module 'retina_dist' has no attribute '{name}'{hint}")
     return getattr(import_module(_PUBLIC[name]), name)
 
 

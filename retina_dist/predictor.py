@@ -9,19 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
-import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from retina_dist.config.builtin_tasks import task_of_checkpoint
-from retina_dist.data.images import find_images, read_image, read_images, to_rgb
+from retina_dist.data.images import FORMS, AnyImage, find_images, read_images
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
-from retina_dist.errors import CheckpointError, DataError, UserError
+from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.files import first_line
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.text import escape
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
-Image = str | Path | PIL.Image.Image | np.ndarray | Tensor
-FORMS = "a file, a PIL image, an array [h, w, 3] or a tensor [3, h, w], uint8 or floats from 0 to 1"
 
 
 class Predictor(ABC, Generic[Input, Output]):
@@ -47,6 +44,8 @@ class Predictor(ABC, Generic[Input, Output]):
     Answer: ClassVar[type]
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: Precision = "fp32") -> None:
+        if precision not in get_args(Precision):
+            raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
         self.device, self.precision = resolve_device(str(device)), precision
         self.autocast = autocast(self.device, precision)
         self.model: Any = model.to(self.device).eval()
@@ -88,7 +87,7 @@ class Predictor(ABC, Generic[Input, Output]):
         """The network without its weights, and the other arguments of the class. Raises any error for a wrong value."""
 
     @abstractmethod
-    def prepare(self, image: Image) -> Input:
+    def prepare(self, image: AnyImage) -> Input:
         """The network's input of one image; on the CPU, in any thread."""
 
     @abstractmethod
@@ -108,51 +107,18 @@ class Predictor(ABC, Generic[Input, Output]):
         finally:
             self.model.to(self.device)
 
-    def run_each(self, images: Image | Iterable[Image]) -> list[Output]:
+    def run_each(self, images: AnyImage | Iterable[AnyImage]) -> list[Output]:
         """The output for each image; images are taken one by one, so that no output depends on another image."""
         return [self.run([self.prepare(image)])[0] for image in images_of(images)]
 
 
-def images_of(images: Image | Iterable[Image]) -> list[Image]:
+def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     """One image or several as a list. Raises DataError for anything else."""
-    if isinstance(images, Image):
+    if isinstance(images, AnyImage):
         return [images]
     if isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         return list(images)
     raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
-
-
-def pixels_of(image: Image) -> Tensor:
-    """uint8 [3, h, w] RGB of an image: a file, a PIL image, an array [h, w, 3] or [h, w], or a tensor [3, h, w].
-
-    A file is turned as its EXIF orientation says, other images are taken as they are. Raises DataError.
-    """
-    if isinstance(image, str | Path):
-        return read_image(Path(image))
-    if isinstance(image, PIL.Image.Image):
-        try:
-            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
-        except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
-            raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
-    if not isinstance(image, np.ndarray | Tensor):
-        raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
-    kind = "an array" if isinstance(image, np.ndarray) else "a tensor"
-    pixels = torch.from_numpy(np.ascontiguousarray(image)) if isinstance(image, np.ndarray) else image.detach().cpu()
-    if isinstance(image, np.ndarray):
-        pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
-        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
-    if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
-        raise DataError(f"an image is {kind} of shape {list(image.shape)}; give {FORMS}.")
-    if pixels.is_floating_point():
-        low, high = float(pixels.min()), float(pixels.max())
-        if not 0 <= low <= high <= 1:
-            raise DataError(
-                f"an image is {kind} of floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1, not normalized."
-            )
-        pixels = (pixels * 255).round().to(torch.uint8)
-    if pixels.dtype != torch.uint8:
-        raise DataError(f"an image is {kind} of {pixels.dtype}; give {FORMS}.")
-    return pixels.as_subclass(Tensor)
 
 
 P = TypeVar("P", bound=Predictor[Any, Any])

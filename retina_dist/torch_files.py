@@ -31,7 +31,7 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
     """
     try:
         data = read_bytes(source)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise CheckpointError(
             f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
         ) from error

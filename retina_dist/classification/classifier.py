@@ -14,8 +14,9 @@ from typing_extensions import TypedDict
 
 from retina_dist.classification.data.transforms import eval_transform
 from retina_dist.classification.model import Classifier, build_classifier
+from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.engine.precision import Precision
-from retina_dist.predictor import Image, Predictor, pixels_of
+from retina_dist.predictor import Predictor
 
 MAX_SIDE = 10**4  # px
 MOST_CLASSES = 5  # in an answer
@@ -71,11 +72,11 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         model = build_classifier(**arguments)
         return model, {"classes": classes, "image_size": side, "short_side": short, "arguments": arguments}
 
-    def predict(self, images: Image | Iterable[Image]) -> Tensor:
+    def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
         """[N, K] float32 probabilities of each image; a single image gives one row. For its forms see `Detector.predict`."""
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
-    def prepare(self, image: Image) -> Tensor:
+    def prepare(self, image: AnyImage) -> Tensor:
         """The network's input of an image, [1, 3, S, S] uint8."""
         return eval_transform(pixels_of(image), self.image_size, self.short_side)[None]
 

@@ -15,10 +15,9 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
 from retina_dist.config.commands import ExportConfig
-from retina_dist.data.images import find_images
+from retina_dist.data.images import AnyImage, find_images
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.model.exporters import Exporter, Runner, check_ending
-from retina_dist.predictor import Image
 from retina_dist.redaction import redacted
 
 INPUT, OUTPUT = "image", "probabilities"
@@ -43,7 +42,7 @@ def export(config: ExportConfig) -> float:
         raise ConfigError(f"size={config.size} is for detectors; a classifier has the size of its validation.")
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
     rng, side = np.random.default_rng(0), max(16, classifier.short_side)
-    images: Sequence[Image] = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+    images: Sequence[AnyImage] = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
     if config.images:
         images = find_images(config.images)[: config.num_images]
     inputs = [classifier.prepare(image) for image in images]

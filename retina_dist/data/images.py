@@ -319,3 +319,44 @@ def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterato
         yield ReadImage(number, file, pixels, name)
     if not names:
         raise DataError(f"none of the {len(files)} files of input={pattern} is a readable image.")
+
+
+AnyImage = str | Path | Image.Image | np.ndarray | Tensor
+FORMS = "a file, a PIL image, an array [h, w, 3] or a tensor [3, h, w], uint8 or floats from 0 to 1"
+
+
+def pixels_of(image: AnyImage) -> Tensor:
+    """uint8 [3, h, w] RGB of an image: a file, a PIL image, an array [h, w, 3] or [h, w], or a tensor [3, h, w].
+
+    A file is turned as its EXIF orientation says, other images are taken as they are. Raises DataError.
+    """
+    if isinstance(image, str | Path):
+        if not Path(image).is_file():
+            raise DataError(
+                f"{image} is not a local file; give a file, or a list such as [*Path(FOLDER).glob('*.jpg')]."
+            )
+        return read_image(Path(image))
+    if isinstance(image, Image.Image):
+        try:
+            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+        except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
+            raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
+    if not isinstance(image, np.ndarray | Tensor):
+        raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
+    kind = "an array" if isinstance(image, np.ndarray) else "a tensor"
+    pixels = torch.from_numpy(np.ascontiguousarray(image)) if isinstance(image, np.ndarray) else image.detach().cpu()
+    if isinstance(image, np.ndarray):
+        pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
+        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+    if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
+        raise DataError(f"an image is {kind} of shape {list(image.shape)}; give {FORMS}.")
+    if pixels.is_floating_point():
+        low, high = float(pixels.min()), float(pixels.max())
+        if not 0 <= low <= high <= 1:
+            raise DataError(
+                f"an image is {kind} of floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1, not normalized."
+            )
+        pixels = (pixels * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise DataError(f"an image is {kind} of {pixels.dtype}; give {FORMS}.")
+    return pixels.as_subclass(Tensor)

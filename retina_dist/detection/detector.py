@@ -15,17 +15,18 @@ from torch import Tensor
 from typing_extensions import Self, TypedDict
 
 from retina_dist.data.canvases import resized_size
+from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights, torchvision_categories
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.precision import Precision
 from retina_dist.errors import ConfigError
 from retina_dist.model.weight_sources import is_torchvision_name
-from retina_dist.predictor import Image, Predictor, pixels_of
+from retina_dist.predictor import Predictor
 from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 
@@ -75,9 +76,15 @@ class Detector(Predictor[Batch, Detections]):
         device: str | torch.device = "cpu",
         precision: Precision = "fp32",
     ) -> None:
+        if not hasattr(model, "evaluate"):
+            raise ConfigError(
+                f"model is of type {type(model).__module__}.{type(model).__name__}; give rd.build_retinanet(...), which loads the "
+                "state_dict of torchvision's RetinaNet."
+            )
         if not isinstance(categories, Categories):
+            check_names(categories)
             categories = Categories(tuple(range(len(categories))), tuple(categories))
-        num_classes = model.head.classification_head.num_classes
+        num_classes = model.head.classification_head.num_classes if hasattr(model, "head") else categories.num_classes
         if categories.num_classes != num_classes:
             raise ConfigError(f"{categories.num_classes} categories do not fit a model of {num_classes} classes.")
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
@@ -122,7 +129,7 @@ class Detector(Predictor[Batch, Detections]):
         sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
         return build_retinanet(**arguments), {"categories": Categories.from_state(content["categories"]), **sizes}
 
-    def predict(self, images: Image | Iterable[Image]) -> list[Detections]:
+    def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image; a single image gives a list of one.
 
         An image is a file, which is turned as its EXIF orientation says, a PIL image, an array [h, w, 3] or a tensor [3, h, w], RGB
@@ -140,9 +147,11 @@ class Detector(Predictor[Batch, Detections]):
         """
         from retina_dist.detection.evaluation import evaluate_on
 
+        if not isinstance(data, DetectionData):
+            raise ConfigError(f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER).")
         return evaluate_on(self, data, strategy or StrategyConfig(device=str(self.device)), backend)
 
-    def prepare(self, image: Image) -> Batch:
+    def prepare(self, image: AnyImage) -> Batch:
         """The image on its canvas, as the validation had it; on the CPU, in any thread."""
         pixels = pixels_of(image)
         height, width = pixels.shape[-2:]

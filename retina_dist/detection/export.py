@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.config.commands import ExportConfig
-from retina_dist.data.images import find_images
+from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.shapes import draw_scene
 from retina_dist.detection.detector import Detector
@@ -21,7 +21,6 @@ from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.model.exporters import Exporter, Runner, check_ending
-from retina_dist.predictor import Image, pixels_of
 from retina_dist.redaction import redacted
 
 
@@ -38,7 +37,7 @@ def export(config: ExportConfig) -> dict[str, float]:
             f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
         )
     rng, side = np.random.default_rng(0), max(32, detector.min_size)
-    images: Sequence[Image] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
+    images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
     if config.images:
         images = find_images(config.images)[: config.num_images]
     batches = [_prepared(detector, image, config.size) for image in images]
@@ -111,7 +110,7 @@ def _differences(one: Detections, other: Detections, least: float) -> dict[str, 
     return worst
 
 
-def _prepared(detector: Detector, image: Image, size: list[int] | None) -> Batch:
+def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Batch:
     """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = F.resize_image(pixels_of(image), list(size), antialias=True)

@@ -120,6 +120,12 @@ def implausible_boxes(part: Annotations, split: str, corners: bool = False) -> t
                 f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if they are {form}",
                 "set data.box_format=xywh (csv, voc: correct the files)" if corners else "set data.box_format=xyxy",
             )
+    centres = np.hstack((boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2))
+    if known.sum() >= 20 and fits.mean() < 0.9 and _fits(centres, sizes)[known].all():
+        what = (
+            f"{int((~fits).sum())} of {len(fits)} boxes leave their image, and all fit if x, y is the centre of a box"
+        )
+        return what, "subtract half of width and height"
     if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
         return f"no box is left ({', '.join(causes)})", f"correct the boxes, or name the right data.{split}_annotations"

@@ -324,9 +324,11 @@ def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "tr
         (PIXELS, BOXES, [1, 0]),
         (PIXELS, BOXES.tolist(), torch.tensor([1, 0])),
         (Image.fromarray(PIXELS.permute(1, 2, 0).numpy()), {"boxes": BOXES.numpy(), "labels": np.array([1, 0])}),
+        (PIXELS.permute(1, 2, 0).numpy(), BOXES, [1, 0]),
+        (PIXELS / 255, BOXES, [1, 0]),
         [PIXELS, {"boxes": BOXES, "labels": [1, 0], "image_id": torch.tensor([1]), "iscrowd": [0, 0]}],
     ],
-    ids=["tuple", "lists", "PIL and dictionary", "torchvision's dictionary"],
+    ids=["tuple", "lists", "PIL and dictionary", "array", "floats", "torchvision's dictionary"],
 )
 def test_forms_of_an_item(item: Any) -> None:
     found = read(Items(item))
@@ -380,9 +382,9 @@ def test_a_worker_gets_the_dataset_and_the_images_once() -> None:
         (
             (PIXELS.float(), BOXES, [0, 1]),
             ImageError,
-            r"an image that is torch.float32 \[3, 20, 30\]; give a PIL image or uint8",
+            r"train dataset\[0\]: an image is a tensor of floats from 0 to 250; give uint8 or floats from 0 to 1",
         ),
-        ((np.zeros((20, 30, 3)), BOXES, [0, 1]), ImageError, r"an image that is ndarray; give a PIL image"),
+        ((PIXELS.permute(1, 2, 0), BOXES, [0, 1]), ImageError, r"an image is a tensor of shape \[20, 30, 3\]; give"),
         ((PIXELS, BOXES[0], [0]), DataError, r"has boxes \[4\]; give \[n, 4\]"),
         ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
         (
@@ -391,7 +393,7 @@ def test_a_worker_gets_the_dataset_and_the_images_once() -> None:
             r"has label 2, but categories has 2 names, for labels 0 to 1; number the labels",
         ),
         ((PIXELS, BOXES, [0.5, 1]), DataError, r"has label 0.5; give a whole number"),
-        ((PIXELS, BOXES, ["cat", "dog"]), DataError, r"has labels that are no numbers"),
+        ((PIXELS, BOXES, ["cat", "dog"]), DataError, r"has labels that are not numbers"),
         (
             (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": "a.jpg"}),
             DataError,
@@ -409,8 +411,19 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
     network = rd.build_retinanet(num_classes=1, backbone="resnet18", fpn_channels=16)
     detector = rd.Detector(network, ["red"], device="cpu")
     assert (detector.categories.names, detector.min_size, detector.max_size) == (("red",), 800, 1333)
-    with pytest.raises(ConfigError, match="2 categories do not fit a model of 1 classes"):
-        rd.Detector(network, ["red", "white"])
+    for arguments, message in (
+        ({"categories": ["red", "white"]}, "2 categories do not fit a model of 1 classes"),
+        ({"categories": "r"}, "categories='r' is not a list of names"),
+        ({"precision": "half"}, "precision=half is not one of fp32"),
+        ({"device": "gpu"}, "device=gpu cannot be used"),
+        ({"model": torch.nn.Linear(1, 1)}, "torch.nn.modules.linear.Linear; give rd.build_retinanet"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            rd.Detector(**{"model": network, "categories": ["red"], **arguments})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data is of type str; give DetectionData\(root=FOLDER\)"):
+        detector.evaluate(str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="'TrainerConfg'; did you mean TrainerConfig?"):
+        rd.TrainerConfg  # noqa: B018
     make_shapes(tmp_path / "shapes", num_train=2, num_val=1, image_size=32)
     file, folder = tmp_path / "shapes/annotations/instances_train.json", tmp_path / "shapes/train"
     assert len(rd.load_annotations(str(file), str(folder)).records) == 2
@@ -419,8 +432,10 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
 def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="categories='cat' is no list of names"):
+    with pytest.raises(ConfigError, match="categories='cat' is not a list of names"):
         rd.TorchDatasetConfig(train=Items(), categories="cat")
+    with pytest.raises(ConfigError, match="categories={0: 'cat'} is not a list of names"):
+        rd.TorchDatasetConfig(train=Items(), categories={0: "cat"})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="data=own leaves no image for train"):
         read_split(rd.TorchDatasetConfig(train=Items(), categories=["a"], name="own"), "train")
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retina_dist.errors import CheckpointError, DataError
+from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.text import is_text, pluralize
 
 LabelMapping = Literal["contiguous", "category_id"]
@@ -135,6 +135,12 @@ class Categories:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's categories cannot be read ({error}); use another one.") from error
         return cls(tuple(i for i, _ in pairs), tuple(name for _, name in pairs))
+
+
+def check_names(names: object) -> None:
+    """Raise ConfigError unless `names` is a list of names, one for each label."""
+    if not isinstance(names, list | tuple) or not names or not all(map(is_text, names)):
+        raise ConfigError(f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog'].")
 
 
 def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], source: object) -> str:

@@ -192,8 +192,8 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
                 raise DataError(
-                    f"{source}: annotation {entry['id']} is of {key} {escape(value, 80)}, which is not listed, as is the {key} of "
-                    f"{_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}; correct the ids, or list them."
+                    f"{source}: annotation {entry['id']} is of {key} {escape(repr(value), 80)}, which is not listed, as is the "
+                    f"{key} of {_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}; correct the ids, or list them."
                 )
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):

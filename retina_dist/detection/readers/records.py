@@ -98,6 +98,11 @@ def drop_missing(records: list[ImageRecord], images: Place, policy: str, warning
         remedy = "or leave them out with data.missing_images=skip"
         if len(missing) == len(records):
             remedy = "or, where there are shards, use data=shards"
+            name = missing[0].file_name.replace("\\", "/").rpartition("/")[2]
+            if isinstance(images, Path) and (images / name).is_file():
+                remedy = (
+                    f"which holds {name}: the file names begin with a folder, so name the one above in data.*_images"
+                )
         raise DataError(f"{text}; check the folder, {remedy}.")
     warnings.append(f"{text}; left out, also of the metrics")
     gone = {record.image_id for record in missing}

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import box_convert
 
+from retina_dist.data.images import pixels_of
 from retina_dist.data.sources import DatasetItem
+from retina_dist.detection.readers.categories import check_names
 from retina_dist.detection.readers.coco import Annotations, annotations_of
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData
@@ -37,7 +38,7 @@ class TorchDatasetConfig(DetectionData):
 
     An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
 
-    * image: a PIL image, or a uint8 tensor [3, H, W] in RGB,
+    * image: a file, a PIL image, an array [H, W, 3] or a tensor [3, H, W] in RGB, uint8 or floats from 0 to 1,
     * boxes: [n, 4] xyxy in pixels of that image (`box_format="xywh"`: x, y, width, height; BoundingBoxes say it themselves),
     * labels: [n] whole numbers, 0 for the first of `categories`,
     * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and "area" [n], as COCO has them.
@@ -55,10 +56,7 @@ class TorchDatasetConfig(DetectionData):
     def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
         given = {"train": train, "val": val}
         self.datasets = {split: ItemReader(data, split) for split, data in given.items() if data is not None}
-        if isinstance(categories, str) or not categories:
-            raise ConfigError(
-                f"categories={categories!r} is no list of names; give one for each label: ['cat', 'dog']."
-            )
+        check_names(categories)
         self.names = tuple(categories)
 
     def read(self, split: str, **options: Any) -> Annotations | None:
@@ -177,7 +175,9 @@ class ItemReader:
         try:
             return torch.as_tensor(values).detach().cpu().double().numpy()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{self}[{number}] has {key} that are no numbers ({error}); give a tensor.") from error
+            raise DataError(
+                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor, [0, 4] and [0] without boxes."
+            ) from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:
@@ -189,15 +189,11 @@ class ItemReader:
 
     def _as_pixels(self, number: int, image: Any) -> Tensor:
         """An image as `read_image` returns it: in channels-last memory that nothing else uses."""
-        if isinstance(image, Image.Image):
-            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-        if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:
-            pixels = image.as_subclass(Tensor).detach().cpu()
-            return pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format).permute(2, 0, 1)
-        what = f"{image.dtype} {list(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-        raise ImageError(
-            f"{self}[{number}] has an image that is {what}; give a PIL image or uint8 [3, H, W], which the model normalizes."
-        )
+        try:
+            pixels = pixels_of(image)
+        except DataError as error:
+            raise ImageError(f"{self}[{number}]: {error}") from error
+        return pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format).permute(2, 0, 1)
 
 
 class _ByValue:

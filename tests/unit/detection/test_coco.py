@@ -25,7 +25,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import find_split, read_split
+from retina_dist.detection.splits import find_split, implausible_boxes, read_split
 from retina_dist.errors import DataError, UserError
 
 COCO: dict[str, Any] = {
@@ -353,6 +353,11 @@ def corners_of(box: list[float]) -> list[float]:
         ),
         ([[500, 10, 20, 20]] * 5, {}, r"train: no box is left \(5 outside the image\)"),
         ([[*box[:2], -box[2], box[3]] for box in OBJECTS], {}, r"train: no box is left \(5 zero or negative size\)"),
+        (
+            [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
+            {},
+            r"train: \d+ of 20 boxes leave .* x, y is the centre of a box; subtract half",
+        ),
         ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], {}, None),  # sloppy, but no other reading fits better
     ],
 )
@@ -494,6 +499,7 @@ def test_real_sets(
 ):
     found = load_annotations(*find_split(real_data / folder, split))
     assert (len(found.records), sum(map(len, found.boxes)), found.num_crowd) == (images, boxes, crowd)
+    assert implausible_boxes(found, split) is None
     assert (found.dropped, found.clipped, found.warnings) == (dropped, 0, [])
     for record, inside in list(zip(found.records, found.boxes, strict=True))[:20]:
         assert read_image(record.path, (record.width, record.height)).shape == (3, record.height, record.width)

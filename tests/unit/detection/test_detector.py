@@ -147,7 +147,7 @@ PIXELS = torch.zeros(3, 8, 8)
         ({"a.jpg": 1}, "images is of type dict"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
         ([None], "an image is of type NoneType"),
-        ("absent.jpg", "absent.jpg does not exist"),
+        ("absent.jpg", r"absent.jpg is not a local file; give a file, or a list such as .*glob"),
     ],
 )
 def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
