@@ -191,9 +191,10 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
+                count = f"{_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}"
                 raise DataError(
-                    f"{source}: annotation {entry['id']} is of {key} {escape(repr(value), 80)}, which is not listed, as is the "
-                    f"{key} of {_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}; correct the ids, or list them."
+                    f"{source}: annotation {entry['id']} is of {key} {escape(repr(value), 80)}, which is not listed, as is that of "
+                    f"{count}; correct the ids, or list them."
                 )
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):

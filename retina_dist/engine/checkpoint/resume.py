@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
-RESUME_LOCKED = ("seed", "data.batch_size", "data.shuffle", "task.name", "optimizer.name", "trainer.overfit_batches")
+RESUME_LOCKED = ("task.name", "seed", "data.batch_size", "data.shuffle", "optimizer.name", "trainer.overfit_batches")
 
 DIFF_IGNORED = (
     "output_dir",
@@ -204,6 +204,7 @@ def _continued(config: Any, locked: frozenset[str], folder: Path, path: Place, c
     for key in (*RESUME_LOCKED, *sorted(locked)):
         old, new = _lookup(before, key), _lookup(now, key)
         if old is not None and old != new:  # a setting younger than the checkpoint is not in it
+            key = "task" if key == "task.name" else key  # the name of the group's entry
             raise ConfigError(
                 f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
                 f"{key}={old}, or start a new run with model.weights={path}."

@@ -248,7 +248,7 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
         (changed("annotations", image_id=[3]), r"annotation 1 is of image \[3\], which is not listed"),
         (
             changed("annotations", category_id=2),
-            "annotation 1 is of category 2, which is not listed, as is the category of 1 of",
+            "annotation 1 is of category 2, which is not listed, as is that of 1 of",
         ),
         (changed("annotations", category_id=None), "annotation 1 is of category None, which is not listed"),
         (changed("annotations", bbox=[1, 2, 3]), r"annotation 1 has bbox \[1, 2, 3\], not"),
