@@ -20,8 +20,7 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
-from retina_dist.config.builtin_tasks import schema_of_task
-from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig, TaskConfig
+from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig, TaskConfig, schema_of_task
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig

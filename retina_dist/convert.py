@@ -9,14 +9,27 @@ Training reads both forms directly (`data=csv`, `data=voc`); this is for other t
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retina_dist.config.commands import ConvertConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.readers.keras_csv import read_csv
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.files import write_atomically
+from retina_dist.settings import MISSING, setting
+
+
+@dataclass
+class ConvertConfig:
+    """`python -m retina_dist.convert`."""
+
+    format: str = setting(MISSING, choices=("csv", "voc"))
+    annotations: str = setting(MISSING, "csv: the annotations file; voc: the VOC folder")
+    classes: str | None = setting(None, "csv: the classes file")
+    split: str = setting("train", "voc: name of the list in ImageSets/Main")
+    output: str = setting(MISSING, "COCO json to write", writes="file")
+    debug: bool = False
 
 
 def convert(config: ConvertConfig) -> dict[str, Any]:
@@ -33,7 +46,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     return coco
 
 
-@entry_point("convert")
+@entry_point("convert", ConvertConfig)
 def main(config: ConvertConfig) -> None:
     """Convert."""
     convert(config)

@@ -13,26 +13,44 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.entry_point import entry_point
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.files import write_atomically
 from retina_dist.preflight.cluster import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.findings import DoctorReport
-from retina_dist.run.build import task_class
+from retina_dist.run.build import command_of_task, task_class
+from retina_dist.settings import setting
 
 
-@entry_point("doctor")
+@dataclass
+class DoctorConfig(DetectionRunConfig):
+    """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
+
+    images: str = setting(
+        "decode", "header: opened, not decoded; none: not opened", choices=("decode", "header", "none")
+    )
+    cluster: bool = setting(
+        False, "check machines, network and equal data of every rank instead; under the launcher of the training"
+    )
+    expect_gb_s: float | None = setting(
+        None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
+    )
+    output: str | None = setting(None, "a JSON file", writes="file")
+
+
+@entry_point("doctor", DoctorConfig)
 def main(config: DoctorConfig) -> None:
     """Print and write the report; exit with 1 if it has errors."""
     if config.cluster:
         errors = check_cluster(config, partial(show, config))
     else:
-        report = task_class(config).examine(config)
+        report = command_of_task(task_class(config), "examine")(config)
         show(config, report)
         errors = report.errors
     if errors:

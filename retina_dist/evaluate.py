@@ -13,16 +13,48 @@ classes sensitivity, specificity and ROC-AUC.
 
 from __future__ import annotations
 
-from retina_dist.config.commands import EvaluateConfig
+from dataclasses import dataclass, field
+
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import task_of
+from retina_dist.detection.settings import check_category_map
+from retina_dist.run.build import command_of_task, task_of
+from retina_dist.settings import setting
 from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.settings import NcclConfig
 
 
-@entry_point("evaluate")
+@dataclass
+class EvaluateConfig:
+    """`python -m retina_dist.evaluate`."""
+
+    checkpoint: str | None = setting(None, "a run's .pt file ...")
+    results: str | None = setting(None, "... or a COCO results json")
+    annotations: str | None = setting(None, "null: the checkpoint's validation set")
+    images: str | None = None
+    root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
+    category_map: list[list[str | None]] = setting([], "as data.category_map, of `annotations`")
+    output_dir: str | None = setting(None, "a folder for metrics and plots; null: none", writes="folder")
+    nccl: NcclConfig = field(default_factory=NcclConfig)
+    backend: str = setting(
+        "auto",
+        "auto: the fastest that is installed",
+        choices=("auto", "ultrafast-pycocotools", "pycocotools"),
+    )
+    device: str = "auto"
+    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    batch_size: int = setting(8, at_least=1)
+    num_workers: int = setting(2, at_least=0)
+    debug: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError unless `category_map` is a list of pairs."""
+        check_category_map("category_map", self.category_map)
+
+
+@entry_point("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig) -> None:
     """Print the table, once."""
-    table = task_of(config.checkpoint).evaluate(config)
+    table = command_of_task(task_of(config.checkpoint), "evaluate")(config)
     if detect_launch().rank == 0:
         print(table)
 

@@ -9,15 +9,37 @@ classes, input size and versions are in the file. `.pt` is a state_dict for torc
 
 from __future__ import annotations
 
-from retina_dist.config.commands import ExportConfig
+from dataclasses import dataclass
+
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import task_of
+from retina_dist.run.build import command_of_task, task_of
+from retina_dist.settings import MISSING, setting
 
 
-@entry_point("export")
+@dataclass
+class ExportConfig:
+    """`python -m retina_dist.export`."""
+
+    checkpoint: str = MISSING
+    output: str = setting(
+        MISSING,
+        "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict for torchvision's own class)",
+        writes="file",
+    )
+    size: list[int] | None = setting(None, "height and width in px of the only input taken; null: any")
+    images: str | None = setting(None, "a file, folder or glob of images to compare on; null: drawn shapes")
+    num_images: int = setting(3, "compared", at_least=1)
+    box_tolerance: float = setting(
+        0.1, "px; a larger difference to the PyTorch detector is an error, and nothing is written", at_least=0
+    )
+    score_tolerance: float = setting(1e-3, at_least=0)
+    debug: bool = False
+
+
+@entry_point("export", ExportConfig)
 def main(config: ExportConfig) -> None:
     """Export."""
-    task_of(config.checkpoint).export(config)
+    command_of_task(task_of(config.checkpoint), "export")(config)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retina_dist.config.commands import ParityConfig
 from retina_dist.config.entry_point import entry_point
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
@@ -43,6 +43,7 @@ from retina_dist.files import write_atomically
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
 from retina_dist.seeding import seed_everything
+from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -53,6 +54,18 @@ LOSS_SCALE = 1024.0
 PROGRESS = "compared: "  # how a line of a launched process begins that the command shows, after what the launcher puts before it
 
 Tensors = dict[str, Tensor]
+
+
+@dataclass
+class ParityConfig(DetectionRunConfig):
+    """`python -m retina_dist.parity`: takes the settings of a training."""
+
+    processes: list[int] = setting([2])
+    launchers: list[str] = setting(["torchrun", "horovodrun", "mpirun"], "those that are installed")
+    dtypes: list[str] = setting(["fp64"], "fp64 | fp32")
+    steps: int = setting(2, "a whole one and a short one; the third begins the second epoch", at_least=1)
+    output: str | None = setting(None, "a JSON file", writes="file")
+    worker: str | None = setting(None, "set in the processes that it starts")
 
 
 @dataclass(frozen=True)
@@ -291,7 +304,7 @@ def _largest(values: Iterable[float]) -> float:
     return math.inf if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
-@entry_point("parity")
+@entry_point("parity", ParityConfig)
 def main(config: ParityConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:

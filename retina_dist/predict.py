@@ -7,15 +7,31 @@ A file that cannot be read is named and left out; with none left the exit code i
 
 from __future__ import annotations
 
-from retina_dist.config.commands import PredictConfig
+from dataclasses import dataclass
+
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import task_of
+from retina_dist.run.build import command_of_task, task_of
+from retina_dist.settings import MISSING, setting
 
 
-@entry_point("predict")
+@dataclass
+class PredictConfig:
+    """`python -m retina_dist.predict`."""
+
+    checkpoint: str = MISSING
+    input: str = setting(MISSING, "file, folder or glob")
+    output_dir: str = setting("predictions", "a folder", writes="folder")
+    score_threshold: float = setting(0.3, below=1, fraction=True)
+    max_pixels: int = setting(178_956_970, "a file whose header claims more is left out", at_least=1)
+    device: str = "auto"
+    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    debug: bool = False
+
+
+@entry_point("predict", PredictConfig)
 def main(config: PredictConfig) -> None:
     """Draw and write."""
-    task_of(config.checkpoint).predict(config)
+    command_of_task(task_of(config.checkpoint), "predict")(config)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.config.builtin_tasks import task_of_checkpoint
+from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.data.images import FORMS, AnyImage, find_images, read_images
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
@@ -27,7 +27,7 @@ from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of
 
 if TYPE_CHECKING:
-    from retina_dist.config.commands import PredictConfig
+    from retina_dist.predict import PredictConfig
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

@@ -22,7 +22,10 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1; `words` stand beside numbers."""
+    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1; `words` stand beside numbers.
+
+    `writes` says that a command writes there: "folder", "folder or URL", "file", or the endings of a file, such as ".png .pdf".
+    """
 
     text: str = ""
     choices: tuple[Any, ...] = ()
@@ -34,6 +37,7 @@ class Limits:
     within: tuple[float, float] | None = None
     null_is_off: bool = False
     words: tuple[str, ...] = ()
+    writes: str = ""
 
     def problem(self, key: str, value: Any) -> str:
         """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
@@ -143,7 +147,7 @@ def check_limits(config: Any, prefix: str = "") -> None:
 def check_value(key: str, value: Any) -> None:
     """Raise ConfigError for what no setting can be: an infinite number, a number beyond 64 bits, a control character."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key}={value} is no finite number.")
+        raise ConfigError(f"{key}={value} is not a finite number.")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
     for name, kind in (("a control character", "Cc"), ("half a character", "Cs")):

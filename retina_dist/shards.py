@@ -10,15 +10,29 @@ again to continue it.
 
 from __future__ import annotations
 
-from retina_dist.config.commands import ShardsConfig
+from dataclasses import dataclass
+
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import task_class
+from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.run.build import command_of_task, task_class
+from retina_dist.settings import MISSING, setting
 
 
-@entry_point("shards")
+@dataclass
+class ShardsConfig(DetectionRunConfig):
+    """`python -m retina_dist.shards`: takes the settings of a training, and writes what `data` names."""
+
+    output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
+    shard_mb: int = setting(
+        256, "MiB; an interrupted conversion rewrites at most one shard, and reads request at most one", at_least=1
+    )
+    verify: bool = setting(False, "read everything back and compare")
+
+
+@entry_point("shards", ShardsConfig)
 def main(config: ShardsConfig) -> None:
     """Write shards."""
-    task_class(config).write_shards(config)
+    command_of_task(task_class(config), "write_shards")(config)
 
 
 if __name__ == "__main__":

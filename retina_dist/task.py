@@ -7,20 +7,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
-from retina_dist.errors import ConfigError
 from retina_dist.redaction import redacted_tree
 
 if TYPE_CHECKING:
     import torch
 
     from retina_dist.engine.train_step import TrainBatch
-    from retina_dist.reporting.findings import DoctorReport
     from retina_dist.strategies.base import DistributedStrategy
 
 Validator = Callable[[nn.Module], dict[str, float]]
@@ -38,12 +35,6 @@ class TaskData(Protocol):
 
     def position(self, step: int) -> tuple[int, int]:
         """The epoch, and the images taken of it, before `step`."""
-
-
-def deferred(function: str) -> Any:
-    """A command of a `Task`: the function MODULE:NAME, imported when it is called, since a training needs none of them."""
-    module, _, name = function.partition(":")
-    return staticmethod(lambda *arguments, **limits: getattr(import_module(module), name)(*arguments, **limits))
 
 
 class Task(ABC):
@@ -140,43 +131,3 @@ class Task(ABC):
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""
         return []
-
-    # commands, each with its own settings
-
-    @classmethod
-    def evaluate(cls, config: Any) -> str:
-        """The metrics of `config.checkpoint` as text; every rank calls it."""
-        raise cls._only_built_in("evaluate")
-
-    @classmethod
-    def predict(cls, config: Any) -> None:
-        """Write what `config.checkpoint` finds in the images of `config.input`."""
-        raise cls._only_built_in("predict")
-
-    @classmethod
-    def export(cls, config: Any) -> None:
-        """Write `config.checkpoint` for other runtimes, compared with the original."""
-        raise cls._only_built_in("export")
-
-    @classmethod
-    def examine(cls, config: Any) -> DoctorReport:
-        """Look for what is wrong with the data of a training's settings."""
-        raise cls._undefined("doctor", "examine")
-
-    @classmethod
-    def write_shards(cls, config: Any) -> None:
-        """Write the images of a training's settings into tar files."""
-        raise cls._undefined("shards", "write_shards")
-
-    @classmethod
-    def _undefined(cls, command: str, method: str) -> ConfigError:
-        return ConfigError(
-            f"retina_dist.{command} calls {cls.__name__}.{method}, which is not defined; override Task.{method} in {cls.__name__}."
-        )
-
-    @classmethod
-    def _only_built_in(cls, command: str) -> ConfigError:
-        return ConfigError(
-            f"retina_dist.{command} finds the task by the checkpoint, which imports nothing, and so takes no {cls.__name__}; load "
-            "the checkpoint's weights in your own code."
-        )

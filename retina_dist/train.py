@@ -12,20 +12,15 @@ python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
 from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.errors import ConfigError
+from retina_dist.config.run_config import RunConfig
 from retina_dist.run.assemble import train
 from retina_dist.run.build import monitor_of
-from retina_dist.run.sweep import run_sweep
+from retina_dist.run.sweep import run_job
 
 
-@entry_point("train", sweep=run_sweep)
-def main(config: DetectionRunConfig) -> float | None:
-    """Train; another sweeper of Hydra's than its basic one gets the monitored metric."""
-    if config.launcher:
-        raise ConfigError(
-            f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command itself by it."
-        )
+@entry_point("train", RunConfig, attempt=run_job)
+def main(config: RunConfig) -> float | None:
+    """Train; a sweeper that optimizes gets the monitored metric."""
     return train(config).get(monitor_of(config))
 
 

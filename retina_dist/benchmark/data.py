@@ -264,7 +264,7 @@ def _print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
         print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}", flush=True)
 
 
-@entry_point("benchmark_data")
+@entry_point("benchmark_data", DataBenchmarkConfig)
 def main(config: DataBenchmarkConfig) -> Any:
     """The tables."""
     benchmark(config)

@@ -199,7 +199,7 @@ def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, n
         footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
 
 
-@entry_point("benchmark_scaling")
+@entry_point("benchmark_scaling", ScalingConfig)
 def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:

@@ -12,7 +12,7 @@ from retina_dist.settings import setting
 class BenchmarkConfig(DetectionRunConfig):
     """Settings that every benchmark adds to those of a training."""
 
-    output: str | None = setting(None, "a JSON file")
+    output: str | None = setting(None, "a JSON file", writes="file")
     baseline: str | None = setting(None, "the output of an earlier run, to compare with")
     fail_under: float = setting(0.9, "exit with 1 when a ratio is less than this share of the earlier one", above=0)
 

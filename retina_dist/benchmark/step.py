@@ -252,7 +252,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@entry_point("benchmark_step")
+@entry_point("benchmark_step", StepConfig)
 def main(config: StepConfig) -> Any:
     """The table."""
     benchmark(config)

@@ -189,7 +189,7 @@ def summary(found: Throughput) -> dict[str, Any]:
     }
 
 
-@entry_point("benchmark_synthetic")
+@entry_point("benchmark_synthetic", SyntheticBenchmarkConfig)
 def main(config: SyntheticBenchmarkConfig) -> Any:
     """The figures of this job."""
     benchmark(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,6 @@ from retina_dist.classification.data.dataset import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples, read_samples, root_of
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import data_settings_of
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
@@ -27,6 +26,9 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
+
+if TYPE_CHECKING:
+    from retina_dist.evaluate import EvaluateConfig
 
 DETECTIONS_OWN = ("results", "annotations", "images")
 

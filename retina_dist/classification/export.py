@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from torchvision import models
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
-from retina_dist.config.commands import ExportConfig
 from retina_dist.data.images import AnyImage, find_images
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.model.exporters import Exporter, Runner, check_ending
 from retina_dist.redaction import redacted
+
+if TYPE_CHECKING:
+    from retina_dist.export import ExportConfig
 
 INPUT, OUTPUT = "image", "probabilities"
 

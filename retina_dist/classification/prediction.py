@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from torch import Tensor
 
 from retina_dist.classification.artifacts import labelled
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.config.commands import PredictConfig
 from retina_dist.files import write_atomically
 from retina_dist.predictor import predict_files
+
+if TYPE_CHECKING:
+    from retina_dist.predict import PredictConfig
 
 
 def predict(config: PredictConfig) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retina_dist.config.run_config import DataSettings, ModelSettings
+from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.settings import setting
 
@@ -138,6 +138,14 @@ class ClassifierConfig(ModelSettings):
 @dataclass
 class ClassificationSettings:
     """The sections of the task `classification`."""
+
+    data: ClassificationData = field(default_factory=ClassificationData)
+    model: ClassifierConfig = field(default_factory=ClassifierConfig)
+
+
+@dataclass
+class ClassificationRunConfig(RunConfig):
+    """The settings of a classifier's training."""
 
     data: ClassificationData = field(default_factory=ClassificationData)
     model: ClassifierConfig = field(default_factory=ClassifierConfig)

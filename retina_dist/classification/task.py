@@ -30,7 +30,7 @@ from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task, deferred
+from retina_dist.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -234,9 +234,3 @@ class ClassificationTask(Task):
         if len(accuracy) > MAX_LOGGED_CLASSES:
             return [f"  accuracy of {len(accuracy)} classes: {folder / 'metrics.json'}"]
         return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in accuracy.items()]
-
-    evaluate = deferred("retina_dist.classification.evaluation:evaluate_as_text")
-    predict = deferred("retina_dist.classification.prediction:predict")
-    export = deferred("retina_dist.classification.export:export")
-    write_shards = deferred("retina_dist.classification.write_shards:write_shards")
-    examine = deferred("retina_dist.classification.doctor:examine")

@@ -1,32 +1,38 @@
-"""From overrides to typed settings."""
+"""From overrides to typed settings.
+
+Hydra composes without types: the sections of NAME_schema, with which `conf/NAME.yaml` begins, are empty and open. Which dataclass
+a section has follows from what was composed (its task, a class that an entry names), and is checked here in one place.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from retina_dist.config.commands import ACTIVE, COMMANDS
-from retina_dist.config.messages import settings_by_key, translate_hydra_errors, unknown_key
+from retina_dist.config.messages import (
+    plain,
+    settings_by_key,
+    translate_hydra_errors,
+    unknown_key,
+    wrong_type,
+)
 from retina_dist.config.plugins import load_plugins, schema_with, without_outside
+from retina_dist.config.run_config import TASKS, RunConfig, schema_of_task
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.settings import leaves, validate
+from retina_dist.settings import leaves, limits_of, validate
 
 T = TypeVar("T")
 
-# overrides that may choose other sections than the default task's
-CHOOSING = ("hydra.searchpath", "task=", "experiment=")
+SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
 
 
 def config_dir() -> str:
@@ -36,69 +42,161 @@ def config_dir() -> str:
     return str(installed if installed.is_dir() else package.parent / "conf")
 
 
-def register_schema(name: str, schema: Any = None) -> None:
-    """Make the schema of `conf/NAME.yaml` known to Hydra as NAME_schema, with which that file begins."""
-    store = ConfigStore.instance()
-    if isinstance(schema, dict):
-        store.store(name=f"{name}_schema", node=schema)
-    else:
-        ACTIVE[name] = schema or COMMANDS[name]
-        store.store(name=f"{name}_schema", node=ACTIVE[name])
-    # Hydra 1.3.8 copies its repository, with this store in it, about 90 times for --help, against a change that never reaches
-    # the store: what it loads from there is a copy already.
-    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
+def schema_of(name: str) -> type:
+    """The settings of the command `name`, such as "train" or "benchmark_step"."""
+    if name not in SCHEMAS:
+        import_module(f"retina_dist.{name.replace('benchmark_', 'benchmark.')}")
+    return SCHEMAS[name]
 
 
-def register_for(name: str, overrides: list[str]) -> None:
-    """Register the schema for these overrides, with the sections of their task and of the classes that entries from outside name.
+def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | None = None) -> None:
+    """Make NAME_schema known to Hydra: with `content`, else with empty sections.
 
-    Only where either can be: a first composition, of the groups' choices alone, then tells which are chosen. Of a sweep, it is that
-    of the first job; each job is composed again by `load_config`.
+    Keys that the schema lacks are taken from the overrides too, so that each is refused in `to_object`, whatever composes.
     """
-    if not load_plugins() and not any(o.lstrip("+").startswith(CHOOSING) for o in overrides):
-        register_schema(name)
-        return
-    register_schema(name, {})
-    try:
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            loader = GlobalHydra.instance().config_loader()
-            groups = {*loader.list_groups(""), "hydra.searchpath"}
-            chosen = [o for o in overrides if o.lstrip("+").partition("=")[0] in groups]
-            jobs = BasicSweeper.split_arguments(OverridesParser.create(loader).parse_overrides(chosen), None)[0]
-            composed = compose(name, jobs[0])
-        schema = schema_with(COMMANDS[name], OmegaConf.to_container(composed))  # type: ignore[arg-type]
-    except (HydraException, OmegaConfBaseException, ValueError, OSError, AssertionError, yaml.YAMLError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        schema = COMMANDS[name]  # the composition with types says what is wrong
-    register_schema(name, schema)
+    load_plugins()
+    node: dict[str, Any] = dict(content or {})
+    if content is None:
+        for field in fields(schema_of(name)):
+            made = field.default_factory() if callable(field.default_factory) else field.default
+            node[field.name] = {} if is_dataclass(made) else made
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        first, dot, _ = key.partition(".")
+        if first.isidentifier() and first != "hydra" and not (Path(config_dir()) / first).is_dir():
+            node.setdefault(first, {} if dot else None)
+    store = {
+        key: OmegaConf.create(value, flags={"struct": False}) if isinstance(value, dict) else value
+        for key, value in node.items()
+    }
+    ConfigStore.instance().store(name=f"{name}_schema", node=store)
 
 
-def load_config(name: str, overrides: list[str]) -> Any:
+def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
     """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. DetectionRunConfig), validated.
 
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
     Raises ConfigError.
     """
-    register_for(name, overrides)
     check_numbers(overrides)
+    return to_object(_composed(name, overrides), name, overrides)
+
+
+def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    register(name, overrides)
     with translate_hydra_errors(name), initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose(name, overrides)
-    return to_object(composed, name)
+        return compose(name, list(overrides))
 
 
-def to_object(composed: Any, name: str) -> Any:
-    """The dataclass instance of a composed config, validated. Raises ConfigError."""
-    known = settings_by_key(ACTIVE[name])
+def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
+    """Make NAME_schema known to Hydra with every key that these overrides lead to, for a look at them. Raises ConfigError.
+
+    `also` are overrides of Hydra itself, such as where to search.
+    """
+    typed, _ = _typed(_composed(name, [*overrides, *also]), name, overrides)
+    content = OmegaConf.to_container(typed)
+    register(name, overrides, content)  # type: ignore[arg-type]
+
+
+def schema_for(name: str, overrides: Sequence[str]) -> type:
+    """The settings that a command has with these overrides, whose task and entries may bring their own."""
+    composed = OmegaConf.to_container(_composed(name, overrides)) if overrides else {}
+    return schema_with(schema_of(name), composed)  # type: ignore[arg-type]
+
+
+def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:
+    """The dataclass instance of a composed config, validated; `overrides` are what the command line added. Raises ConfigError."""
+    typed, schema = _typed(composed, name, overrides)
     with translate_hydra_errors(name):
-        for key, _ in leaves(OmegaConf.to_container(composed)):
-            if key not in known:  # Hydra lets +KEY=VALUE add anything
-                raise ConfigError(unknown_key(name, key))
-        for key in sorted(OmegaConf.missing_keys(composed)):
+        for key in sorted(OmegaConf.missing_keys(typed)):
             raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
-        config = OmegaConf.to_object(composed)
-    validate(config)
+        config = OmegaConf.to_object(typed)
+    try:
+        validate(config)
+    except ConfigError as error:
+        raise _of_another_task(error, schema, composed) from None
     return config
+
+
+def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> tuple[DictConfig, type]:
+    """The composed values as those of the schema, which is the second; each key and type checked."""
+    with translate_hydra_errors(name):
+        content: Any = OmegaConf.to_container(composed)
+    schema = schema_with(schema_of(name), content)
+    try:
+        _check_keys(name, schema, content, overrides)
+        with translate_hydra_errors(name):
+            try:
+                return OmegaConf.merge(OmegaConf.structured(schema), composed), schema  # type: ignore[return-value]
+            except (ValidationError, OverflowError) as error:
+                key, hint = _misfit(schema, composed)
+                if not key:
+                    raise
+                if isinstance(error, OverflowError):
+                    raise ConfigError(f"{key} is too large for a number.") from error
+                raise ConfigError(wrong_type(key, OmegaConf.select(composed, key), hint)) from error
+    except ConfigError as error:
+        raise _of_another_task(error, schema, composed) from None
+
+
+def _misfit(schema: type, composed: DictConfig) -> tuple[str, Any]:
+    """The first key whose value is not of its type, which is the second; "" if there is none."""
+    known = settings_by_key(schema)
+    for key, hint in known.items():
+        section, _, last = key.rpartition(".")
+        parent = OmegaConf.select(composed, section) if section else composed
+        if is_dataclass(plain(hint)) or not isinstance(parent, DictConfig) or last not in parent:
+            continue
+        try:
+            OmegaConf.update(OmegaConf.structured(plain(known[section]) if section else schema), last, parent[last])
+        except (OmegaConfBaseException, OverflowError):
+            return key, plain(hint)
+    return "", None
+
+
+def _check_keys(name: str, schema: type, content: Any, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for the first key that the schema lacks, or that is given where nothing would read it."""
+    known = settings_by_key(schema)
+    for key, value in leaves(content):
+        if key not in known:
+            raise ConfigError(unknown_key(name, key, schema, content))
+        if isinstance(value, bool) and plain(known[key]) is str and str(value).lower() not in _choices(schema, key):
+            raise ConfigError(f"{key}={str(value).lower()} is not a text such as a name or a path; give one, or null.")
+    given = {o.lstrip("+~").partition("=")[0] for o in overrides}
+    for key in sorted(given & set(known)):
+        section, _, _ = key.rpartition(".")
+        optional = section in known and known[section] is not plain(known[section])
+        if optional and not any(k.startswith(f"{section}.") and k not in given for k, _ in leaves(content)):
+            group, _, part = section.partition(".")
+            entries = sorted((Path(config_dir()) / group).glob("*.yaml"))
+            having = [f"{group}={e.stem}" for e in entries if re.search(rf"^{part}:", e.read_text(), re.MULTILINE)]
+            raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
+
+
+def _choices(schema: type, key: str) -> tuple[Any, ...]:
+    *sections, last = key.split(".")
+    for part in sections:
+        schema = plain(settings_by_key(schema)[part])
+    limits = limits_of(schema, last)
+    return (*limits.choices, *limits.words)
+
+
+def _of_another_task(error: ConfigError, schema: type, composed: DictConfig) -> ConfigError:
+    """`error`, or the remedy where the data or model that caused it are those of another built-in task."""
+    name = OmegaConf.select(composed, "task.name")
+    if not (issubclass(schema, RunConfig) and name in TASKS and str(error).startswith(("data", "model"))):
+        return error
+    for other in set(TASKS) - {name}:
+        for section in ("data", "model"):
+            part = OmegaConf.select(composed, section)
+            own = OmegaConf.structured(settings_by_key(schema_of_task(other))[section])
+            try:
+                validate(OmegaConf.to_object(OmegaConf.merge(own, part)))
+            except (OmegaConfBaseException, ConfigError, ValueError):
+                continue
+            named = f"{section}={part.name}" if "name" in part else f"this {section}"
+            return ConfigError(f"{named} is for task={other}, but the task is {name}; give task={other}.")
+    return error
 
 
 def settings_of(content: Any, schema: type[T], remedy: str = "use another checkpoint") -> T:
@@ -114,13 +212,13 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
             )
     builtin = without_outside(content)
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), builtin))
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), builtin))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(
             f"the checkpoint's settings are not those of this version ({(str(error).splitlines() or [''])[0]}); {remedy}."
         ) from error
-    assert isinstance(found, schema)
-    return found
+    assert isinstance(settings, schema)
+    return settings
 
 
 def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
@@ -128,19 +226,19 @@ def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object
     from retina_dist.torch_files import remedy_of  # imports torch
 
     try:
-        found = settings_of(content["config"]["data"], schema, remedy_of(content))
-        validate(found, "data.")
+        settings = settings_of(content["config"]["data"], schema, remedy_of(content))
+        validate(settings, "data.")
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
-    return found
+    return settings
 
 
-def check_numbers(overrides: list[str]) -> None:
+def check_numbers(overrides: Iterable[str]) -> None:
     """Raise ConfigError for 1_0, which Hydra reads as 10, in text too: a folder 2026_01 would become 202601."""
     for override in overrides:
         key, _, value = override.partition("=")
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
-            plain = value.replace("_", "")
+            without = value.replace("_", "")
             raise ConfigError(
-                f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" for a text."
+                f"{override} is not a plain number; write {key}={without}, or \"{key}='{value}'\" for a text."
             )

@@ -1,4 +1,4 @@
-"""The `main()` of a command, and how its errors end the process."""
+"""The `main()` of a command: Hydra's command line, our checks and help page, and how errors end the process."""
 
 from __future__ import annotations
 
@@ -9,68 +9,178 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
-from retina_dist.config.commands import ShardsConfig
-from retina_dist.config.compose import config_dir, register_schema, to_object
-from retina_dist.config.overrides import SweepJob, check_overrides
+from retina_dist.config.compose import (
+    SCHEMAS,
+    check_numbers,
+    config_dir,
+    register,
+    register_defaults,
+    schema_for,
+    to_object,
+)
+from retina_dist.config.help import help_page
+from retina_dist.config.messages import HABITS, command_of, settings_by_key, translate_hydra_errors
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
+from retina_dist.settings import limits_of
 from retina_dist.strategies.launch_environment import detect_launch
 
-OUTPUTS = ("output", "output_dir")  # settings that name what a command writes
+# Hydra's options, as its --hydra-help lists them; the second ones take the next argument as their value.
+FLAGS = {
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--multirun",
+    "-m",
+    "--shell-completion",
+    "-sc",
+}
+WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
+WITH_VALUE |= {"--info", "-i", "--experimental-rerun"}
+
+# How to get the settings of a job, the function of these, the job's folder.
+Attempt = Callable[[Callable[[], Any], Callable[[Any], Any], Path], Any]
+
+OmegaConf.register_new_resolver("sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True)
 
 
 def entry_point(
-    name: str, sweep: Callable[[list[SweepJob], Callable[[Any], Any]], int] | None = None
+    name: str, schema: type, attempt: Attempt | None = None
 ) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
-    """Make a `main()` of a function of a typed config: Hydra's command line, our errors, logging to the console.
+    """Make a `main()` of a function of typed settings, which `schema` is the dataclass of.
 
-    A UserError is printed as one line and the process exits with 2; with `debug=true` the traceback is shown too.
-    With --multirun, `sweep` gets the jobs of Hydra's product and the function, and its answer is the exit code. Without a
-    `sweep`, or when another of Hydra's sweepers or launchers is asked for, Hydra calls the function for each job itself.
+    Hydra composes `conf/NAME.yaml` and runs the function, or with --multirun runs it for each job. A UserError is printed as one
+    line and the process exits with 2; with `debug=true` the traceback is shown too. A job of a sweep goes through `attempt`, with
+    its folder, which decides what becomes of an error.
     """
+    SCHEMAS[name] = schema
 
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
-        @hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)
-        def run(composed: Any) -> Any:
-            with reported_errors(debug=bool(composed.get("debug"))), configure_logging(detect_launch().rank):
-                config = to_object(composed, name)
+        def job(composed: Any) -> Any:
+            settings = HydraConfig.get()
+            folder = Path(settings.runtime.output_dir)
+
+            sweeps = settings.mode == RunMode.MULTIRUN
+
+            def composed_settings() -> Any:
+                config = to_object(composed, name, settings.overrides.task)
+                if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path.cwd())):
+                    config.output_dir = os.path.relpath(folder)
+                if getattr(config, "launcher", None) and not sweeps:
+                    raise ConfigError(
+                        f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command by it."
+                    )
                 check_outputs(config)
-                return function(config)
+                return config
+
+            with configure_logging(detect_launch().rank):
+                if attempt and sweeps:
+                    return attempt(composed_settings, function, Path(os.path.relpath(folder)))
+                with reported_errors(debug=bool(composed.get("debug"))):
+                    return function(composed_settings())
 
         def main() -> None:
-            register_schema(name)
-            debug = "debug=true" in sys.argv[1:]
-            with reported_errors(debug, collective=True):
-                jobs = check_overrides(name, sys.argv[1:])
-            if sweep is None or not jobs or _asks_for_a_plugin(sys.argv[1:]):
-                run()
-                return
-            with reported_errors(debug):
-                raise SystemExit(sweep(jobs, function))
+            arguments = sys.argv[1:]
+            job.__module__ = function.__module__  # by which Hydra names the job
+            with reported_errors("debug=true" in arguments, collective=True):
+                values, options = split_arguments(name, arguments)
+                if {"--help", "-h"} & set(options):
+                    document = sys.modules[function.__module__].__doc__ or ""
+                    print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
+                    return
+                check_numbers(values)
+                prepare(name, values, options)
+                os.environ.setdefault(
+                    "HYDRA_FULL_ERROR", "1"
+                )  # its errors come here as they are, and leave as our sentences
+                with translate_hydra_errors(name):
+                    hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)(job)()
+                    sys.stdout.flush()
 
         return main
 
     return decorate
 
 
+def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The overrides of a command line, and its options with their values. Raises ConfigError for an option that Hydra lacks."""
+    values: list[str] = []
+    options: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, _ = argument.partition("=")
+        if not argument.startswith("-") or argument == "-":
+            values.append(argument)
+        elif flag in WITH_VALUE:
+            options += [flag, argument.partition("=")[2] if equals else next(rest, "")]
+        elif flag in FLAGS or (flag[:2] in ("-c", "-p", "-i") and flag[2:].isalpha() is False):
+            options.append(flag)
+        else:
+            raise ConfigError(_no_option(name, argument, next(rest, None)))
+    return values, options
+
+
+def _no_option(name: str, argument: str, following: str | None) -> str:
+    flag, _, value = argument.partition("=")
+    key = flag.lstrip("-").replace("-", "_")
+    value = value or (following if following and not following.startswith("-") and "=" not in following else "true")
+    known = settings_by_key(SCHEMAS[name])
+    habit = HABITS.get(key.lower(), key)
+    choices = (habit,) if isinstance(habit, str) else habit
+    meant = next((k for k in choices if " " in k or k.partition("=")[0] in known), key)
+    if " " in meant:
+        return f"{flag} is not an option; {meant}."
+    if meant not in known and "=" not in meant:
+        return f"{flag} is not an option; settings are written KEY=VALUE, and {command_of(name)} --help lists them."
+    return f"{flag} is not an option; settings are written KEY=VALUE: {meant if '=' in meant else f'{meant}={value}'}."
+
+
+def prepare(name: str, values: list[str], options: list[str]) -> None:
+    """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would take in silence."""
+    given = dict(zip(options, [*options[1:], ""], strict=False))
+    for flag in ("--config-dir", "-cd", "--config-path", "-cp"):
+        folder = given.get(flag)
+        if folder is not None and "://" not in folder and not Path(folder).is_dir():
+            raise ConfigError(f"{flag} {folder} is not a folder.")
+    if path := given.get("--config-path", given.get("-cp")):  # Hydra takes it relative to this module
+        flag = "--config-path" if "--config-path" in given else "-cp"
+        sys.argv = [os.path.abspath(path) if a == path else a for a in sys.argv]
+        sys.argv = [f"{flag}={os.path.abspath(path)}" if a == f"{flag}={path}" else a for a in sys.argv]
+    if {"--multirun", "-m"} & set(options) and any(v.startswith("output_dir=") and "," in v for v in values):
+        raise ConfigError("output_dir cannot be swept; give one folder, and each job gets its own in it.")
+    search = given.get("--config-dir", given.get("-cd"))
+    also = [f"hydra.searchpath=[file://{os.path.abspath(search)}]"] if search else []
+    if {"--cfg", "-c"} & set(options) and not {"--config-path", "-cp", "--config-name", "-cn"} & set(options):
+        register_defaults(name, values, also)
+    else:
+        register(name, values)
+
+
 def check_outputs(config: Any) -> None:
     """Raise ConfigError, on rank 0, when a file or folder that a command is to write cannot be, before its long work."""
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
-    for key in OUTPUTS:
-        value = getattr(config, key, None)
-        if not value or (isinstance(config, ShardsConfig) and "://" in value):
+    for key in type(config).__dataclass_fields__:
+        limits, value = limits_of(config, key), getattr(config, key)
+        if not limits.writes or not value or ("URL" in limits.writes and "://" in value):
             continue
-        check_output(value, key, folder=key == "output_dir" or isinstance(config, ShardsConfig))
-
-
-def _asks_for_a_plugin(arguments: list[str]) -> bool:
-    return any(a.lstrip("+").startswith(("hydra/sweeper=", "hydra/launcher=")) for a in arguments)
+        check_output(value, key, folder=limits.writes.startswith("folder"))
+        endings = limits.writes.split() if limits.writes.startswith(".") else []
+        if endings and Path(value).suffix not in endings:
+            raise ConfigError(f"{key}={value} has an unknown ending; use one of {', '.join(endings)}.")
 
 
 @contextmanager

@@ -1,31 +1,25 @@
-"""From what Hydra and omegaconf raise to a sentence with the key, the value and the nearest valid key."""
+"""Hydra's and omegaconf's errors as a sentence with the key, the value and the remedy; the nearest key of an unknown one."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.experimental.callback import Callback
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from retina_dist.config.commands import ACTIVE
 from retina_dist.errors import ConfigError, UserError
-
-# What Hydra makes an object of, by the class that a configuration names; nothing else of a configuration names one.
-HYDRAS_CLASSES = {"hydra.callbacks": Callback, "hydra.launcher": Launcher, "hydra.sweeper": Sweeper}
 
 
 @contextmanager
 def translate_hydra_errors(name: str) -> Iterator[None]:
-    """Turn what Hydra and omegaconf raise into a ConfigError that names the key, the value and the nearest valid key."""
+    """Turn what Hydra and omegaconf raise into a ConfigError that names the key, the value and the remedy."""
     try:
         yield
     except OverrideParseException as error:
@@ -33,6 +27,8 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
             f"{error.override} cannot be read as KEY=VALUE; quote the whole argument for the shell if the value has "
             "spaces, commas or brackets."
         ) from error
+    except MissingConfigException as error:
+        raise ConfigError(_missing_entry(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(name, error)) from error
     except OverflowError as error:  # a whole number of 400 digits where any number may stand
@@ -44,11 +40,6 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
         raise ConfigError(
             f"a file of the configuration cannot be read ({error.strerror}); check the names of data, model and the like."
         ) from error
-    except AssertionError as error:  # omegaconf's answer to a key below a node that is null
-        raise ConfigError(
-            "a key below data.shapes, data.drawn or data.synthetic, such as data.shapes.num_train=…, can be set with data=shapes, "
-            "data=drawn_classes or data=synthetic only."
-        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}.") from error
     except UserError:
@@ -57,142 +48,160 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
         raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
 
 
+def _missing_entry(error: MissingConfigException) -> str:
+    """Hydra found no file for a choice such as model=yolo."""
+    group, _, value = str(error.missing_cfg_file).rpartition("/")
+    options = error.options or []
+    if not group:
+        return f"there is no configuration {value}; give another --config-name."
+    near = difflib.get_close_matches(value, options, 1, 0.75)
+    hint = f"did you mean {near[0]}? There" if near else "there"
+    if group == "model" and value.lower().startswith(("resnet", "resnext")):
+        hint = f"give model.backbone={value}, or task=classification model=classifier model.architecture={value}; there"
+    own = "" if near else "; an entry of your own needs --config-dir FOLDER, where FOLDER/" + f"{group}/{value}.yaml is"
+    return f"{group}={value} does not exist; {hint} are {', '.join(options)}{own}."
+
+
 def _sentence(name: str, error: Exception) -> str:
-    """What Hydra or omegaconf found, with the key, the value and what would be right."""
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, value = str(error.missing_cfg_file).rpartition("/")
-        near = difflib.get_close_matches(value, error.options, 1)
-        hint = f"did you mean {near[0]}? There" if near else "there"
-        return f"{group}={value} does not exist; {hint} are {', '.join(error.options)}."
-    known = settings_by_key(ACTIVE[name])
-    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
+    """What Hydra or omegaconf refused, with the key, the value and what would be right."""
+    text = str(error)
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = several.groups()
-        one = f"[{value}]" if get_origin(known.get(key)) is list else f"'{value}'"
         return (
-            f'{key}={value} is more than one value; write "{key}={one}" if one is meant, or add --multirun for a run '
-            "with each."
+            f'{key}={value} is more than one value; write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, or add '
+            "--multirun for a run with each."
         )
-    if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", str(error)):
-        return f"python -m retina_dist.{name.replace('_', ' ')} has no choice of {absent[1]}; leave {absent[1]}=… out."
-    cause, key = _cause(error)
-    file = re.match(r"In '([^']+)'", str(error))
-    where = f"{file[1]}.yaml: " if file else ""
-    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and key:
-        asked = re.match(r"Could not override '([^']+)'", str(error))
-        return where + unknown_key(name, asked[1] if asked and asked[1] not in known else key)
-    if given := re.match(r"Error merging override \+*([^=]+)=(.*)", str(error)):
-        if given[1] not in known:
-            return unknown_key(name, given[1])
-        if not is_dataclass(_plain(known[given[1]])):
-            return _wrong_type(given[1], given[2], _plain(known[given[1]]))
-    if file and isinstance(cause, ValidationError) and key in known:
-        return f"{where}{key} is not {_in_words(_plain(known[key]))}."
-    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-    return where + (f"{key}: " if key else "") + f"{reason.rstrip('.')}."
-
-
-def _cause(error: BaseException) -> tuple[BaseException, str]:
-    """The first exception of a chain, and the setting it was about, "" if none of them says."""
+    if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text):
+        return f"{command_of(name)} has no choice of {absent[1]}; leave {absent[1]}=… out."
+    cause: BaseException = error
     key = getattr(error, "full_key", None) or ""
-    while inner := error.__cause__ or error.__context__:
-        error, key = inner, getattr(inner, "full_key", None) or key
-    return error, re.sub(r"\[.*", "", key)
+    while inner := cause.__cause__ or cause.__context__:
+        cause, key = inner, getattr(inner, "full_key", None) or key
+    if given := re.match(r"Error merging override \+*([^=]+)=", text):  # a key below a value
+        return f"{given[1]} is not a setting; see the keys with {command_of(name)} --help."
+    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    return f"{key}: {reason.rstrip('.')}." if key else f"{reason.rstrip('.')}."
 
 
-def _wrong_type(key: str, value: str, hint: Any) -> str:
-    missing = str(hint).count("list[") - (len(value) - len(value.lstrip("[")))  # brackets left out
-    remedy = f"; write {key}={'[' * missing}{value}{']' * missing}." if missing > 0 and value != "null" else "."
-    return f"{key}={value} is not {_in_words(hint)}{remedy}"
+def command_of(name: str) -> str:
+    """How the command `name` is started."""
+    return f"python -m retina_dist.{name.replace('_', ' ', 1)}"
 
 
-def unknown_key(name: str, key: str) -> str:
-    """That there is no such setting, and which one may be meant: one that ends alike, else one spelled alike."""
+def wrong_type(key: str, value: Any, hint: Any) -> str:
+    """That a value has another type than `hint`, and how it is written, where brackets are missing."""
+    given = "null" if value is None else str(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+    given = given.replace("'", "").replace(", ", ",")
+    missing = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
+    remedy = f"; write {key}={'[' * missing}{given}{']' * missing}." if missing > 0 and value is not None else "."
+    return f"{key}={given} is not {_in_words(hint)}{remedy}"
+
+
+def unknown_key(name: str, key: str, schema: type, content: Mapping[str, Any] | None = None) -> str:
+    """That there is no such setting, and which one may be meant.
+
+    In this order: what other tools call a setting; the same name in another section; one that is misspelled. Keys of a section that
+    `content`, the composed settings, leaves out are not proposed.
+    """
     if key.endswith("_target_"):
-        return f"{key} is not a setting: only {', '.join(HYDRAS_CLASSES)} name classes; leave it out."
-    settings = settings_by_key(ACTIVE[name])
-    known = [k for k in settings if not key.startswith(f"{k}.") or not is_dataclass(_plain(settings[k]))]
-    ends = [k.rpartition(".")[2] for k in known]
-    end = key.rpartition(".")[2]
-    alike = difflib.get_close_matches(key, known, 1, 0.6) or [
-        known[ends.index(e)] for e in difflib.get_close_matches(end, ends, 1, 0.7)
-    ]
-    same = [k for k, e in zip(known, ends, strict=True) if e == end]
-    near = list(dict.fromkeys([*same, *(alike if key == end else [])])) if same else alike
-    if not same and (other := ELSEWHERE.get(end.lower())):
-        if other.partition("=")[0] in known:
-            near = [other]
-        elif " " in other:
-            return f"{key} is not a setting; {other}."
-    command = f"python -m retina_dist.{name.replace('_', ' ')} --cfg job"
-    hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command}."
+        return f"{key} is not a setting: classes are named by entries of the groups task, data, model and the like; leave it out."
+    settings = settings_by_key(schema)
+    known = [k for k in settings if _is_there(k, settings, content)]
+    section, _, end = key.rpartition(".")
+    here = [k for k in known if k.rpartition(".")[0] == section]
+    near = _spelled_like(end, here) if section else []
+    if not near and (other := HABITS.get(end.lower())):
+        choices = other if isinstance(other, tuple) else (other,)
+        near = [c for c in choices if c.partition("=")[0] in known][:1]
+        if not near and " " in choices[0]:
+            return f"{key} is not a setting; {choices[0]}."
+    near = near or [k for k in known if k.rpartition(".")[2] == end]
+    near = (
+        near or difflib.get_close_matches(key, known, 1, 0.85) or _spelled_like(end, [] if section in known else known)
+    )
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command_of(name)} --help."
     return f"{key} is not a setting; {hint}"
 
 
-_LENGTH, _SIZES = "trainer.max_duration=12epochs", "data.min_sizes=[800]"
+def _spelled_like(end: str, keys: list[str]) -> list[str]:
+    """The one of `keys` whose last part is spelled like `end`, if any."""
+    ends = {k.rpartition(".")[2]: k for k in reversed(keys)}
+    return [ends[e] for e in difflib.get_close_matches(end, ends, 1, 0.8)]
 
 
+def _is_there(key: str, settings: Mapping[str, Any], content: Mapping[str, Any] | None) -> bool:
+    """Whether no section above `key` is one that may be null and that `content` leaves out."""
+    value: Any = content or {}
+    parts = key.split(".")
+    for i, part in enumerate(parts[:-1]):
+        above = ".".join(parts[: i + 1])
+        value = value.get(part) if isinstance(value, Mapping) else None
+        if plain(settings[above]) is not settings[above] and not isinstance(value, Mapping):
+            return False
+    return True
+
+
+_LENGTH, _STEPS, _EACH = (
+    "trainer.max_duration=12epochs",
+    "trainer.max_duration=90ksteps",
+    "trainer.validate_every=1epoch",
+)
+_SIZES = ("data.min_sizes=[640]", "data.image_size")
+_WEIGHTS = ("model.weights",)
 _PROCESSES = "the launcher starts the processes: torchrun --nproc-per-node N"
+_NONE = (
+    "see data.hflip, data.photometric and data.iou_crop for detection, data.mixup and data.cutmix for classification"
+)
 
-
-# What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case.
-ELSEWHERE = {
-    "epochs": _LENGTH,
-    "max_epochs": _LENGTH,
-    "num_epochs": _LENGTH,
-    "max_steps": "trainer.max_duration=90ksteps",
-    "max_iter": "trainer.max_duration=90ksteps",
-    "max_iters": "trainer.max_duration=90ksteps",
-    "num_steps": "trainer.max_duration=90ksteps",
-    "learning_rate": "optimizer.lr",
-    "base_lr": "optimizer.lr",
-    "lr0": "optimizer.lr",
-    "lr_scheduler": "schedule",
+# What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case; the first
+# that the command has.
+HABITS: dict[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("epochs", "epoch", "max_epochs", "num_epochs", "num_train_epochs"), _LENGTH),
+    **dict.fromkeys(("max_steps", "max_iter", "max_iters", "num_steps", "iterations", "steps"), _STEPS),
+    **dict.fromkeys(("lr", "learning_rate", "base_lr", "lr0"), "optimizer.lr"),
+    **dict.fromkeys(("lr_scheduler", "scheduler"), "schedule"),
     "warmup_epochs": "schedule.warmup=1epoch",
-    "warmup_iters": "schedule.warmup=1000steps",
-    "warmup_steps": "schedule.warmup=1000steps",
-    "batch": "data.batch_size",
-    "ims_per_batch": "data.batch_size",
-    "workers": "data.num_workers",
-    "imgsz": _SIZES,
-    "img_size": _SIZES,
-    "min_size_train": _SIZES,
+    **dict.fromkeys(("warmup_iters", "warmup_steps", "warmup"), "schedule.warmup=1000steps"),
+    **dict.fromkeys(("batch", "batch_size", "ims_per_batch", "bs"), ("batch_size", "data.batch_size")),
+    **dict.fromkeys(("workers", "num_workers"), ("num_workers", "data.num_workers")),
+    **dict.fromkeys(("imgsz", "img_size", "image_size", "img_scale", "min_size_train", "min_size"), _SIZES),
     "max_size_train": "data.max_size",
     "accumulate_grad_batches": "trainer.accumulate",
-    "gradient_clip_val": "trainer.gradient_clip",
-    "check_val_every_n_epoch": "trainer.validate_every=1epoch",
-    "val_check_interval": "trainer.validate_every=1epoch",
-    "val_interval": "trainer.validate_every=1epoch",
-    "eval_period": "trainer.validate_every=1epoch",
-    "checkpoint_period": "trainer.checkpoint_every=1epoch",
+    **dict.fromkeys(("gradient_clip_val", "clip_grad"), "trainer.gradient_clip"),
+    **dict.fromkeys(("check_val_every_n_epoch", "val_check_interval", "val_interval", "eval_period"), _EACH),
+    **dict.fromkeys(("checkpoint_period", "save_period"), "trainer.checkpoint_every=1epoch"),
     "log_every_n_steps": "trainer.log_every",
-    "amp": "trainer.precision=bf16",
-    "accelerator": "strategy.device",
-    "devices": _PROCESSES,
-    "gpus": _PROCESSES,
-    "num_gpus": _PROCESSES,
-    "num_nodes": _PROCESSES,
-    "pretrained": "model.backbone_weights",
-    "ckpt_path": "resume",
-    "default_root_dir": "output_dir",
-    "save_dir": "output_dir",
-    "project": "output_dir",
+    **dict.fromkeys(("amp", "fp16", "mixed_precision"), "trainer.precision=bf16"),
+    **dict.fromkeys(("accelerator", "device"), ("device", "strategy.device")),
+    **dict.fromkeys(("devices", "gpus", "num_gpus", "num_nodes", "nproc"), _PROCESSES),
+    **dict.fromkeys(("weights", "pretrained", "load_from"), ("checkpoint", *_WEIGHTS, "model.backbone_weights")),
+    **dict.fromkeys(("ckpt_path", "resume_from", "resume_from_checkpoint"), ("resume", "checkpoint")),
+    **dict.fromkeys(("default_root_dir", "save_dir", "work_dir", "project"), "output_dir"),
     "conf": "score_threshold",
-    "source": "input",
+    **dict.fromkeys(("source", "image"), "input"),
     "seed_everything": "seed",
+    "patience": "trainer.patience",
+    **dict.fromkeys(("optim", "optimiser"), "optimizer"),
+    **dict.fromkeys(("classes", "nc"), "model.num_classes"),
+    **dict.fromkeys(("mosaic", "copy_paste"), _NONE),
+    **dict.fromkeys(("fliplr", "flip"), "data.hflip"),
+    "flipud": "data.vflip",
 }
 
 
 def settings_by_key(schema: type, prefix: str = "") -> dict[str, Any]:
     """Each dotted key of a schema and its type, sections included."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for name, hint in get_type_hints(schema).items():
-        found[prefix + name] = hint
-        if is_dataclass(section := _plain(hint)):
-            found |= settings_by_key(section, f"{prefix}{name}.")  # type: ignore[arg-type]
-    return found
+        if name not in schema.__dataclass_fields__:  # a class variable
+            continue
+        keys[prefix + name] = hint
+        if is_dataclass(section := plain(hint)):
+            keys |= settings_by_key(section, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return keys
 
 
-def _plain(hint: Any) -> Any:
+def plain(hint: Any) -> Any:
     """X of `X | None`, else the type itself."""
     return next(a for a in get_args(hint) if a is not type(None)) if type(None) in get_args(hint) else hint
 
@@ -205,5 +214,5 @@ def _in_words(hint: Any, plural: bool = False) -> str:
     """A type as people call it, such as "a list of whole numbers"."""
     noun, rest = WORDS.get(hint, "list"), ""
     if get_origin(hint) is list:
-        rest = f" of {_in_words(_plain(get_args(hint)[0]), plural=True)}"
+        rest = f" of {_in_words(plain(get_args(hint)[0]), plural=True)}"
     return f"{noun}s{rest}" if plural else f"a {noun}{rest}"

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
-from retina_dist.config.builtin_tasks import schema_of_task
-from retina_dist.config.run_config import TASKS, DataSettings, ModelSettings, RunConfig, TaskConfig
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
+from retina_dist.config.run_config import TASKS, DataSettings, ModelSettings, RunConfig, TaskConfig, schema_of_task
 from retina_dist.errors import ConfigError
 from retina_dist.settings import MISSING, setting
 
@@ -40,7 +39,6 @@ MODEL = Seam(
     "retina_dist.detection.model.build.DetectionModel",
     "retina_dist.detection.settings.DetectorSettings",
 )
-DETECTION = {DATA: DetectionData, MODEL: ModelConfig}  # where the task has these sections
 SEAMS = (
     DATA,
     MODEL,
@@ -70,26 +68,35 @@ def load_plugins() -> bool:
     return bool(found)
 
 
-def schema_with(schema: type, groups: dict[str, Any]) -> type:
-    """`schema` with the settings of the classes that `groups`, a composition without types, names by `_target_`.
+def schema_with(schema: type, groups: Mapping[str, Any]) -> type:
+    """A command's `schema` with the sections of the chosen task and of the classes that composed settings name by `_target_`.
 
-    A task's settings stand in place of detection's. Raises ConfigError unless each is a class that implements its seam's contract.
+    Raises ConfigError unless each is a class that implements its seam's contract.
     """
+    if not issubclass(schema, RunConfig):
+        return schema
     sections: list[tuple[str, type, Any]] = []
-    task = groups.get(TASK.group)
-    if isinstance(task, dict) and task.get("name") in TASKS and not names_class(task):
-        schema = schema_of_task(task["name"], schema)
-    if names_class(groups.get(TASK.group)):
-        implementation, settings = _implementation(TASK, groups["task"]["_target_"])
-        schema = _with_sections(settings, schema)
-        sections.append(_section(groups, TASK.group, _OutsideTask, implementation))
+    task = groups.get("task")
+    if names_class(task):
+        implementation, settings = _implementation(TASK, task["_target_"])
+        schema = _with_sections(schema, settings)
+        sections.append(_section(groups, "task", _OutsideTask, implementation))
+    else:
+        name = task.get("name") if isinstance(task, dict) else None
+        schema = schema_of_task(name if name in TASKS else TASKS[0], schema)
     for seam in SEAMS:
-        if seam in DETECTION and get_type_hints(schema).get(seam.group) is not DETECTION[seam]:
-            continue
-        if names_class(groups.get(seam.group)):
+        if names_class(groups.get(seam.group)) and _takes(schema, seam):
             implementation, settings = _implementation(seam, groups[seam.group]["_target_"])
             sections.append(_section(groups, seam.group, settings, implementation))
     return make_dataclass(schema.__name__, sections, bases=(schema,)) if sections else schema
+
+
+def _takes(schema: type, seam: Seam) -> bool:
+    """Whether entries of the seam's group may name a class; of data and model, where they are detection's."""
+    if seam not in (DATA, MODEL):
+        return True
+    built_in = schema_of_task(TASKS[0])
+    return bool(get_type_hints(schema)[seam.group] is get_type_hints(built_in)[seam.group])
 
 
 def names_class(section: Any) -> bool:
@@ -163,12 +170,12 @@ class _OutsideTask(TaskConfig):
     name: str = setting(MISSING, "the group entry's name")
 
 
-def _with_sections(settings: type, schema: type) -> type:
-    """`schema`, a command's settings that hold a training's, for a task that has `settings`.
+def _with_sections(schema: type, settings: type) -> type:
+    """`schema`, a command's settings that hold a training's, with a task's `settings` in place of detection's.
 
     Raises ConfigError where these take a key of the run.
     """
-    of_command = {f.name for f in fields(schema)} - {f.name for f in fields(DetectionRunConfig)}
+    of_command = {f.name for f in fields(schema)} - {f.name for f in fields(RunConfig)}
     names = {f.name for f in fields(settings)} - {"data", "model"}
     if taken := names & ({f.name for f in fields(RunConfig)} | of_command):
         raise ConfigError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from importlib import import_module
+from typing import Any, get_type_hints
 
 from typing_extensions import Self
 
@@ -38,7 +40,7 @@ class DataSettings:
     def check(self) -> None:
         """Raise ConfigError for a name that cannot be a folder's."""
         if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
-            raise ConfigError(f"data.name={self.name} is no name for a folder below runs/.")
+            raise ConfigError(f"data.name={self.name} cannot name a folder below runs/; leave out slashes.")
 
     def with_values(self, **values: Any) -> Self:
         """A copy with other values. `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again."""
@@ -67,7 +69,9 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     seed: int = setting(0, at_least=0)
-    output_dir: str | None = setting(None, "null: runs/NAME, runs/NAME-2, ...")
+    output_dir: str | None = setting(
+        None, "null: hydra.run.dir if that is given, else runs/NAME, runs/NAME-2, ...", writes="folder"
+    )
     resume: str | None = setting(
         None, "null | auto (the run in output_dir, or the newest runs/NAME) | a checkpoint file"
     )
@@ -90,3 +94,30 @@ class RunConfig:
             )
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
+
+
+def builtin_task(name: str) -> Any:
+    """The class of a task of the package."""
+    return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")
+
+
+def schema_of_task(name: str, schema: type = RunConfig) -> type:
+    """`schema`, the settings of a command that takes those of a training, with the sections of the built-in task `name`."""
+    rooms = import_module(f"retina_dist.{name}.settings")
+    if schema is RunConfig:
+        run_config: type = getattr(rooms, f"{name.capitalize()}RunConfig")
+        return run_config
+    settings = getattr(rooms, f"{name.capitalize()}Settings")
+    hints = get_type_hints(settings)
+    if all(get_type_hints(schema)[f.name] is hints[f.name] for f in fields(settings)):
+        return schema
+    sections = [(f.name, hints[f.name], field(default_factory=hints[f.name])) for f in fields(settings)]
+    return make_dataclass(schema.__name__, sections, bases=(schema,))
+
+
+def task_of_checkpoint(content: Mapping[str, Any]) -> str:
+    """The built-in task that a checkpoint was trained for; the first one where it names none of them, as a plugin's does."""
+    config = content.get("config")
+    section = config.get("task") if isinstance(config, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) and "_target_" not in section else None
+    return str(name) if name in TASKS else TASKS[0]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import data_settings_of
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
@@ -37,6 +37,9 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
+
+if TYPE_CHECKING:
+    from retina_dist.evaluate import EvaluateConfig
 
 logger = logging.getLogger(__name__)
 

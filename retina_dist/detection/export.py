@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from retina_dist.config.commands import ExportConfig
 from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.shapes import draw_scene
@@ -22,6 +22,9 @@ from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.model.exporters import Exporter, Runner, check_ending
 from retina_dist.redaction import redacted
+
+if TYPE_CHECKING:
+    from retina_dist.export import ExportConfig
 
 
 def export(config: ExportConfig) -> dict[str, float]:

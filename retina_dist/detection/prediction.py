@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.config.commands import PredictConfig
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
@@ -19,6 +19,9 @@ from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.files import write_atomically
 from retina_dist.predictor import predict_files
+
+if TYPE_CHECKING:
+    from retina_dist.predict import PredictConfig
 
 
 def predict(config: PredictConfig) -> Path:

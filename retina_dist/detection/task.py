@@ -37,7 +37,7 @@ from retina_dist.detection.splits import (
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task, deferred
+from retina_dist.task import Task
 from retina_dist.text import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -313,12 +313,6 @@ class DetectionTask(Task):
         model.eval()
         with self.evaluator.autocast():  # the precision of the validation
             draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
-
-    evaluate = deferred("retina_dist.detection.evaluation:evaluate_as_text")
-    predict = deferred("retina_dist.detection.prediction:predict")
-    export = deferred("retina_dist.detection.export:export")
-    write_shards = deferred("retina_dist.detection.write_shards:write_shards")
-    examine = deferred("retina_dist.detection.doctor.report:examine")
 
 
 def _describe_cache(folder: str, parts: list[Annotations]) -> str:

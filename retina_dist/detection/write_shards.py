@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from retina_dist.config.commands import ShardsConfig
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
 from retina_dist.detection.readers.coco import Annotations
@@ -15,6 +15,9 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import place, read_bytes
 from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
+
+if TYPE_CHECKING:
+    from retina_dist.shards import ShardsConfig
 
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:

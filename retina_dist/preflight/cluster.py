@@ -6,11 +6,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from retina_dist.config.commands import DoctorConfig
 from retina_dist.errors import UserError
 from retina_dist.files import Url, first_line, place
 from retina_dist.preflight.checks import findings, first_of_hosts
@@ -29,6 +28,9 @@ from retina_dist.run.build import build_strategy, build_task, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.text import format_bytes, pluralize
+
+if TYPE_CHECKING:
+    from retina_dist.doctor import DoctorConfig
 
 T = TypeVar("T")
 

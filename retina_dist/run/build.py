@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import import_module
+from typing import Any
 
 import torch
 
-from retina_dist.config.builtin_tasks import builtin_task, task_of_checkpoint
-from retina_dist.config.run_config import TASKS, RunConfig
+from retina_dist.config.run_config import TASKS, RunConfig, builtin_task, task_of_checkpoint
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.early_stopping import BestMetric, check_metric
@@ -28,6 +30,8 @@ from retina_dist.strategies.select import strategy_of
 from retina_dist.task import Task
 
 logger = logging.getLogger(__name__)
+
+BUILTIN = [f"retina_dist.{name}.task" for name in TASKS]
 
 
 def build_strategy(config: RunConfig) -> DistributedStrategy:
@@ -48,6 +52,19 @@ def task_of(checkpoint: str | None) -> type[Task]:
     if checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", checkpoint):
         return builtin_task(TASKS[0])  # type: ignore[no-any-return]
     return builtin_task(task_of_checkpoint(load_checkpoint(checkpoint)))  # type: ignore[no-any-return]
+
+
+def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
+    """The function NAME of a task, such as `examine`: of `commands` beside a built-in task, of its own module for one from outside.
+
+    A subclass of a task has that task's commands too. Raises ConfigError where there is none.
+    """
+    for kind in task.__mro__:
+        module = kind.__module__
+        room = import_module(f"{module.removesuffix('.task')}.commands" if module in BUILTIN else module)
+        if callable(function := getattr(room, name, None)):
+            return function  # type: ignore[no-any-return]
+    raise ConfigError(f"{task.__name__} has no {name}; write a function {name}(config) in {task.__module__}.")
 
 
 def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:

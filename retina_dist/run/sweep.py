@@ -1,374 +1,276 @@
-"""A sweep: a training for each combination of values, one table and one plot of them all.
+"""Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and plot of them all.
 
-Jobs run one after another, in this process or, with `launcher`, each in separate processes. In one of several
-processes, which all go through the same jobs in the same order, rank 0 names the folders and writes.
+Each job's result.json says how it ended, wherever its launcher ran it; sweep.csv is written anew from these after each job. Of
+several processes, which all go through the same jobs in the same order, rank 0 writes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gc
 import io
-import re
+import json
+import math
+import os
 import shlex
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 
-from retina_dist.config.overrides import SweepJob
+from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import CHECKPOINTS, make_next_folder, next_folder
+from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
-from retina_dist.reporting.console import configure_logging, print_redacted
-from retina_dist.run.build import monitor_of
+from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.mlflow_logger import TrackedRun
+from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
 from retina_dist.run.tracking import as_child, tracked_sweep
-from retina_dist.strategies.launch_environment import Launch, detect_launch
+from retina_dist.strategies.launch_environment import detect_launch
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
-MAX_NAME = 120  # characters of a job's folder
-INTERRUPTED_S = 30  # how long a job's processes have to end
+PARENT = "RETINA_DIST_MLFLOW_PARENT"  # the sweep's MLflow run, for its jobs
 
 
-# the sweep
+def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path) -> float:
+    """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper that optimizes.
 
-
-@dataclass
-class Row:
-    """A job that was begun, and what became of it."""
-
-    number: int
-    swept: dict[str, str]
-    folder: str
-    error: str | None = None
-    seconds: float = 0.0
-    metric: float | None = None
-    loss: float | None = None
-    images_per_s: float | None = None
-
-
-def run_sweep(jobs: list[SweepJob], train: Callable[[RunConfig], Any]) -> int:
-    """Train every job, tell how each went, and return the exit code: 0 if one of them was trained to its end, else 2.
-
-    A job that fails is marked and the next one begins. Of several processes, one that fails alone raises its error: the
-    others may be waiting for it. sweep.csv is written anew after each job, so an interrupted sweep leaves those it did.
+    A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that fails alone ends the
+    sweep, because the others may be waiting for it. With resume=auto a job that was trained to its end is skipped.
     """
     launch = detect_launch()
-    with (
-        configure_logging(launch.rank),
-        Owner() as locks,
-        (sweep := Sweep(jobs, launch, locks)).tracked as tracked,
-    ):
+    started, failure, skipped = time.perf_counter(), None, False
+    if (
+        launch.rank == 0 and (copy := folder.parent / "multirun.yaml").is_file()
+    ):  # Hydra's, which holds passwords of URLs
+        copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
+    with reported_errors():
         try:
-            for number, job in enumerate(jobs):
-                sweep.say(f"\njob {number + 1} of {len(jobs)}: {settings_of(job.swept)}")
-                sweep.run(number, job, train)
-        finally:
-            sweep.report()
-        trained = any(row.error is None for row in sweep.rows)
-        tracked.end("FINISHED" if trained else "FAILED")
-    # The other processes leave the verdict to rank 0: a launcher ends them all as soon as one says that it failed.
-    return 0 if launch.rank or trained else 2
-
-
-class Sweep:
-    """The jobs' folders and the rows of the table. Raises ConfigError where a sweep cannot be written."""
-
-    def __init__(self, jobs: list[SweepJob], launch: Launch, locks: Owner) -> None:
-        self.launch = launch
-        config = _first_config(jobs)
-        if config.launcher and launch.world_size > 1:
-            raise ConfigError(
-                f"launcher={config.launcher} starts each job's processes itself, but this is {launch}; start the sweep by python.",
-                collective=True,
-            )
-        if any("output_dir" in job.swept for job in jobs):
-            raise ConfigError(
-                "output_dir cannot be swept; give one folder, and each job gets its own in it.", collective=True
-            )
-        self.writes = launch.rank == 0 and not config.dry_run
-        # the other ranks' runs are told by rank 0
-        self.folder = _sweep_folder(config, locks if self.writes else None) if launch.rank == 0 else Path()
-        self.monitor = monitor_of(config)
-        self.mode = config.trainer.monitor_mode or default_mode(self.monitor)
-        self.keys = list(jobs[0].swept)
-        self.rows: list[Row] = []
-        self._write()
-        self.tracked, self.parent = tracked_sweep(config if self.writes else None, self.folder, self.keys)
-
-    def say(self, text: str) -> None:
-        """Words for the user, from one process."""
-        if self.launch.rank == 0:
-            print_redacted(text)
-
-    def run(self, number: int, job: SweepJob, train: Callable[[RunConfig], Any]) -> None:
-        """Train one job and add its row, also when it ends the sweep."""
-        folder = self.folder / job_name(number, job.swept)
-        row = Row(number, job.swept, str(folder))
-        self.rows.append(row)
-        started = time.perf_counter()
-        try:
-            row.error = self._attempt(job, folder, train)
-        except BaseException as ending:
-            row.error = sentence(ending)
-            raise
-        finally:
-            row.seconds = time.perf_counter() - started
-            if self.writes:
-                self._take_result(row, folder)
-                self._write()
-        gc.collect()  # what is left of one job must not lack in the next
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-    def _attempt(self, job: SweepJob, folder: Path, train: Callable[[RunConfig], Any]) -> str | None:
-        """Why the job failed, None if it did not."""
-        try:
-            config = job.load()
-        except ConfigError as error:  # all processes read the same settings
-            return self._failed(error)
-        if config.launcher:
-            failure = start(command(config.launcher, job, folder, self.parent))
-            if not (failure or config.dry_run or read_result(folder)):
-                failure = f"launcher={config.launcher} started no training: it ended well, but left no {RESULT}"
-            if failure:
-                print_redacted(f"the job failed: {read_result(folder).get('error') or failure}", sys.stderr)
-            return failure
-        try:
-            train(as_child(replace(config, output_dir=str(folder)), self.parent))
-        except Preempted:
-            raise
-        except UserError as error:
-            if self.launch.world_size > 1 and not error.collective:
+            config = _of_all_processes(get_settings)
+            skipped = config.dry_run
+            if config.resume == "auto" and read_result(folder).get("status") == "ok":
+                print_redacted(f"{folder} is done")
+                skipped = True
+            elif config.launcher:
+                _start_processes(config, folder)
+            else:
+                train(as_child(config, os.environ.get(PARENT)))
+        except BaseException as error:
+            failure = error
+            alone = launch.world_size > 1 and not getattr(error, "collective", False)
+            if alone or isinstance(error, Preempted) or not isinstance(error, Exception):
                 raise
-            return self._failed(error, config.debug)
-        except Exception as error:
-            if self.launch.world_size > 1:
-                raise
-            return self._failed(error, show=True)
-        return None
+            if not isinstance(error, UserError):
+                print_redacted(traceback.format_exc(), sys.stderr)
+            if launch.rank == 0:
+                print_redacted(f"the job failed: {sentence(error)}", sys.stderr)
+        finally:
+            if launch.rank == 0 and not skipped:
+                _record(folder, failure, time.perf_counter() - started)
+                _write_table(folder.parent)
+            gc.collect()  # the next job needs this one's memory
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+    best = read_result(folder).get("best") if failure is None else None
+    return math.nan if best is None else float(best)
 
-    def _failed(self, error: Exception, show: bool = False) -> str:
-        text, rank = sentence(error), self.launch.rank
-        if show:
-            print_redacted(traceback.format_exc(), sys.stderr)
-        if rank == 0:
-            print(f"the job failed: {text}", file=sys.stderr, flush=True)
-        elif rank == getattr(error, "reporter", 0):
-            print(f"[rank {rank}] error: {text}", file=sys.stderr, flush=True)
-        return text
 
-    def _take_result(self, row: Row, folder: Path) -> None:
-        result = read_result(folder)
-        row.metric, row.loss, row.images_per_s = (result.get(key) for key in ("best", LOSS, "images_per_s"))
-        if row.error and result.get("error"):
-            row.error = result["error"]
+def _of_all_processes(get_settings: Callable[[], RunConfig]) -> RunConfig:
+    try:
+        return get_settings()
+    except UserError as error:
+        error.collective = True  # all processes read the same settings
+        raise
 
-    def report(self) -> None:
-        """The table and the best job in words, and the plot."""
-        if self.launch.rank or not self.rows:
-            return
-        print("\n" + aligned(self._columns(), [self._cells(row, rounded) for row in self.rows]))
-        if self.writes:
-            self._draw()
-            print(f"\n{self.folder / TABLE}, {self.folder / PLOT}")
-        if best := self.best():
-            row, name, value = best
-            print(f"{name} {value:.3f}: {settings_of(row.swept)}, {row.folder}", flush=True)
 
-    def best(self) -> tuple[Row, str, float] | None:
-        """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
-        done = [row for row in self.rows if row.error is None]
-        if by_metric := [(row.metric, row) for row in done if row.metric is not None]:
-            pick = max if self.mode == "max" else min
-            value, row = pick(by_metric, key=lambda pair: pair[0])
-            return row, f"best {self.monitor}", value
-        if by_loss := [(row.loss, row) for row in done if row.loss is not None]:
-            value, row = min(by_loss, key=lambda pair: pair[0])
-            return row, f"lowest {LOSS}", value
-        return None
+def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
+    """Add to the job's result.json what the sweep knows of it."""
+    overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
+    content = {"status": "ok", "error": None} | read_result(folder) | {"overrides": overrides, "seconds": seconds}
+    if failure is not None:
+        content |= {"status": "failed", "error": content["error"] or sentence(failure)}
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2) + "\n"
+    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
-    def _columns(self) -> list[str]:
-        return ["job", *self.keys, "status", self.monitor, LOSS, "images_per_s", "seconds", "folder", "error"]
 
-    def _cells(self, row: Row, form: Callable[[float | None], str]) -> list[str]:
-        numbers = [form(value) for value in (row.metric, row.loss, row.images_per_s, row.seconds)]
-        status = "ok" if row.error is None else "failed"
-        return [str(row.number), *(row.swept[key] for key in self.keys), status, *numbers, row.folder, row.error or ""]
-
-    def _write(self) -> None:
-        """sweep.csv with every digit."""
-        if not self.writes:
-            return
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(self._columns())
-        table.writerows(self._cells(row, lambda value: "" if value is None else repr(value)) for row in self.rows)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / TABLE, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8"))
-
-    def _draw(self) -> None:
-        from retina_dist.reporting.plots import plot_sweep
-
-        best = self.best()
-        plot_sweep(
-            [row.swept for row in self.rows],
-            {
-                self.monitor: [row.metric for row in self.rows],
-                "last training loss": [row.loss for row in self.rows],
-                "images/s": [row.images_per_s for row in self.rows],
-            },
-            failed=[row.error is not None for row in self.rows],
-            best=self.rows.index(best[0]) if best else None,
-            out=self.folder / PLOT,
+def _start_processes(config: RunConfig, folder: Path) -> None:
+    """Run the job's processes by its launcher. Raises ConfigError or UserError with the error that they recorded."""
+    command = job_command(str(config.launcher), folder)
+    print(redacted(shlex.join(command)), flush=True)
+    try:
+        code = subprocess.run(command, check=False).returncode
+    except OSError as error:
+        raise ConfigError(
+            f"launcher={command[0]} cannot be started ({error.strerror}); is it installed and on the PATH?"
+        ) from error
+    result = read_result(folder)
+    if code or result.get("status", "failed") == "failed" and not config.dry_run:
+        raise UserError(
+            result.get("error") or f"launcher={config.launcher} ended with exit code {code} and left no {RESULT}."
         )
 
 
-def _first_config(jobs: list[SweepJob]) -> RunConfig:
-    """Of the first job whose settings are possible: it tells what concerns the whole sweep."""
-    for job in jobs:
-        with contextlib.suppress(ConfigError):
-            return job.load()
-    return jobs[0].load()
-
-
-def _sweep_folder(config: RunConfig, locks: Owner | None) -> Path:
-    """`output_dir`, which must hold neither a sweep nor a run, or the next free runs/NAME-sweep; locked, if that is asked for."""
-    if config.output_dir:
-        folder = Path(config.output_dir)
-    else:
-        name = f"{config.data.name}-sweep"
-        folder = make_next_folder(name) if locks else next_folder(name)
-    if locks:
-        locks.lock(folder, "output_dir")
-    for path, what in ((folder / TABLE, "sweep"), (folder / CHECKPOINTS, "run")):
-        if path.exists():
-            raise ConfigError(f"output_dir={folder} already holds a {what}; give another folder.")
-    return folder
-
-
-def settings_of(swept: Mapping[str, str]) -> str:
-    """The swept settings as one gives them."""
-    return " ".join(f"{key}={value}" for key, value in swept.items())
-
-
-def job_name(number: int, swept: Mapping[str, str]) -> str:
-    """A folder's name that says what is special about the job.
-
-    >>> job_name(0, {"optimizer.lr": "0.001", "data.batch_size": "4"})
-    '0_lr=0.001_batch_size=4'
-    """
-    parts = [f"{short}={value}" for short, value in zip(short_names(swept), swept.values(), strict=True)]
-    return re.sub(r"[^\w.,=+-]+", "-", "_".join([str(number), *parts]))[:MAX_NAME].rstrip("-.")
-
-
-def short_names(keys: Iterable[str]) -> list[str]:
-    """The last part of each dotted key, or the whole key where two of them end alike.
-
-    >>> short_names(["optimizer.lr", "optimizer.name", "data.name"])
-    ['lr', 'optimizer.name', 'data.name']
-    """
-    whole = list(keys)
-    ends = [key.rpartition(".")[2] for key in whole]
-    return [end if ends.count(end) == 1 else key for key, end in zip(whole, ends, strict=True)]
-
-
-# jobs in processes of their own
-
-
-def command(launcher: str, job: SweepJob, folder: Path, parent: str | None = None) -> list[str]:
-    """What starts the job's processes, its MLflow run a child of `parent`.
-
-    Raises ConfigError when `launcher` is no command line.
-    """
+def job_command(launcher: str, folder: Path) -> list[str]:
+    """What starts the current job's processes. Raises ConfigError where `launcher` is not a command line."""
+    launch, settings = detect_launch(), HydraConfig.get()
+    if launch.world_size > 1:
+        raise ConfigError(
+            f"launcher={launcher} starts each job's processes itself, but this is {launch}; start by python."
+        )
     try:
         words = shlex.split(launcher)
     except ValueError as error:
         raise ConfigError(
-            f"launcher={launcher} is no command line ({error}); write such as launcher='mpirun -np 2'."
+            f"launcher={launcher} is not a command line ({error}); write such as launcher='mpirun -np 2'."
         ) from error
     if not words or words[0].lower() in ("true", "false"):
         raise ConfigError(
-            f"launcher={launcher} is no command; write such as launcher='mpirun -np 2', or launcher=null."
+            f"launcher={launcher} is not a command; write such as launcher='mpirun -np 2', or launcher=null."
         )
     module = ["-m", "retina_dist.train"]
     if not Path(words[0]).name.startswith("torchrun"):  # which starts a Python by itself
         module.insert(0, sys.executable)
-    kept = [o for o in job.overrides if o.lstrip("+").split("=", 1)[0] not in ("launcher", "output_dir")]
-    # A file may hold a launcher or a sweep too, and the job is neither.
-    own = [f"logging.mlflow_parent={parent}", "logging.run_name=null"] if parent else []
-    return [*words, *module, *kept, *own, "launcher=null", "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
+    kept = [o for o in settings.overrides.task if o.lstrip("+").split("=", 1)[0] not in ("launcher", "output_dir")]
+    search = [s.path for s in settings.runtime.config_sources if "command" in s.provider]
+    kept += [f"hydra.searchpath=[{','.join(f'file://{path}' for path in search)}]"] if search else []
+    if parent := os.environ.get(PARENT):
+        kept += [f"logging.mlflow_parent={parent}", "logging.run_name=null"]
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return [*words, *module, *kept, "launcher=null", "hydra.mode=RUN", f"output_dir='{quoted}'"]
 
 
-def quoted(text: str) -> str:
-    """A text as the value of a Hydra override."""
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
+class SweepTable(Callback):
+    """Before a sweep, refuse a folder with another; after it, print and draw the table."""
+
+    def __init__(self) -> None:
+        self.tracked = TrackedRun()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with 2 where the folder holds trained jobs that nothing asks to go on with."""
+        if detect_launch().rank:
+            return
+        folder = Path(str(config.hydra.sweep.dir))
+        with reported_errors():
+            if config.resume != "auto" and any(folder.glob(f"*/{CHECKPOINTS}")):
+                raise ConfigError(
+                    f"{folder} already holds a sweep; give resume=auto to go on with it, or another folder by output_dir=…."
+                )
+            if not config.dry_run:
+                known = {f.name for f in fields(LoggingConfig)}
+                logging = LoggingConfig(**{k: v for k, v in config.logging.items() if k in known})
+                self.tracked, parent = tracked_sweep(logging, folder)
+                if parent:
+                    os.environ[PARENT] = parent
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with 2 where no job was trained to its end."""
+        folder = Path(str(config.hydra.sweep.dir))
+        rows = rows_of(folder)
+        if detect_launch().rank or config.dry_run or not rows:
+            return
+        columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
+        print("\n" + aligned(columns, lines))
+        best = best_of(rows, config.trainer.get("monitor_mode"))
+        _draw(folder, rows, best)
+        print(f"\n{folder / TABLE}, {folder / PLOT}")
+        if best:
+            row, name, value = best
+            swept = " ".join(f"{key}={row['swept'][key]}" for key in row["swept"])
+            print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
+        trained = any(row["status"] == "ok" for row in rows)
+        self.tracked.end("FINISHED" if trained else "FAILED")
+        os.environ.pop(PARENT, None)
+        if not trained:
+            raise SystemExit(2)
 
 
-def start(words: list[str]) -> str | None:
-    """Run a command and pass its output on; the first error it names, or its exit code, None if it ended well.
-
-    When this process is interrupted the command is ended first.
-    """
-    print(redacted(shlex.join(words)), flush=True)
-    try:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    except OSError as error:
-        raise ConfigError(
-            f"launcher={words[0]} cannot be started ({error.strerror}); is it installed and on the PATH?"
-        ) from error
-    said: list[str] = []
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            print(redacted(line), end="", flush=True)
-            said += error_in(redacted(line))
-        code = process.wait()
-    except BaseException:
-        _end(process)
-        raise
-    return None if code == 0 else (said or [f"exit code {code}"])[0]
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ."""
+    jobs = sorted(folder.glob(f"*/{RESULT}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    rows = [read_result(path.parent) | {"folder": str(path.parent)} for path in jobs]
+    given = [dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o) for row in rows]
+    keys = dict.fromkeys(key for settings in given for key in settings)
+    swept = [key for key in keys if len(rows) == 1 or len({settings.get(key) for settings in given}) > 1]
+    for row, settings in zip(rows, given, strict=True):
+        row["swept"] = {key: settings.get(key, "") for key in swept}
+    return rows
 
 
-def error_in(line: str) -> list[str]:
-    """The sentence of a line that says what went wrong, such as "[1]<stderr>:[rank 1] error: SENTENCE"."""
-    found = re.search(r"(?:^|[\]>:]\s*)(?:error: (.+)|(\w*(?:Error|Exception): .+))$", line.rstrip())
-    return [found[1] or found[2]] if found else []
+def best_of(rows: list[dict[str, Any]], mode: str | None = None) -> tuple[dict[str, Any], str, float] | None:
+    """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
+    done = [row for row in rows if row["status"] == "ok"]
+    if by_metric := [row for row in done if row.get("best") is not None]:
+        name = by_metric[0].get("monitor", "metric")
+        pick = max if (mode or default_mode(name)) == "max" else min
+        row = pick(by_metric, key=lambda row: row["best"])
+        return row, f"best {name}", row["best"]
+    if by_loss := [row for row in done if row.get(LOSS) is not None]:
+        row = min(by_loss, key=lambda row: row[LOSS])
+        return row, f"lowest {LOSS}", row[LOSS]
+    return None
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(INTERRUPTED_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _cells(rows: list[dict[str, Any]], form: Callable[[float | None], str]) -> tuple[list[str], list[list[str]]]:
+    keys = list(rows[0]["swept"])
+    columns = ["job", *keys, "status", _monitor(rows), LOSS, "images_per_s", "seconds", "folder", "error"]
+    lines = []
+    for row in rows:
+        numbers = [form(row.get(key)) for key in ("best", LOSS, "images_per_s", "seconds")]
+        line = [
+            Path(row["folder"]).name,
+            *row["swept"].values(),
+            row["status"],
+            *numbers,
+            row["folder"],
+            row["error"] or "",
+        ]
+        lines.append(line)
+    return columns, lines
 
 
-# the table in words
+def _monitor(rows: list[dict[str, Any]]) -> str:
+    return str(next((row["monitor"] for row in rows if row.get("monitor")), "best"))
 
 
-def rounded(value: float | None) -> str:
-    """Four digits, a dash for what is not known."""
-    return "-" if value is None else f"{value:.4g}"
+def _write_table(folder: Path) -> None:
+    """sweep.csv with every digit."""
+    columns, lines = _cells(rows_of(folder), lambda value: "" if value is None else repr(value))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
+    write_atomically(folder / TABLE, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8"))
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _draw(folder: Path, rows: list[dict[str, Any]], best: tuple[dict[str, Any], str, float] | None) -> None:
+    from retina_dist.reporting.plots import plot_sweep
+
+    measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
+    plot_sweep(
+        [row["swept"] for row in rows],
+        {title: [row.get(key) for row in rows] for title, key in measures.items()},
+        failed=[row["status"] != "ok" for row in rows],
+        best=rows.index(best[0]) if best else None,
+        out=folder / PLOT,
+    )
+
+
+def aligned(columns: list[str], rows: list[list[str]]) -> str:
     """Rows under their columns, each as wide as it needs to be."""
-    lines = [columns, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (columns, *rows)
     )

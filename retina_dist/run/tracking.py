@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,14 @@ def tracked_run(
     )
 
 
-def tracked_sweep(config: RunConfig | None, folder: Path, keys: Iterable[str]) -> tuple[TrackedRun, str | None]:
-    """The run that those of the sweep's jobs are children of, and its id; MLFLOW_RUN_ID, where it is set. None for None."""
-    uri = tracking_server(config.logging) if config else None
-    if uri is None or config is None:
+def tracked_sweep(settings: LoggingConfig, folder: Path) -> tuple[TrackedRun, str | None]:
+    """The run that those of the sweep's jobs are children of, and its id; MLFLOW_RUN_ID, where it is set."""
+    uri = tracking_server(settings)
+    if uri is None:
         return TrackedRun(), None
     joined = os.environ.get("MLFLOW_RUN_ID")
-    identity = Identity(uri, config.logging.run_name or folder.name, config.logging.experiment, joined=joined)
-    tags = _texts({"run_folder": folder.resolve(), "host": platform.node(), "swept": " ".join(keys)})
-    run = MlflowRun(identity, folder, params={}, tags=tags)
+    identity = Identity(uri, settings.run_name or folder.name, settings.experiment, joined=joined)
+    run = MlflowRun(identity, folder, params={}, tags=_texts({"run_folder": folder.resolve(), "host": platform.node()}))
     return run, joined or run.wait(PARENT_WITHIN_S)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.config.compose import load_config, register_schema
-from retina_dist.config.overrides import SweepJob, check_overrides
+import retina_dist.train
+from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.checkpoint.store import read_manifest
 from retina_dist.errors import Preempted
@@ -31,7 +31,6 @@ from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
 from retina_dist.reporting.mlflow_logger import Identity, MlflowRun, flattened
 from retina_dist.run.assemble import train
-from retina_dist.run.sweep import run_sweep
 from tests.e2e.conftest import ROOT, SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -198,22 +197,23 @@ def test_a_run_that_exists_is_joined_and_left_open(
 # sweeps
 
 
-def jobs_of(*arguments: str) -> list[SweepJob]:
-    register_schema("train")
-    return check_overrides("train", ["-m", *arguments])
+def run_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "-m", *arguments])
+    retina_dist.train.main()
 
 
-def test_a_sweep_is_a_parent_with_a_child_for_each_job(client: Any, tmp_path: Path) -> None:
+def test_a_sweep_is_a_parent_with_a_child_for_each_job(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sgd = ("optimizer=sgd", "trainer.gradient_clip=null", "trainer.max_nonfinite_steps=0")
-    sweep = jobs_of(*QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try")
-    assert run_sweep(sweep, train) == 0
+    run_sweep(monkeypatch, *QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try")
     parent, diverged, good = runs(client)
-    assert (parent.info.status, parent.info.run_name, parent.data.tags["swept"]) == ("FINISHED", "try", "optimizer.lr")
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "try")
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
-    for child, status, name in ((diverged, "FAILED", "0_lr=1e+30"), (good, "FINISHED", "1_lr=0.001")):
+    for child, status, name in ((diverged, "FAILED", "0"), (good, "FINISHED", "1")):
         assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert (child.info.status, child.info.run_name) == (status, name)
-    assert history(client, good) == logged(tmp_path / "sweep" / "1_lr=0.001")
+    assert history(client, good) == logged(tmp_path / "sweep" / "1")
     assert "result.json" in artifacts(client, diverged)
 
 
@@ -226,7 +226,7 @@ def test_jobs_in_processes_of_their_own_are_children_too(
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     launcher = f"launcher={sys.executable} -m torch.distributed.run --no-python --nproc-per-node 2"
-    assert run_sweep(jobs_of(*QUICK, launcher, "seed=1", "output_dir=sweep"), train) == 0
+    run_sweep(monkeypatch, *QUICK, launcher, "seed=1", "output_dir=sweep")
     parent = client.get_run(given)
     assert (parent.info.status, runs(client)) == ("RUNNING", [])
     assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
-from retina_dist.config.commands import ParityConfig
 from retina_dist.errors import UserError
+from retina_dist.parity import ParityConfig
 
 
 def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:

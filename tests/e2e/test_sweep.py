@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_command
 from tests.e2e.conftest import ROOT, SMALL
 
 OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
@@ -38,42 +38,36 @@ def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "sweep" / "sweep.csv").open()))
 
 
-def test_a_grid_in_one_process(tmp_path: Path, cli: Callable) -> None:
-    grid = ("optimizer.lr=1e-3,1e-2", "data.batch_size=4,8")
-    result = cli("retina_dist.train", "-m", *TINY, *grid, cwd=tmp_path)
+def test_a_grid_in_one_process(tmp_path: Path) -> None:
+    """With a job that diverges, and Hydra's own folders."""
+    grid = (f"optimizer.lr={DIVERGING},1e-3", "data.batch_size=4,8", "trainer.max_nonfinite_steps=0")
+    result = run_command("retina_dist.train", "-m", *TINY, *SGD, *grid, cwd=tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"datasets", "sweep"}
-    assert {p.name for p in (tmp_path / "sweep").iterdir()} == {
-        "0_lr=0.001_batch_size=4",
-        "1_lr=0.001_batch_size=8",
-        "2_lr=0.01_batch_size=4",
-        "3_lr=0.01_batch_size=8",
-        "sweep.csv",
-        "sweep.png",
-    }
-    for row in table(tmp_path):
-        assert (row["status"], row["error"]) == ("ok", "")
-        run = json.loads((tmp_path / row["folder"] / "result.json").read_text())
-        assert (run["status"], run["step"], run["world_size"], run["backend"]) == ("ok", 2, 1, "one process")
-        for column, key in (("coco/AP", "best"), ("train/loss", "train/loss"), ("images_per_s", "images_per_s")):
-            assert float(row[column]) == run[key]
+    expected = {"0", "1", "2", "3", "multirun.yaml", "sweep.csv", "sweep.png"}
+    assert {p.name for p in (tmp_path / "sweep").iterdir()} == expected
+    *failed, good, _ = table(tmp_path)
+    assert all(row["error"].startswith("step 2: loss or gradient is not finite") for row in failed)
+    assert result.stderr.count("the job failed: step 2: loss or gradient is not finite") == 2
+    run = json.loads((tmp_path / good["folder"] / "result.json").read_text())
+    assert (run["status"], run["step"], run["world_size"], run["backend"]) == ("ok", 2, 1, "one process")
+    for column, key in (("coco/AP", "best"), ("train/loss", "train/loss"), ("images_per_s", "images_per_s")):
+        assert float(good[column]) == run[key]
     assert result.stdout.splitlines()[-1].startswith("best coco/AP 0.")
 
 
-def test_a_job_that_diverges_is_marked(tmp_path: Path, cli: Callable) -> None:
-    result = cli(
-        "retina_dist.train",
-        "-m",
-        *TINY,
-        *SGD,
-        "trainer.max_nonfinite_steps=0",
-        f"optimizer.lr={DIVERGING},1e-3",
-        cwd=tmp_path,
-    )
-    failed, ok = table(tmp_path)
-    assert (failed["status"], failed["coco/AP"], ok["status"], ok["error"]) == ("failed", "", "ok", "")
-    assert failed["error"].startswith("step 2: loss or gradient is not finite")
-    assert json.loads((tmp_path / failed["folder"] / "result.json").read_text())["error"] == failed["error"]
-    assert result.stderr.count("the job failed: step 2: loss or gradient is not finite") == 1
+def test_the_folder_of_hydra_and_the_settings_of_an_earlier_run(tmp_path: Path) -> None:
+    quick = [setting for setting in TINY if not setting.startswith("output_dir")]
+    run_command("retina_dist.train", *quick, "hydra.run.dir=there", cwd=tmp_path)
+    assert (tmp_path / "there" / "result.json").is_file()
+    again = ("--config-path", "there", "--config-name", "config", "dry_run=true", "data.batch_size=8")
+    assert "8 images a step" in run_command("retina_dist.train", *again, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_launchers_of_hydra_run_jobs_beside_each_other(tmp_path: Path, launcher: str) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason=f"no {launcher} launcher")
+    run_command("retina_dist.train", "-m", f"hydra/launcher={launcher}", *TINY, "seed=1,2", cwd=tmp_path)
+    assert [row["status"] for row in table(tmp_path)] == ["ok", "ok"]
 
 
 def test_processes_go_through_the_jobs_in_lock_step(tmp_path: Path) -> None:
@@ -109,9 +103,3 @@ def test_each_job_by_a_launcher(tmp_path: Path) -> None:
     assert (failed["status"], ok["status"], ok["error"]) == ("failed", "ok", "")
     assert json.loads((tmp_path / ok["folder"] / "result.json").read_text())["backend"] == "one process"
     assert f"writing to {ok['folder']}" in result.stdout  # what the job says is passed on
-
-
-def test_a_launcher_is_for_sweeps(tmp_path: Path, cli: Callable) -> None:
-    result = cli("retina_dist.train", *TINY, "launcher=mpirun -np 2", cwd=tmp_path, check=False)
-    assert (result.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert result.stderr.startswith("error: launcher=mpirun -np 2 starts the jobs of a sweep; add --multirun")

@@ -95,7 +95,7 @@ class DiscTask(Task):
     def fingerprint(self) -> str:
         return f"{self.num_images} discs"
 
-    @classmethod
-    def examine(cls, config: Any) -> DoctorReport:
-        few = Finding("error", "train", "discs", "draw at least 100: data.num_train=100", config.data.num_train)
-        return DoctorReport(["discs"], [few] if config.data.num_train < 100 else [])
+
+def examine(config: Any) -> DoctorReport:
+    few = Finding("error", "train", "discs", "draw at least 100: data.num_train=100", config.data.num_train)
+    return DoctorReport(["discs"], [few] if config.data.num_train < 100 else [])

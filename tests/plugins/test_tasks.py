@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from retina_dist import doctor
-from retina_dist.config.commands import ACTIVE
-from retina_dist.config.compose import load_config, settings_of
-from retina_dist.config.overrides import check_overrides
+from retina_dist.config.compose import load_config, schema_for, settings_of
+from retina_dist.config.messages import settings_by_key
+from retina_dist.detection import commands
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
-from retina_dist.run.build import task_class
+from retina_dist.run.build import command_of_task, task_class
 from retina_dist.testing.task_contract import task_contract
+from tests.commands import run_command
+from tests.plugins.counting_task import CountingDetection
 from tests.plugins.disc_task import DiscData, DiscTask
 from tests.plugins.test_plugins import FOUND, HERE, run, under_mpirun
 
@@ -66,14 +68,13 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_command_that_a_task_does_not_define_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"shards calls DiscTask\.write_shards, which is not defined; override Task\.write"
-    ):
-        DiscTask.write_shards(None)
-    with pytest.raises(
-        ConfigError, match=r"retina_dist\.predict finds the task by the checkpoint.*takes no DiscTask; load"
-    ):
-        DiscTask.predict(None)
+    """A task's commands are functions beside it, or of the task that it inherits from."""
+    with pytest.raises(ConfigError) as caught:
+        command_of_task(DiscTask, "write_shards")
+    assert str(caught.value) == (
+        "DiscTask has no write_shards; write a function write_shards(config) in tests.plugins.disc_task."
+    )
+    assert command_of_task(CountingDetection, "examine") is commands.examine
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
@@ -133,19 +134,24 @@ def test_an_entry_names_a_task_and_nothing_else(tmp_path: Path, target: str, mes
         load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "task=mine"])
 
 
-@pytest.mark.parametrize("looking", [["--help"], ["--info", "defaults"], ["--cfg", "job"]])
-def test_the_settings_of_a_task_can_be_looked_at(looking: list[str]) -> None:
-    assert check_overrides("train", [*looking, "--config-dir", str(HERE / "conf"), "task=discs"]) == []
-    assert ACTIVE["train"]().data.num_train == 256
+def test_the_settings_of_a_task_can_be_looked_at() -> None:
+    schema = schema_for("train", settings())
+    assert settings_by_key(schema)["data.num_train"] is int
+    assert "data.root" not in settings_by_key(schema)
 
 
-def test_a_sweep_tries_classes_from_outside_and_built_in_ones() -> None:
-    jobs = check_overrides(
-        "train",
-        ["--multirun", "--config-dir", str(HERE / "conf"), "task=discs", "optimizer=lion,sgd", "model.width=1,2"],
-    )
-    found = [(job.load().optimizer.name, job.load().model.width) for job in jobs]
-    assert found == [("lion", 1), ("lion", 2), ("sgd", 1), ("sgd", 2)]
+def test_a_sweep_may_try_classes_from_outside_and_built_in_ones(tmp_path: Path) -> None:
+    """Each job is typed by what it chose."""
+    short = ["trainer.max_duration=1steps", "data.num_train=32", "output_dir=s", *QUIET]
+    line = ["-m", "--config-dir", str(HERE / "conf"), "task=discs", "optimizer=lion,sgd", "model.width=1,2", *short]
+    run_command("retina_dist.train", *line, "optimizer.lr=0.01", cwd=tmp_path)
+    rows = [row.split(",")[:4] for row in (tmp_path / "s" / "sweep.csv").read_text().splitlines()[1:]]
+    assert rows == [
+        ["0", "lion", "1", "ok"],
+        ["1", "lion", "2", "ok"],
+        ["2", "sgd", "1", "ok"],
+        ["3", "sgd", "2", "ok"],
+    ]
 
 
 def test_the_doctor_takes_a_task_and_a_model_from_outside(
@@ -164,6 +170,6 @@ def test_the_doctor_takes_a_task_and_a_model_from_outside(
     assert load_config("parity", [FOUND, "task=discs", "processes=[3]"]).processes == [3]
 
 
-def test_other_commands_are_for_detection() -> None:
+def test_commands_of_checkpoints_take_no_task() -> None:
     with pytest.raises(ConfigError, match=r"python -m retina_dist.evaluate has no choice of task; leave task=… out\."):
         load_config("evaluate", [FOUND, "task=discs"])

@@ -27,6 +27,7 @@ GROUND = {
     "__init__",
     "__version__",
 }
+COMMANDS = {"doctor", "evaluate", "export", "predict", "shards"}  # their settings, as types
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
     "data": set(),
@@ -35,21 +36,23 @@ ALLOWED = {
     "reporting": set(),
     "strategies": set(),
     "engine": {"model.ema", "optim", "strategies"},
-    "detection": {"config", "data", "engine", "model", "predictor", "reporting", "serving", "strategies"},
+    "detection": {*COMMANDS, "config", "data", "engine", "model", "predictor", "reporting", "serving", "strategies"},
     "serving": {"data.images", "predictor", "reporting.console", "strategies.single_device"},
-    "classification": {"config", "data", "engine", "model", "predictor", "reporting", "serving", "strategies"},
-    "config": {
-        "benchmark.settings",
-        "detection.settings",
-        "engine.settings",
-        "optim.settings",
+    "classification": {
+        *COMMANDS,
+        "config",
+        "data",
+        "engine",
+        "model",
+        "predictor",
         "reporting",
-        "serving.settings",
+        "serving",
         "strategies",
     },
+    "config": {"engine.settings", "optim.settings", "reporting", "strategies"},
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "config.overrides", "run.environment"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "run.environment", "run.sweep"}
 
 
 def module_of(path: Path) -> str:

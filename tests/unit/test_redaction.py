@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import shutil
+import sys
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from retina_dist.config.overrides import SweepJob
+import retina_dist.train
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint.resume import Run, changed_settings
 from retina_dist.engine.settings import TrainerConfig
@@ -27,7 +28,7 @@ from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run import sweep, tracking
+from retina_dist.run import tracking
 
 # As users and services write them; SECRET is what nobody may see.
 KINDS = [
@@ -240,35 +241,30 @@ def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.
 
 
 def test_a_sweep_gets_no_secret(
-    planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    swept = {"data.classes": redacted(KINDS[0])}  # as config.py makes them
-    jobs = [SweepJob("train", (f"data.classes={KINDS[0]}", "optimizer.lr=1"), swept)]
-    config = replace(planted, output_dir=None)
-    monkeypatch.setattr(SweepJob, "load", lambda job: config)
+    """Neither of a job that fails nor of one that a launcher starts; Hydra's own multirun.yaml is redacted too."""
 
     def fails(config: DetectionRunConfig) -> None:
         raise OSError(f"{KINDS[0]} is not there")
 
-    assert sweep.run_sweep(jobs, fails) == 2
-    monkeypatch.setattr(sweep, "start", lambda words: f"{KINDS[1]} failed")
-    found = [(str(path), path.read_bytes()) for path in Path("runs").rglob("*") if path.is_file()]
-    names = [(f"name of {path}", str(path).encode()) for path in Path("runs").rglob("*")]
-    out, err = capfd.readouterr()
-    rows = list(csv.DictReader(Path("runs/shapes-sweep/sweep.csv").read_text().splitlines()))
-    assert rows[0]["error"] == "OSError: https://host/x is not there"
-    assert leaks(iter([*found, *names, ("stdout", out.encode())])) == []
-    assert "SECRET" not in err
-
-
-def test_commands_are_shown_without_secrets(capfd: pytest.CaptureFixture[str]) -> None:
-    assert sweep.start(["echo", "error: https://me:SECRET@host is not there"]) is None
-    assert (
-        sweep.start(["sh", "-c", "echo 'error: https://me:SECRET@host is not there'; exit 2"])
-        == "https://host is not there"
-    )
-    out, err = capfd.readouterr()
-    assert "SECRET" not in out + err
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(retina_dist.train, "train", fails)
+    for launcher, error in (
+        ("null", "OSError: https://host/x is not there"),
+        ("/bin/false -n 2", "ended with exit code 1"),
+    ):
+        folder = Path(f"sweep-{Path(launcher.split()[0]).name}")
+        overrides = [f"data.classes='{KINDS[0]}'", "optimizer.lr=1,2", f"launcher={launcher}", f"output_dir={folder}"]
+        monkeypatch.setattr(sys, "argv", ["train", "-m", *overrides])
+        with pytest.raises(SystemExit):
+            retina_dist.train.main()
+        rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+        assert error in rows[0]["error"]
+        written = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
+        assert any(name.endswith("multirun.yaml") for name, _ in written)
+        out, err = capfd.readouterr()
+        assert leaks(iter([*written, ("stdout", out.encode()), ("stderr", err.encode())])) == []
 
 
 def test_what_a_rank_says_and_logs() -> None:

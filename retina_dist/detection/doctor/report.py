@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from retina_dist.config.commands import DoctorConfig
 from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage
 from retina_dist.detection.doctor.data_checks import ImageCheck
@@ -20,6 +19,9 @@ from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import has_corners, implausible_boxes, read_split
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.text import escape, pluralize
+
+if TYPE_CHECKING:
+    from retina_dist.doctor import DoctorConfig
 
 WORTH_SAYING = 0.05  # share of boxes without an anchor
 WORTH_DOING = 0.8  # a change is proposed if it leaves at most this share of them

@@ -17,8 +17,8 @@ from retina_dist.classification.model import build_classifier, smallest_size
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
-from retina_dist.config.builtin_tasks import task_of_checkpoint
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train

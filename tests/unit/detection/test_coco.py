@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from retina_dist.config.commands import DoctorConfig
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
 from retina_dist.detection.doctor.report import examine
@@ -26,6 +25,7 @@ from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import find_split, implausible_boxes, read_split
+from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import DataError, UserError
 
 COCO: dict[str, Any] = {

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from retina_dist import doctor
-from retina_dist.config.commands import DoctorConfig
 from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
@@ -28,6 +27,7 @@ from retina_dist.detection.model.retinanet import anchor_generator, build_retina
 from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.task import DetectionTask
+from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 

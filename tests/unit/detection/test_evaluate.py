@@ -13,7 +13,6 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from retina_dist.config.commands import EvaluateConfig
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
@@ -29,6 +28,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError
+from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 BACKENDS = [

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.config.commands import ExportConfig
 from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
@@ -20,6 +19,7 @@ from retina_dist.detection.export import export
 from retina_dist.detection.model.exportable import INPUT, OUTPUTS, export_graph
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.errors import ConfigError, UserError
+from retina_dist.export import ExportConfig
 from tests.unit.serving.server import small_detector
 
 

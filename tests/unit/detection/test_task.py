@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.config.commands import EvaluateConfig
 from retina_dist.config.compose import load_config
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.evaluation import evaluate
@@ -23,6 +22,7 @@ from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, DataError
+from retina_dist.evaluate import EvaluateConfig
 from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 

@@ -18,19 +18,17 @@ from retina_dist.benchmark.settings import (
     StepConfig,
     SyntheticBenchmarkConfig,
 )
-from retina_dist.config.commands import (
-    ConvertConfig,
-    DoctorConfig,
-    EvaluateConfig,
-    ExportConfig,
-    ParityConfig,
-    PredictConfig,
-    ShardsConfig,
-)
 from retina_dist.config.entry_point import check_outputs, reported_errors
+from retina_dist.convert import ConvertConfig
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError
+from retina_dist.evaluate import EvaluateConfig
+from retina_dist.export import ExportConfig
 from retina_dist.files import check_output, write_atomically
+from retina_dist.parity import ParityConfig
+from retina_dist.predict import PredictConfig
+from retina_dist.shards import ShardsConfig
 
 # A command's settings and what it writes; a folder, or a file with that ending.
 OUTPUTS: dict[str, tuple[Callable[..., Any], str, str]] = {

@@ -1,118 +1,85 @@
-"""Sweeps: Hydra's product as jobs, what becomes of one that fails, the table and the plot."""
+"""Sweeps: Hydra runs the jobs; what becomes of one that fails, the table and the plot."""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from retina_dist.config.compose import register_schema
-from retina_dist.config.overrides import SweepJob, check_overrides
-from retina_dist.detection.settings import DetectionRunConfig
+import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.plots import plot_sweep
 from retina_dist.run.result import LOSS, read_result, write_result
-from retina_dist.run.sweep import (
-    aligned,
-    command,
-    error_in,
-    job_name,
-    quoted,
-    run_sweep,
-    short_names,
-    start,
-)
+from retina_dist.run.sweep import aligned
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+Sweep = Callable[..., int]
 
 
-def jobs_of(*arguments: str) -> list[SweepJob]:
-    register_schema("train")
-    return check_overrides("train", ["-m", *arguments])
-
-
-def trained(config: DetectionRunConfig) -> None:
+def trained(config: Any) -> dict[str, float]:
     """A training that is over at once: AP is ten times the learning rate."""
-    assert config.output_dir
     folder = Path(config.output_dir)
-    CsvLogger(folder / "metrics.csv").log({LOSS: 1.0}, 3)
+    folder.mkdir(parents=True, exist_ok=True)
+    value = config.optimizer.lr * 10
     write_result(
-        folder, step=3, loss=1.0, speeds=[1.0, 30.0, 50.0], best=config.optimizer.lr * 10, metrics={"coco/AP": 0.0}
+        folder, step=3, loss=1.0, speeds=[1.0, 30.0, 50.0], best=value, monitor="coco/AP", metrics={"coco/AP": 0.0}
     )
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    return {"coco/AP": config.optimizer.lr * 10}
 
 
 def table(folder: str | Path) -> list[dict[str, str]]:
     return list(csv.DictReader((Path(folder) / "sweep.csv").open()))
 
 
-@pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """`retina-dist train -m ARGUMENTS` in this process with another training; its exit code."""
     monkeypatch.chdir(tmp_path)
 
+    def start(*arguments: str, train: Callable[[Any], Any] = trained) -> int:
+        monkeypatch.setattr(retina_dist.train, "train", train)
+        monkeypatch.setattr(sys, "argv", ["train", "-m", *arguments])
+        try:
+            retina_dist.train.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
 
-# the jobs
-
-
-def test_jobs_are_hydras_product() -> None:
-    jobs = jobs_of("optimizer.lr=1e-3,1e-2", "data.batch_size=4,8", "seed=1", "data.min_sizes=[64,96]")
-    assert [tuple(job.swept.values()) for job in jobs] == [("0.001", "4"), ("0.001", "8"), ("0.01", "4"), ("0.01", "8")]
-    assert list(jobs[0].swept) == ["optimizer.lr", "data.batch_size"]
-    config = jobs[3].load()
-    assert (config.optimizer.lr, config.data.batch_size, config.data.min_sizes) == (0.01, 8, [64, 96])
-    assert check_overrides("train", ["optimizer.lr=1e-3"]) == []
-
-
-def test_hydras_other_ways_to_sweep() -> None:
-    assert [job.swept for job in jobs_of("seed=range(1,3)")] == [{"seed": "1"}, {"seed": "2"}]
-    assert [job.swept["model"] for job in jobs_of("model=glob(retinanet_r*)")] == [
-        "retinanet_r18",
-        "retinanet_r50",
-        "retinanet_r50_v2",
-    ]
-    jobs = jobs_of("experiment=sweep_lr_batch", "data.batch_size=4")  # the file sweeps, the command line wins
-    assert [job.swept["optimizer.lr"] for job in jobs] == ["0.0003", "0.001", "0.003"]
-    assert {job.load().data.batch_size for job in jobs} == {4}
-    with pytest.raises(ConfigError, match="does not support sweep type"):
-        jobs_of("optimizer.lr=interval(0,1)")
+    return start
 
 
-def test_a_sweep_may_begin_unless_no_job_can_be() -> None:
-    assert len(jobs_of("optimizer.lr=abc,1e-3", "data.batch_size=0,4")) == 4
-    with pytest.raises(ConfigError, match="lr=abc is not a number"):
-        jobs_of("optimizer.lr=abc,def")
-    with pytest.raises(ConfigError, match="optimizer.lrr is not a setting; did you mean optimizer.lr"):
-        jobs_of("optimizer.lrr=1,2")
-
-
-# going through them
-
-
-def test_every_job_has_a_folder_and_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_sweep(jobs_of("optimizer.lr=1e-3,1e-2", "data.batch_size=4,8"), trained) == 0
+def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("optimizer.lr=1e-3,1e-2", "data.batch_size=4,8", "seed=1") == 0
     rows = table("runs/shapes-sweep")
-    assert [row["folder"] for row in rows] == [
-        "runs/shapes-sweep/0_lr=0.001_batch_size=4",
-        "runs/shapes-sweep/1_lr=0.001_batch_size=8",
-        "runs/shapes-sweep/2_lr=0.01_batch_size=4",
-        "runs/shapes-sweep/3_lr=0.01_batch_size=8",
-    ]
+    assert [row["folder"] for row in rows] == [f"runs/shapes-sweep/{i}" for i in range(4)]
     last = rows[-1]
     assert (last["optimizer.lr"], last["data.batch_size"], last["status"], last["error"]) == ("0.01", "8", "ok", "")
     assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (0.1, 1.0, 40.0)
-    assert (Path("runs/shapes-sweep") / "sweep.png").is_file()
-    said = capsys.readouterr().out
-    best = "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2_lr=0.01_batch_size=4"
-    assert said.splitlines()[-1] == best
-    assert "job  optimizer.lr  data.batch_size  status  coco/AP" in said
-    run_sweep(jobs_of("seed=1,2"), trained)
-    assert len(table("runs/shapes-sweep-2")) == 2
+    assert "seed" not in last, "the same in all jobs"
+    assert Path("runs/shapes-sweep/sweep.png").is_file()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
+    assert any(line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed)
+
+
+def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("seed=range(1,3)", "hydra.sweep.dir=there", "hydra.sweep.subdir=s${seed}") == 0
+    assert [row["folder"] for row in table("there")] == ["there/s1", "there/s2"]
+    assert sweep("model=glob(retinanet_r*)", "output_dir=models") == 0
+    assert [row["model"] for row in table("models")] == ["retinanet_r18", "retinanet_r50", "retinanet_r50_v2"]
+    assert sweep("experiment=sweep_lr_batch", "data.batch_size=4", "output_dir=file") == 0  # the command line wins
+    assert [row["optimizer.lr"] for row in table("file")] == ["0.0003", "0.001", "0.003"]
+    assert sweep("optimizer.lr=interval(0,1)") == 2
+    assert "does not support sweep type" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -123,122 +90,90 @@ def test_every_job_has_a_folder_and_a_row(capsys: pytest.CaptureFixture[str]) ->
         (RuntimeError("out of memory\nmore"), "RuntimeError: out of memory"),
     ],
 )
-def test_in_one_process_any_failure_is_marked(error: Exception, sentence: str) -> None:
-    def train(config: DetectionRunConfig) -> None:
+def test_in_one_process_any_failure_is_a_row(sweep: Sweep, error: Exception, sentence: str) -> None:
+    def train(config: Any) -> dict[str, float]:
         if config.seed == 1:
             raise error
-        trained(config)
+        return trained(config)
 
-    assert run_sweep(jobs_of("seed=0,1,2", "output_dir=s"), train) == 0
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 0
     rows = table("s")
     assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
     assert rows[1]["error"] == sentence
 
 
-def test_a_combination_that_cannot_be_is_a_failed_job() -> None:
-    assert run_sweep(jobs_of("data.batch_size=0,4", "output_dir=s"), trained) == 0
+def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("data.batch_size=0,4", "output_dir=s") == 0
     assert [row["error"] for row in table("s")] == ["data.batch_size=0 is too small; it must be at least 1.", ""]
+    assert sweep("optimizer.lrr=1,2", "output_dir=t") == 2, "no job was trained"
+    assert "the job failed: optimizer.lrr is not a setting; did you mean optimizer.lr?" in capsys.readouterr().err
+    assert sweep("optimizer.lr=1,2", "output_dir=t") == 0, "a folder without a trained job is free"
 
 
-def test_a_sweep_without_success_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    def train(config: DetectionRunConfig) -> None:
-        raise Divergence("no.")
+def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    begun: list[tuple[int, str | None]] = []
 
-    assert run_sweep(jobs_of("seed=0,1", "output_dir=s"), train) == 2
-    assert "best" not in capsys.readouterr().out
-    assert Path("s/sweep.png").is_file()
+    def train(config: Any) -> dict[str, float]:
+        begun.append((config.seed, config.resume))
+        if config.seed == 1 and len(begun) == 2:
+            (Path(config.output_dir) / "checkpoints").mkdir(parents=True)
+            raise KeyboardInterrupt
+        return trained(config)
+
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 130
+    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "interrupted")]
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
+    assert "error: s already holds a sweep; give resume=auto to go on with it" in capsys.readouterr().err
+    assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
+    assert begun == [(0, None), (1, None), (1, "auto"), (2, "auto")]
+    assert [row["status"] for row in table("s")] == ["ok"] * 3
 
 
-def test_among_processes_only_a_common_error_lets_the_sweep_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_among_processes_only_a_common_error_lets_the_sweep_go_on(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     errors: dict[int, Exception] = {0: Divergence("on all."), 1: DataError("here alone.")}
 
-    def train(config: DetectionRunConfig) -> None:
+    def train(config: Any) -> None:
         raise errors[config.seed]
 
-    with pytest.raises(DataError, match="here alone"):
-        run_sweep(jobs_of("seed=0,1,2", "output_dir=s"), train)
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
     assert [row["error"] for row in table("s")] == ["on all.", "here alone."]
     errors[0] = RuntimeError("a bug")
-    with pytest.raises(RuntimeError, match="a bug"):
-        run_sweep(jobs_of("seed=0,1", "output_dir=t"), train)
+    assert sweep("seed=0,1", "output_dir=t", train=train) == 1
+    monkeypatch.setenv("RANK", "1")
+    errors[0] = errors[1] = Divergence("on all.")
+    capsys.readouterr()
+    assert sweep("seed=0,1", "output_dir=u", train=train) == 0, "rank 0 gives the verdict"
+    assert not Path("u/sweep.csv").exists()
+    assert capsys.readouterr().out == ""
 
 
-def test_other_ranks_write_nothing_and_leave_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {**TORCHRUN, "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    begun: list[int] = []
-
-    def train(config: DetectionRunConfig) -> None:
-        begun.append(config.seed)
-        raise Divergence("on all.")
-
-    assert run_sweep(jobs_of("seed=0,1"), train) == 0
-    assert begun == [0, 1]
-    assert not list(Path().iterdir())
-    assert capsys.readouterr() == ("", "")
-
-
-def test_an_interrupted_sweep_leaves_what_it_did() -> None:
-    def train(config: DetectionRunConfig) -> None:
-        if config.seed == 1:
-            raise KeyboardInterrupt
-        trained(config)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(jobs_of("seed=0,1,2", "output_dir=s"), train)
-    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "interrupted")]
-    assert Path("s/sweep.png").is_file()
-
-
-def test_a_dry_sweep_writes_nothing() -> None:
-    assert run_sweep(jobs_of("seed=0,1", "dry_run=true"), lambda config: None) == 0
-    assert not list(Path().iterdir())
-
-
-def test_where_a_sweep_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("a").mkdir()
-    Path("a/sweep.csv").touch()
-    Path("b/checkpoints").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="output_dir=a already holds a sweep; give another folder."):
-        run_sweep(jobs_of("seed=0,1", "output_dir=a"), trained)
-    with pytest.raises(ConfigError, match="output_dir=b already holds a run"):
-        run_sweep(jobs_of("seed=0,1", "output_dir=b"), trained)
-    with pytest.raises(ConfigError, match="output_dir cannot be swept"):
-        run_sweep(jobs_of("output_dir=c,d"), trained)
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="launcher=mpirun starts each job's processes itself, but this is RANK and"):
-        run_sweep(jobs_of("seed=0,1", "launcher=mpirun"), trained)
+def test_a_dry_sweep_trains_nothing(sweep: Sweep) -> None:
+    dry = []
+    assert sweep("seed=0,1", "dry_run=true", train=lambda config: dry.append(config.dry_run) or {}) == 0
+    assert dry == [True, True]
+    assert not list(Path().rglob("sweep.csv"))
 
 
 @pytest.mark.parametrize(("mode", "number"), [("max", 2), ("min", 0)])
-def test_the_best_is_by_the_monitors_mode(mode: str, number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    run_sweep(jobs_of("optimizer.lr=1e-3,1e-2,2e-2", f"trainer.monitor_mode={mode}", "output_dir=s"), trained)
-    assert f"s/{number}_lr=" in capsys.readouterr().out.splitlines()[-1]
+def test_the_best_is_by_the_monitors_mode(
+    sweep: Sweep, mode: str, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep("optimizer.lr=1e-3,1e-2,2e-2", f"trainer.monitor_mode={mode}", "output_dir=s")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"s/{number}")
 
 
-def test_without_validation_the_lowest_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    def train(config: DetectionRunConfig) -> None:
+def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(config: Any) -> dict[str, float]:
         folder = Path(str(config.output_dir))
-        CsvLogger(folder / "metrics.csv").log({LOSS: 3.0 - config.seed}, 1)
         write_result(folder, step=1, loss=3.0 - config.seed, best=None)
+        return {}
 
-    run_sweep(jobs_of("seed=0,1", "output_dir=s"), train)
-    assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1_seed=1"
-
-
-# names
-
-
-def test_names_of_folders() -> None:
-    assert job_name(0, {"optimizer.lr": "0.001", "data.batch_size": "4"}) == "0_lr=0.001_batch_size=4"
-    assert job_name(3, {"data.min_sizes": "[64,96]", "data.root": "../a b"}) == "3_min_sizes=-64,96-_root=..-a-b"
-    assert len(job_name(1, {"data.root": "x" * 500})) == 120
-    assert short_names(["optimizer.name", "data.name", "seed"]) == ["optimizer.name", "data.name", "seed"]
+    sweep("seed=0,1", "output_dir=s", train=train)
+    assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1"
 
 
 def test_the_table_is_aligned() -> None:
@@ -272,52 +207,31 @@ def test_result_before_the_first_log(tmp_path: Path) -> None:
 # the launcher
 
 
-def test_the_command_of_a_job() -> None:
-    (job, _) = jobs_of("optimizer.lr=1e-3,1e-2", "launcher=mpirun", "output_dir=s")
-    module = ["-m", "retina_dist.train"]
-    rest = ["optimizer.lr=0.001", "launcher=null", "hydra.mode=RUN", "output_dir='s/0'"]
-    assert command("horovodrun -np 2", job, Path("s/0")) == ["horovodrun", "-np", "2", sys.executable, *module, *rest]
-    assert command("/a/torchrun --nproc-per-node 2", job, Path("s/0")) == [
-        "/a/torchrun",
-        "--nproc-per-node",
-        "2",
-        *module,
-        *rest,
-    ]
-    with pytest.raises(ConfigError, match="launcher=mpirun ' is no command line"):
-        command("mpirun '", job, Path("s/0"))
-
-
-def test_hydra_reads_a_quoted_folder_as_it_is() -> None:
-    for folder in ("runs/0_lr=0.1_x=4", "it's a, folder", "a\\'b"):
-        (job,) = jobs_of(f"output_dir={quoted(folder)}")
-        assert job.load().output_dir == folder
-
-
-def test_a_command_passes_its_words_on_and_tells_its_error(capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import sys; print('hello'); print('error: it is wrong.', file=sys.stderr); sys.exit({})"
-    assert start([sys.executable, "-c", code.format(2)]) == "it is wrong."
-    assert "hello\n" in capfd.readouterr().out
-    assert start([sys.executable, "-c", code.format(0)]) is None
-    assert start([sys.executable, "-c", "import sys; sys.exit(3)"]) == "exit code 3"
-    with pytest.raises(ConfigError, match="launcher=nowhere cannot be started .*; is it installed and on the PATH"):
-        start(["nowhere"])
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("error: a is wrong.", ["a is wrong."]),
-        ("[rank 1] error: a is wrong.\n", ["a is wrong."]),
-        ("[1]<stderr>:[rank 1] error: a is wrong.\n", ["a is wrong."]),
-        ("[1,1]<stderr>: error: a is wrong.\n", ["a is wrong."]),
-        ("[rank 0] RuntimeError: broken", ["RuntimeError: broken"]),
-        ("torch.cuda.OutOfMemoryError: broken", []),
-        ("step 3 loss 1 no error: here", []),
-    ],
-)
-def test_errors_in_the_words_of_others(line: str, found: list[str]) -> None:
-    assert error_in(line) == found
+def test_each_job_by_a_launcher(sweep: Sweep, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The launcher gets the job's own settings and folder; its exit code or the error that the job recorded is the row's."""
+    program = tmp_path / "launch"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, pathlib, sys\nfolder = pathlib.Path(sys.argv[-1].split('=')[1].strip(\"'\"))\n"
+        "folder.mkdir(parents=True, exist_ok=True)\n(folder / 'argv').write_text(' '.join(sys.argv[1:]))\n"
+        "if 'seed=1' in sys.argv: sys.exit(3)\n"
+        "(folder / 'result.json').write_text(json.dumps({'status': 'ok', 'error': None, 'best': 0.5}))\n"
+    )
+    program.chmod(0o755)
+    assert sweep("seed=0,1", f"launcher={program} -np 2", "output_dir=it s") == 0
+    good, bad = table("it s")
+    assert (good["status"], bad["status"]) == ("ok", "failed")
+    assert bad["error"].endswith("ended with exit code 3 and left no result.json.")
+    words = Path("it s/0/argv").read_text()
+    assert words.startswith(
+        f"-np 2 {sys.executable} -m retina_dist.train seed=0 launcher=null hydra.mode=RUN output_dir="
+    )
+    for launcher, reason in (
+        ("nowhere", "cannot be started"),
+        ('"mpirun \'"', "is not a command line"),
+        ("true", "is not a text"),
+    ):
+        assert sweep("seed=0", f"launcher={launcher}", "output_dir=t") == 2
+        assert reason in capfd.readouterr().err
 
 
 # the plot

@@ -1,0 +1,117 @@
+"""The page of `python -m retina_dist.COMMAND --help`: what the command does, its settings and examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from retina_dist.settings import MISSING, Limits, limits_of
+
+# Settings and entries that beginners do not need stand below a line.
+LATER = ("nccl", "logging", "strategy", "schedule", "optimizer", "task", "gpu", "debug", "launcher", "worker")
+RARE = (
+    "parity",
+    "parity_classes",
+    "class_shards",
+    "shards",
+    "synthetic",
+    "detection_parity",
+    "classification_parity",
+    "quiet",
+)
+FLAGS = """Hydra's options work as it documents them: --cfg job (the composed settings), --info, --multirun or -m (a sweep),
+--config-dir FOLDER (entries of your own), --config-path RUN --config-name config (the settings of an earlier run).
+All keys, with every limit: docs/settings.md."""
+
+
+def help_page(name: str, schema: type, document: str, conf: Path) -> str:
+    """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys."""
+    groups = [g for g in _groups(conf / f"{name}.yaml") if (conf / g).is_dir() and g != "hydra"]
+    blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
+    if groups:
+        blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))
+    first, later = [], []
+    for section, rows in _sections(schema):
+        (later if section.partition(".")[0] in LATER else first).append(
+            "\n".join([f"{section}:"] * bool(section) + rows)
+        )
+    blocks += first
+    if later:
+        blocks += ["-- What few trainings change " + "-" * 72, *later]
+    return "\n\n".join([*blocks, FLAGS]) + "\n"
+
+
+def _groups(file: Path) -> list[str]:
+    """The groups of a configuration's defaults list."""
+    lines = file.read_text().splitlines()
+    start = lines.index("defaults:") + 1
+    named = (line.strip().removeprefix("- ").partition(":") for line in lines[start:] if line.startswith("  - "))
+    groups = [group for group, colon, _ in named if colon]
+    return (
+        ["task", "data", "model", *(g for g in groups if g not in ("task", "data", "model"))]
+        if "task" in groups
+        else groups
+    )
+
+
+def _choices(folder: Path) -> str:
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    rare = [name for name in names if name in RARE]
+    usual = ", ".join(name for name in names if name not in RARE)
+    text = f"{usual}{' (for checks and tools: ' + ', '.join(rare) + ')' if rare else ''}"
+    return textwrap.fill(text, 120, initial_indent=f"  {folder.name + '=':<12}", subsequent_indent=" " * 14)
+
+
+def _sections(schema: type, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Each section's name and the lines of its keys; first those of the schema itself."""
+    hints = get_type_hints(schema)
+    fields = dataclasses.fields(schema)
+    rows = [_row(schema, f, hints[f.name], prefix) for f in fields if not section_of(hints[f.name])]
+    if rows:
+        yield prefix.rstrip("."), rows
+    for field in fields:
+        if section := section_of(hints[field.name]):
+            yield from _sections(section, f"{prefix}{field.name}.")
+
+
+def _row(schema: type, field: Any, hint: Any, prefix: str) -> str:
+    limits = limits_of(schema, field.name)
+    facts = ", ".join(part for part in (type_in_words(hint), default_in_words(field), allowed(limits)) if part)
+    head = f"  {prefix + field.name:<30} {facts}"
+    return textwrap.fill(f"{head}{'. ' + limits.text if limits.text else ''}", 130, subsequent_indent=" " * 35)
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass of a section, None for a setting."""
+    return next((a for a in (hint, *get_args(hint)) if isinstance(a, type) and dataclasses.is_dataclass(a)), None)
+
+
+def type_in_words(hint: Any) -> str:
+    """A type, such as `list of int or null`."""
+    inner = [type_in_words(a) for a in get_args(hint)]
+    if get_origin(hint) is list:
+        return f"list of {inner[0]}"
+    return " or ".join(inner) or {type(None): "null"}.get(hint, hint.__name__)
+
+
+def default_in_words(field: Any) -> str:
+    """A field's default as it is written on a command line, or "required"."""
+    value = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    if value == MISSING:
+        return "required"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value).replace("'", "")
+
+
+def allowed(limits: Limits) -> str:
+    """The values that a setting may have, "" without limits."""
+    words = [str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)]
+    if limits.within or limits.fraction:
+        least, most = limits.within or (0, 1)
+        words.append(f"{least:g} to {most:g}")
+    signs = (("≥", limits.at_least), (">", limits.above), ("<", limits.below), ("≤", limits.at_most))
+    return ", ".join([*words, *(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)])
