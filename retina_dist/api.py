@@ -24,7 +24,7 @@ from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint.resume import checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
 from retina_dist.engine.duration import to_steps
@@ -52,11 +52,11 @@ class _Run(TrainerConfig):
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    seed: int = DetectionRunConfig.seed
-    output_dir: str | None = DetectionRunConfig.output_dir
-    resume: str | None = DetectionRunConfig.resume
-    dry_run: bool = DetectionRunConfig.dry_run
-    gpu: str | None = DetectionRunConfig.gpu
+    seed: int = RunConfig.seed
+    output_dir: str | None = RunConfig.output_dir
+    resume: str | None = RunConfig.resume
+    dry_run: bool = RunConfig.dry_run
+    gpu: str | None = RunConfig.gpu
 
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
@@ -70,7 +70,7 @@ class _Run(TrainerConfig):
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if not (isinstance(config, DetectionRunConfig) and config.task.name == cls._task):
+        if not isinstance(config, schema_of_task(cls._task)):
             made = {"detection": "use Trainer", "classification": "use ClassifierTrainer"}
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; {made.get(config.task.name, 'train on the command line')}."
@@ -79,15 +79,11 @@ class _Run(TrainerConfig):
         return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)
 
     @property
-    def config(self) -> DetectionRunConfig:
+    def config(self) -> RunConfig:
         """The settings as the command line has them."""
         trainer = TrainerConfig(**{f.name: getattr(self, f.name) for f in fields(TrainerConfig)})
-        sections = {
-            f.name: getattr(self, f.name) for f in fields(DetectionRunConfig) if f.name in self.__dataclass_fields__
-        }
-        config: DetectionRunConfig = schema_of_task(self._task)(
-            task=TaskConfig(self._task), trainer=trainer, **sections
-        )
+        sections = {f.name: getattr(self, f.name) for f in fields(RunConfig) if f.name in self.__dataclass_fields__}
+        config: RunConfig = schema_of_task(self._task)(task=TaskConfig(self._task), trainer=trainer, **sections)
         return config
 
     def fit(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.classification import commands
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.drawn import CLASSES
 from retina_dist.classification.data.samples import read_samples
@@ -19,7 +20,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.run.build import task_class, task_of
+from retina_dist.run.build import task_of
 from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.classification.test_task import SMALL
@@ -43,7 +44,7 @@ def test_a_checkpoint_says_its_task(checkpoint: Path) -> None:
 
 def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     command = [f"checkpoint={checkpoint}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
-    printed = ClassificationTask.evaluate(load_config("evaluate", command))
+    printed = commands.evaluate(load_config("evaluate", command))
     found = json.loads((tmp_path / "metrics.json").read_text())
     assert printed.splitlines()[0] == f"{'top1':<24}{found['top1']:.4f}"
     classifier = TrainedClassifier.from_checkpoint(checkpoint)
@@ -52,7 +53,7 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     shares = classifier.predict([str(source) for source in val.sources])
     assert found["top1"] == pytest.approx(float((shares.argmax(1).numpy() == val.labels).mean()))
     with pytest.raises(ConfigError, match=r"results=x.json is for detection"):
-        ClassificationTask.evaluate(load_config("evaluate", [*command, "results=x.json"]))
+        commands.evaluate(load_config("evaluate", [*command, "results=x.json"]))
 
 
 def test_evaluate_has_the_loss_of_the_validation(drawn: Path, tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_evaluate_has_the_loss_of_the_validation(drawn: Path, tmp_path: Path) ->
     path = tmp_path / "best.pt"
     write_checkpoint(path, {"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)})
     command = [f"checkpoint={path}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
-    ClassificationTask.evaluate(load_config("evaluate", command))
+    commands.evaluate(load_config("evaluate", command))
     assert json.loads((tmp_path / "metrics.json").read_text())["loss"] == pytest.approx(expected["val/loss"], rel=1e-5)
 
 
@@ -76,7 +77,7 @@ def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path)
     content["config"]["data"]["root"] = "http://stranger.example/images"
     write_checkpoint(tmp_path / "theirs.pt", content)
     with pytest.raises(ConfigError, match="such a URL is followed only where you give it"):
-        ClassificationTask.evaluate(load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"]))
+        commands.evaluate(load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"]))
     content["model_arguments"]["architecture"] = "os.system"
     write_checkpoint(tmp_path / "theirs.pt", content)
     with pytest.raises(CheckpointError, match="does not describe a classifier"):
@@ -92,7 +93,7 @@ def test_predict(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
         f"output_dir={tmp_path / 'out'}",
         "device=cpu",
     ]
-    ClassificationTask.predict(load_config("predict", command))
+    commands.predict(load_config("predict", command))
     with (tmp_path / "out" / "predictions.csv").open() as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "class", "probability", *CLASSES]
@@ -110,14 +111,14 @@ def test_an_export_is_compared_before_it_has_its_name(checkpoint: Path, tmp_path
     command = [f"checkpoint={checkpoint}", f"output={output}"]
     if ending == "onnx":
         pytest.importorskip("onnxruntime")
-    ClassificationTask.export(load_config("export", command))
+    commands.export(load_config("export", command))
     assert output.stat().st_size
     if ending == "pt":
         other = tmp_path / "other.pt"
         strict = load_config("export", [f"checkpoint={checkpoint}", f"output={other}"])
         strict.score_tolerance = -1.0  # which nothing meets
         with pytest.raises(UserError, match=r"was not written: its probabilities differ"):
-            ClassificationTask.export(strict)
+            commands.export(strict)
         assert not other.exists()
 
 
@@ -131,7 +132,7 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
         Image.new("RGB", (30 + i, 30)).save(train / "square" / f"more{i}.png")
     command = [*SMALL, f"data.root={tmp_path / 'data'}", "data.drawn=null"]
     config = load_config("doctor", command)
-    found = task_class(config).examine(config)
+    found = commands.examine(config)
     by_what = {(finding.where, finding.what): finding for finding in found.findings}
     assert found.errors == 3
     assert by_what["train", "unreadable files"].examples[0].startswith("star/bad.png")
@@ -146,7 +147,7 @@ def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_p
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "ring").symlink_to(drawn / "train" / "ring")
     command = [*SMALL, f"data.root={tmp_path}", "data.drawn=null"]
-    found = task_class(config := load_config("doctor", command)).examine(config)
+    found = commands.examine(load_config("doctor", command))
     (error,) = [finding for finding in found.findings if finding.level == "error"]
     with pytest.raises(ConfigError, match="has one class only, ring; a classifier needs two") as caught:
         ClassificationTask(load_config("train", command), SingleDeviceStrategy("cpu"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from retina_dist.classification import commands
 from retina_dist.classification.data.drawn import CLASSES, draw_classes
 from retina_dist.classification.data.samples import Samples, read_samples
-from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.errors import DataError
@@ -110,7 +110,7 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
 def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
     command = ["task=classification", "data=folders", f"data.root={drawn}", f"output={tmp_path}", "shard_mb=1"]
-    ClassificationTask.write_shards(load_config("shards", command))
+    commands.write_shards(load_config("shards", command))
     found = read(tmp_path, form="shards")
     assert (found.names, found.fingerprint()) == (train.names, train.fingerprint())
     assert all(isinstance(source, ArchiveMember) for source in found.sources)
