@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) 
 REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
 EXTRAS = {"adlfs": '"retina-dist[azure]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
+# answers that another attempt would not change
+REFUSALS = (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux takes of a file's name, and of a path with the NUL at its end
@@ -101,7 +103,7 @@ def _check_mode(found: os.stat_result, path: object) -> None:
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
 
 
-def read_bytes(source: Place) -> bytes:
+def read_bytes(source: PathOrUrl) -> bytes:
     """The content of a regular file or of what is behind a URL. Raises OSError for a pipe or a device."""
     if isinstance(source, Url):
         return source.read_bytes()
@@ -138,13 +140,12 @@ def _remedy(error: OSError, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Url:
-    """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that checkpoints need.
+    """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that the package needs.
 
-    A write replaces an object whole or not at all, as a PUT does; an object store has no rename, no link, no folder to sync.
-    Each call asks fsspec for the file system, since one belongs to the thread and the process that made it, and is made up to
-    four times when the network or the service fails, with `WAITS` between and none after `ENOUGH_S`; an attempt takes as long as
-    the file system's own time-outs and retries let it. Raises FileNotFoundError for what is not there and UserError for a place
-    that cannot be reached or written.
+    A write replaces an object whole or not at all, as a PUT does; an object store has no rename, no link, no folder to sync. Each
+    call asks fsspec for the file system, since one belongs to the thread and the process that made it, and is made again after
+    `WAITS` when the network or the service fails. Raises FileNotFoundError for what is not there and UserError for a place that
+    cannot be reached or written.
     """
 
     text: str
@@ -157,107 +158,79 @@ class Url:
 
     @property
     def name(self) -> str:
-        """The last part."""
         return self.text.rsplit("/", 1)[1]
 
     @property
     def stem(self) -> str:
-        """The last part without its extension."""
         return self.name.rsplit(".", 1)[0]
 
     @property
     def parent(self) -> Url:
-        """All but the last part."""
         return Url(self.text.rsplit("/", 1)[0])
 
     def read_bytes(self) -> bytes:
         return self._call("read", lambda system, path: system.cat_file(path))
 
     def read_parts(self, parts: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | FileNotFoundError]:
-        """Parts (name, first byte, byte after the last) of files in this folder; None, None is the whole of one.
+        """Parts (name, first byte, byte after the last) of files in this folder, fetched together where possible.
 
-        They are fetched together where the file system can do that. What is beyond the end of a file is not there.
+        None, None is the whole of a file. What is beyond the end of a file is not there.
         """
-        found: dict[int, bytes | FileNotFoundError] = {
+        contents: dict[int, bytes | FileNotFoundError] = {
             i: b"" for i, (_, start, end) in enumerate(parts) if end is not None and end <= (start or 0)
         }
 
         def fetch(system: Any, folder: str) -> None:
-            left = [i for i in range(len(parts)) if i not in found]
-            names, starts, ends = zip(*(parts[i] for i in left), strict=True)
-            paths = [f"{folder}/{name}" for name in names]
+            left = [i for i in range(len(parts)) if i not in contents]
+            paths, starts, ends = zip(*((f"{folder}/{parts[i][0]}", *parts[i][1:]) for i in left), strict=True)
             failed = None
-            for i, answer in zip(left, system.cat_ranges(paths, list(starts), list(ends), on_error="return")):
+            answers = system.cat_ranges(list(paths), list(starts), list(ends), on_error="return")
+            for i, answer in zip(left, answers, strict=True):
                 if _status(answer) == 416:  # nothing of the range exists
-                    found[i] = b""
+                    contents[i] = b""
                 elif isinstance(answer, (FileNotFoundError, IsADirectoryError)):
-                    found[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
+                    contents[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
                 elif isinstance(answer, BaseException):
                     failed = answer
                 else:
-                    found[i] = bytes(answer)
+                    contents[i] = bytes(answer)
             if failed:  # what has come already is not asked for again
                 raise failed
 
-        if len(found) < len(parts):
+        if len(contents) < len(parts):
             self._call("read", fetch)
-        return [found[i] for i in range(len(parts))]
+        return [contents[i] for i in range(len(parts))]
 
     def write_bytes(self, data: bytes) -> None:
-        self._call("written", lambda system, path: _put(system, path, lambda: system.pipe_file(path, data)))
-
-    def create_bytes(self, data: bytes) -> None:
-        """Write a file that is not there yet, as one request where the service has one. Raises FileExistsError."""
-        try:
-            self._call(
-                "written", lambda system, path: _put(system, path, lambda: system.pipe_file(path, data, mode="create"))
-            )
-        except UserError as error:
-            if isinstance(error.__cause__, FileExistsError):
-                raise error.__cause__ from None
-            raise
+        self._put(lambda system, path: system.pipe_file(path, data))
 
     def upload(self, source: Path) -> None:
         """Write the content of a local file, which is not held in memory as a whole."""
-        self._call("written", lambda system, path: _put(system, path, lambda: system.put_file(str(source), path)))
+        self._put(lambda system, path: system.put_file(str(source), path))
 
     def unlink(self) -> None:
         self._call("removed", lambda system, path: system.rm_file(path))
 
     def names(self) -> list[str]:
         """Of the files in this folder; none where it does not exist."""
-
-        def look(system: Any, path: str) -> list[str]:
-            system.invalidate_cache()
-            found = system.ls(path, detail=True)
-            return [str(entry["name"]).rsplit("/", 1)[-1] for entry in found if entry["type"] == "file"]
-
-        try:
-            return self._call("listed", look)
-        except FileNotFoundError:
-            return []
+        return self._list(
+            lambda system, path: [
+                str(entry["name"]).rsplit("/", 1)[-1]
+                for entry in system.ls(path, detail=True)
+                if entry["type"] == "file"
+            ]
+        )
 
     def all_files(self) -> dict[str, dict[str, Any]]:
         """What the file system tells of each file in this folder and below, by its name from here, in one listing."""
-
-        def look(system: Any, path: str) -> dict[str, dict[str, Any]]:
-            system.invalidate_cache()
-            start = len(path.rstrip("/")) + 1
-            return {str(name)[start:]: facts for name, facts in system.find(path, detail=True).items()}
-
-        try:
-            return self._call("listed", look)
-        except FileNotFoundError:
-            return {}
+        return dict(self._list(lambda system, path: _below(path, system.find(path, detail=True)).items()))
 
     def glob(self, pattern: str) -> list[Url]:
         """The files whose names, from here, fit."""
-
-        def look(system: Any, path: str) -> list[Url]:
-            start = len(path.rstrip("/")) + 1
-            return [self / str(name)[start:] for name in system.glob(f"{path}/{pattern}")]
-
-        return self._call("listed", look)
+        return [
+            self / name
+            for name in self._list(lambda system, path: _below(path, system.glob(f"{path}/{pattern}", detail=True)))
+        ]
 
     def is_dir(self) -> bool:
         return self._call("looked at", lambda system, path: bool(system.isdir(path)))
@@ -265,6 +238,26 @@ class Url:
     def size(self) -> int:
         """Bytes of this file."""
         return self._call("looked at", lambda system, path: int(system.size(path)))
+
+    def _list(self, look: Callable[[Any, str], Iterable[T]]) -> list[T]:
+        def fresh(system: Any, path: str) -> list[T]:
+            system.invalidate_cache()
+            return list(look(system, path))
+
+        try:
+            return self._call("listed", fresh)
+        except FileNotFoundError:
+            return []
+
+    def _put(self, write: Callable[[Any, str], object]) -> None:
+        def put(system: Any, path: str) -> None:
+            try:
+                write(system, path)
+            except FileNotFoundError:  # a file system with folders
+                system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+                write(system, path)
+
+        self._call("written", put)
 
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
         from fsspec.core import url_to_fs
@@ -286,10 +279,10 @@ class Url:
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
             except Exception as error:  # each file system has other exception classes
-                took_s = time.monotonic() - start
-                passing = _may_pass(error)
-                if not passing or took_s + wait > ENOUGH_S:
-                    tries = f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s" if passing else ""
+                took_s, status = time.monotonic() - start, _status(error)
+                refused = isinstance(error, REFUSALS) or (status and status < 500 and status not in (408, 429))
+                if refused or took_s + wait > ENOUGH_S:
+                    tries = "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
                     raise UserError(
                         f"{self} could not be {what} ({first_line(error)}{tries}); look at the network, the credentials and "
                         "the place."
@@ -298,44 +291,21 @@ class Url:
         raise AssertionError("the last attempt returns or raises")
 
 
-def _put(system: Any, path: str, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except FileNotFoundError:  # a file system with folders
-        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        write()
-
-
 def _status(error: object) -> int | None:
-    """The HTTP status that an error came of, by the names that aiohttp, azure-core and botocore give it."""
-    while isinstance(error, BaseException):
-        response = getattr(error, "response", None)
-        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-        for status in (
-            getattr(error, "status", None),
-            getattr(error, "status_code", None),
-            metadata.get("HTTPStatusCode"),
-        ):
-            if isinstance(status, int):
-                return status
-        error = error.__cause__
-    return None
+    """The HTTP status of an error of aiohttp, azure-core or requests."""
+    status = getattr(error, "status", None) or getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment: not when it was understood and refused, or could not be made."""
-    status = _status(error)
-    if status is not None:
-        return status in (408, 429) or status >= 500
-    return not isinstance(
-        error, (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
-    )
+def _below(folder: str, entries: Mapping[str, T]) -> dict[str, T]:
+    start = len(folder.rstrip("/")) + 1
+    return {str(name)[start:]: facts for name, facts in entries.items()}
 
 
-Place = Path | Url
+PathOrUrl = Path | Url
 
 
-def place(text: str | Place) -> Place:
+def parse_path(text: str | PathOrUrl) -> PathOrUrl:
     """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what cannot be either."""
     if not isinstance(text, str):
         return text
@@ -358,7 +328,7 @@ def place(text: str | Place) -> Place:
     return Path(rest) if protocol in ("file", "local") else Url(text.rstrip("/"))
 
 
-def names_in(folder: Place) -> list[str]:
+def names_in(folder: PathOrUrl) -> list[str]:
     """Names of what is in a folder, sorted; none where it does not exist. Raises UserError when it cannot be listed."""
     try:
         return sorted(folder.names() if isinstance(folder, Url) else os.listdir(folder))
@@ -368,7 +338,7 @@ def names_in(folder: Place) -> list[str]:
         raise UserError(f"{folder} cannot be listed ({error}); give yourself the right to read it.") from error
 
 
-def write_bytes(target: Place, data: bytes) -> None:
+def write_bytes(target: PathOrUrl, data: bytes) -> None:
     """Write `data` durably, whole or not at all. Raises UserError."""
     if isinstance(target, Url):
         target.write_bytes(data)

@@ -12,7 +12,7 @@ import torch
 
 from retina_dist import __version__
 from retina_dist.errors import CheckpointError
-from retina_dist.files import Place, first_line, read_bytes
+from retina_dist.files import PathOrUrl, first_line, read_bytes
 from retina_dist.text import escape
 
 MAX_VALUES, MAX_DEPTH, MAX_BITS = 200_000, 64, 1024  # of what is in a torch file beside the content of its tensors
@@ -21,7 +21,7 @@ SEAL_LENGTH = len(SEAL) + 64
 OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
-def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[Any, str]:
+def load_torch(source: PathOrUrl, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[Any, str]:
     """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
 
     Every reader of weights comes by here. A checkpoint of ours must be what was written: it ends with its SHA-256, or it has
@@ -67,7 +67,7 @@ def load_torch(source: Place, sha256: str | None = None, known: Iterable[str] = 
     return content, found
 
 
-def _check_zip(data: bytes, source: Place) -> None:
+def _check_zip(data: bytes, source: PathOrUrl) -> None:
     """Raise CheckpointError for a zip file that would unpack to more than its own size; torch.save does not compress."""
     try:
         unpacked = sum(size for _, size in _members(data))
@@ -87,7 +87,7 @@ def _members(data: bytes) -> list[tuple[str, int]]:
         return [(member.filename, member.file_size) for member in archive.infolist()]
 
 
-def check_content(content: Any, data: bytes, source: Place | str) -> None:
+def check_content(content: Any, data: bytes, source: PathOrUrl | str) -> None:
     """Raise CheckpointError for values that hold themselves, or each other so often that going through them takes for ever.
 
     `data` is the file, which holds at least one byte of pickle for each value that it was written from; `MAX_VALUES` are always

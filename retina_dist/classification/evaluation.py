@@ -19,7 +19,7 @@ from retina_dist.config.compose import data_settings_of
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
-from retina_dist.files import Url, place
+from retina_dist.files import Url, parse_path
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
@@ -115,7 +115,7 @@ def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -
     CheckpointError where there are no data settings.
     """
     data = data_settings_of(content, ClassificationData, source)
-    if root is None and data.root is not None and isinstance(place(data.root), Url):
+    if root is None and data.root is not None and isinstance(parse_path(data.root), Url):
         raise ConfigError(
             f"{source} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "
             f"root={data.root}."

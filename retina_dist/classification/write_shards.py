@@ -10,7 +10,7 @@ from retina_dist.classification.splits import read_splits
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
 from retina_dist.errors import ConfigError
-from retina_dist.files import place
+from retina_dist.files import parse_path
 from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
@@ -22,7 +22,7 @@ def write_shards(config: Any) -> dict[str, int]:
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {split: _split(part) for split, part in parts if part is not None}
     return write_splits(
-        place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
+        parse_path(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
     )
 
 

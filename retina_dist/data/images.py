@@ -28,7 +28,7 @@ from torchcodec.decoders import decode_jpeg
 
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url, check_regular, place
+from retina_dist.files import Url, check_regular, parse_path
 from retina_dist.text import escape
 
 ORIENTATION_TAG = 0x0112
@@ -288,7 +288,7 @@ class ReadImage(NamedTuple):
 
 def find_images(pattern: str) -> list[Path]:
     """The file, the image files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
-    path = place(pattern)
+    path = parse_path(pattern)
     if isinstance(path, Url):
         raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
     if path.is_file():

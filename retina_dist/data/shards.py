@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
-from retina_dist.files import Place, Url, read_bytes, write_atomically, write_bytes
+from retina_dist.files import PathOrUrl, Url, read_bytes, write_atomically, write_bytes
 from retina_dist.text import escape, pluralize
 
 logger = logging.getLogger(__name__)
@@ -74,12 +74,12 @@ def annotations_of(split: str) -> str:
     return f"annotations/instances_{split}.json"
 
 
-def has_shards(folder: Place, split: str) -> bool:
+def has_shards(folder: PathOrUrl, split: str) -> bool:
     """Whether there is an index of this split."""
     return _raw_index(folder, split) is not None
 
 
-def read_index(folder: Place, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
+def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
     """The shard member of each image id.
 
     Raises DataError if there are no shards, if writing them was not finished, and, with `complete`, if one is missing or has
@@ -128,7 +128,7 @@ class ShardSplit(NamedTuple):
 
 
 def write_splits(
-    output: Place, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, report: Callable[[str], object]
+    output: PathOrUrl, splits: Mapping[str, ShardSplit], *, shard_mb: int, verify: bool, report: Callable[[str], object]
 ) -> dict[str, int]:
     """Write the splits to `output`; return how many shards of each were written, not counting those that were there."""
     if shard_mb > MOST_MB:
@@ -157,7 +157,7 @@ def write_splits(
     return written
 
 
-def _check_space(output: Place, lengths: list[int]) -> None:
+def _check_space(output: PathOrUrl, lengths: list[int]) -> None:
     """Raise UserError when the disk has no room for shards of these lengths."""
     folder, needed, remedy = Path(tempfile.gettempdir()), max(lengths, default=0), "name another folder with TMPDIR=…."
     if isinstance(output, Path):  # else each shard is made on the local disk before it goes there
@@ -176,7 +176,7 @@ class ShardWriter:
     writer finished, by the lengths of the files. Raises DataError when the folder holds shards of other images, or of other sizes.
     """
 
-    def __init__(self, folder: Place, split: str, members: Sequence[Member], limit: int) -> None:
+    def __init__(self, folder: PathOrUrl, split: str, members: Sequence[Member], limit: int) -> None:
         self.folder, self.split = folder, split
         self.planned = plan_shards(members, limit)
         self.names = [f"{split}-{i:05d}.tar" for i in range(len(self.planned))]
@@ -247,7 +247,7 @@ class ShardWriter:
         write_bytes(self.folder / index_of(self.split), text.encode())
 
 
-def damage_of(folder: Place, shard: dict[str, Any]) -> str | None:
+def damage_of(folder: PathOrUrl, shard: dict[str, Any]) -> str | None:
     """A sentence about the first image of a shard that is missing or damaged; None if all are sound."""
     images = read_in_turn(_slice(folder, shard["file"], row) for row in shard["images"])
     error = next((image for image in images if isinstance(image, ImageError)), None)
@@ -275,7 +275,7 @@ def _write_tar(path: Path, members: list[Member], progress: Progress) -> list[li
     return rows
 
 
-def _raw_index(folder: Place, split: str) -> dict[str, Any] | None:
+def _raw_index(folder: PathOrUrl, split: str) -> dict[str, Any] | None:
     """The content of the index file; None if there is none. Raises DataError if it is damaged."""
     path = folder / index_of(split)
     try:
@@ -320,11 +320,11 @@ def _check_row(row: Any, shard: dict[str, Any]) -> None:
         raise ValueError(f"image {image_id} reaches out of {shard['file']}")
 
 
-def _slice(folder: Place, file: str, row: list[Any]) -> ArchiveMember:
+def _slice(folder: PathOrUrl, file: str, row: list[Any]) -> ArchiveMember:
     return ArchiveMember(str(folder), file, row[2], row[3], row[4], row[1])
 
 
-def _lengths(folder: Place, names: list[str]) -> dict[str, int]:
+def _lengths(folder: PathOrUrl, names: list[str]) -> dict[str, int]:
     """Bytes of each of these files that exists."""
     if isinstance(folder, Url):
         listed = folder.all_files()

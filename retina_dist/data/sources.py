@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from retina_dist.errors import DataError, ImageError, UserError
-from retina_dist.files import Url, place, read_bytes
+from retina_dist.files import Url, parse_path, read_bytes
 from retina_dist.text import truncate
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def as_source(source: Source) -> str | RemoteFile | ArchiveMember | DatasetItem:
 def is_remote(source: Source) -> bool:
     """Whether reading it waits for a network: then read several at once."""
     return isinstance(source, RemoteFile) or (
-        isinstance(source, ArchiveMember) and isinstance(place(source.folder), Url)
+        isinstance(source, ArchiveMember) and isinstance(parse_path(source.folder), Url)
     )
 
 

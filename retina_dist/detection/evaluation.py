@@ -28,7 +28,7 @@ from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, 
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import place
+from retina_dist.files import parse_path
 from retina_dist.model.weight_sources import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.settings import validate
@@ -98,7 +98,7 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
     results = read_results(Path(str(config.results)))
-    truth = place(str(config.annotations))
+    truth = parse_path(str(config.annotations))
     annotations = load_annotations(
         truth,
         truth.parent,

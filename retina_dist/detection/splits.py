@@ -16,7 +16,7 @@ from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import Place, Url, place
+from retina_dist.files import PathOrUrl, Url, parse_path
 from retina_dist.text import pluralize
 
 LAYOUTS = (  # of annotation files below data.root
@@ -34,7 +34,7 @@ def draw_data(data: DetectionData) -> None:
     if data.shapes is not None:
         if data.root is None:
             raise ConfigError("data.shapes needs data.root, the folder to draw into.")
-        root = place(data.root)
+        root = parse_path(data.root)
         if isinstance(root, Url):
             raise ConfigError(
                 f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
@@ -142,7 +142,7 @@ def _fits(corners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def _read_outside(
     reader: AnnotationReader, data: DetectionData, split: str
-) -> tuple[dict[str, Any] | None, tuple[Place, Place] | None]:
+) -> tuple[dict[str, Any] | None, tuple[PathOrUrl, PathOrUrl] | None]:
     """What a reader from outside the package gives: a COCO dictionary, its source and the folder of the images."""
     found = reader.read(split)
     if found is None:
@@ -150,7 +150,7 @@ def _read_outside(
             raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
         return None, None
     coco, images = found
-    return coco, (place(data.root or images), place(images))
+    return coco, (parse_path(data.root or images), parse_path(images))
 
 
 def data_of_checkpoint(data: DetectionData, root: str | None, source: object) -> DetectionData:
@@ -166,17 +166,17 @@ def data_of_checkpoint(data: DetectionData, root: str | None, source: object) ->
         return replace(data, **{**nowhere, "root": root})
     for key in places:
         value = getattr(data, key)
-        if value is not None and isinstance(place(value), Url):
+        if value is not None and isinstance(parse_path(value), Url):
             again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
             raise ConfigError(
                 f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
             )
-    if data.root is not None and not place(data.root).is_dir():
+    if data.root is not None and not parse_path(data.root).is_dir():
         raise ConfigError(f"{source} has its data in {data.root}, which is no folder here; give root=FOLDER.")
     return data
 
 
-def split_files(data: DetectionData, split: str) -> tuple[Place, Place] | None:
+def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] | None:
     """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
     annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
     if annotations is None and data.root is None:
@@ -185,24 +185,24 @@ def split_files(data: DetectionData, split: str) -> tuple[Place, Place] | None:
         raise ConfigError(
             f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
         )
-    root = place(data.root) if data.root else place(annotations).parent
+    root = parse_path(data.root) if data.root else parse_path(annotations).parent
     if data.format == "voc":
         return root, root
     if data.format == "shards":
         if split == "val" and annotations is None and not has_shards(root, split):
             return None
-        return (place(annotations) if annotations else root / annotations_of(split)), root
+        return (parse_path(annotations) if annotations else root / annotations_of(split)), root
     file, folder = root, root
     if annotations is not None:
-        file = place(annotations)
+        file = parse_path(annotations)
     elif data.format == "csv":
         file = root / f"{split}.csv"
     else:
         file, folder = find_split(root, split)
-    return file, place(images) if images else folder
+    return file, parse_path(images) if images else folder
 
 
-def find_split(root: Place, split: str) -> tuple[Place, Place]:
+def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
 
     Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.

@@ -12,7 +12,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, split_files
 from retina_dist.errors import ConfigError
-from retina_dist.files import place, read_bytes
+from retina_dist.files import parse_path, read_bytes
 from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
 
@@ -30,7 +30,7 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
     splits = {split: _split(data, split, part) for split, part in parts.items() if part is not None}
     return write_splits(
-        place(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
+        parse_path(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.models import WeightsEnum, get_weight
 
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, Url, place
+from retina_dist.files import PathOrUrl, Url, parse_path
 from retina_dist.torch_files import load_torch
 
 
@@ -33,7 +33,7 @@ def read_state(source: str) -> State:
 
     Of a checkpoint of ours, the averaged weights if it has any.
     """
-    where = place(source)
+    where = parse_path(source)
     if isinstance(where, Path):
         where = where.expanduser()
     if isinstance(where, Url) or where.is_file():
@@ -62,7 +62,7 @@ def published(name: str) -> WeightsEnum:
         ) from error
 
 
-def _from_file(path: Place) -> State:
+def _from_file(path: PathOrUrl) -> State:
     whole, sha256 = load_torch(path)
     content = whole
     # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.

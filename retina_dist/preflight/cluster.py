@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from retina_dist.errors import UserError
-from retina_dist.files import Url, first_line, place
+from retina_dist.files import Url, first_line, parse_path
 from retina_dist.preflight.checks import findings, first_of_hosts
 from retina_dist.preflight.facts import (
     Facts,
@@ -130,7 +130,7 @@ def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[str]:
 
 def _written_folder(config: DoctorConfig) -> Path:
     """Where checkpoints go, on a local disk; the run folder where they go to a URL."""
-    checkpoints = place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
+    checkpoints = parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
     if checkpoints is None or isinstance(checkpoints, Url):
         return Path(config.output_dir or "runs")
     return checkpoints

@@ -25,7 +25,7 @@ from typing import Any
 from typing_extensions import Self
 
 from retina_dist.errors import Preempted, UserError
-from retina_dist.files import Place, read_bytes, write_bytes
+from retina_dist.files import PathOrUrl, read_bytes, write_bytes
 from retina_dist.redaction import redacted
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.retry_queue import RetryQueue
@@ -63,7 +63,7 @@ class Identity:
     experiment: str | None = None
     parent: str | None = None
     joined: str | None = None
-    id_file: Place | None = None
+    id_file: PathOrUrl | None = None
     go_on: bool = False
 
 

@@ -19,7 +19,7 @@ from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, read_manifest
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, place
+from retina_dist.files import PathOrUrl, parse_path
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.mlflow_logger import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
 from retina_dist.reporting.settings import LoggingConfig
@@ -81,7 +81,7 @@ def tracked_run(
         parent=settings.mlflow_parent,
         joined=None if settings.mlflow_parent else os.environ.get("MLFLOW_RUN_ID"),
         # with the checkpoints, where those outlive the run folder
-        id_file=(place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else run.folder) / ID_FILE,
+        id_file=(parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else run.folder) / ID_FILE,
         go_on=go_on or bool(run.resume_step),
     )
     best = [checkpoints / BEST] if isinstance(checkpoints, Path) and settings.mlflow_checkpoint else []
@@ -116,14 +116,14 @@ def as_child(config: RunConfig, parent: str | None) -> RunConfig:
     return replace(config, logging=replace(config.logging, mlflow_parent=parent, run_name=None))
 
 
-def _manifest(folder: Place) -> list[dict[str, Any]]:
+def _manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     try:
         return read_manifest(folder)
     except CheckpointError:
         return []
 
 
-def _absolute(folder: Place) -> Place:
+def _absolute(folder: PathOrUrl) -> PathOrUrl:
     return folder.resolve() if isinstance(folder, Path) else folder
 
 

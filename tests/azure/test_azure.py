@@ -29,7 +29,7 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ImageError
-from retina_dist.files import Url, names_in, place
+from retina_dist.files import Url, names_in, parse_path
 from retina_dist.strategies.launchers import command, environment, why_missing
 from tests.azure.conftest import Storage
 from tests.chaos import alive, equal, rank_processes, steps_done
@@ -106,7 +106,7 @@ def test_azcopy_sync_sends_what_changed(storage: Storage, coco: Path, tmp_path: 
     said = storage.azcopy(*line)
     last = json.loads([row for row in said.splitlines() if '"EndOfJob"' in row][-1])
     assert json.loads(last["MessageContent"])["TransfersCompleted"] == "1"
-    assert (place(f"az://{container}/coco") / str(image.relative_to(folder))).read_bytes() == image.read_bytes()
+    assert (parse_path(f"az://{container}/coco") / str(image.relative_to(folder))).read_bytes() == image.read_bytes()
 
 
 def test_shards_written_to_storage_are_those_uploaded(storage: Storage, coco: Path, shards: Path) -> None:

@@ -26,7 +26,7 @@ from retina_dist.engine.checkpoint.resume import checkpoint_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import UserError
-from retina_dist.files import place
+from retina_dist.files import parse_path
 from retina_dist.settings import validate
 
 PATIENCE_S = 20
@@ -134,11 +134,11 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
     readers: list[Callable[[], Any]] = [
         lambda: load_checkpoint(text),
         lambda: load_weights(torch.nn.Linear(1, 1), text),
-        lambda: load_annotations(place(text), tmp_path),
-        lambda: load_annotations(place(text), tmp_path, format="csv"),
-        lambda: load_annotations(place(text), tmp_path, format="voc"),
-        lambda: load_annotations(coco(tmp_path), place(text)),
-        lambda: load_annotations(coco(tmp_path), place(text), format="shards"),
+        lambda: load_annotations(parse_path(text), tmp_path),
+        lambda: load_annotations(parse_path(text), tmp_path, format="csv"),
+        lambda: load_annotations(parse_path(text), tmp_path, format="voc"),
+        lambda: load_annotations(coco(tmp_path), parse_path(text)),
+        lambda: load_annotations(coco(tmp_path), parse_path(text), format="shards"),
         lambda: read_split(DetectionData(name="a", root=text), "train"),
         lambda: read_split(DetectionData(name="a", format="csv", root=text), "train"),
         lambda: open_run(DetectionRunConfig(data=DetectionData(name="a"), resume=text, output_dir="out")),

@@ -22,7 +22,7 @@ from retina_dist.detection.settings import DetectionData, DetectionRunConfig, Mo
 from retina_dist.engine.checkpoint.resume import Run, changed_settings
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import place
+from retina_dist.files import parse_path
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.console import configure_logging
@@ -195,7 +195,7 @@ def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
     """The content of all files of the run, and of those inside its checkpoints."""
     for path in (p for p in Path().rglob("*") if p.is_file()):
         yield from unpacked(str(path), path.read_bytes())
-    folder = place(checkpoints)
+    folder = parse_path(checkpoints)
     for name in folder.names():  # type: ignore[union-attr]
         yield from unpacked(name, (folder / name).read_bytes())
 
@@ -234,7 +234,7 @@ def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.
             sent.update(named, documents=named["documents"]())
 
     monkeypatch.setattr(tracking, "MlflowRun", Recorder)
-    run = Run(Path("run"), 1, place(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
+    run = Run(Path("run"), 1, parse_path(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
     tracking.tracked_run("https://me:SECRET@host", planted, run, {"x": KINDS[0]})
     assert sent["params"]["data.train_images"].startswith("memory://")
     assert leaks(iter([("MLflow", json.dumps([sent["params"], sent["tags"], sent["documents"]]).encode())])) == []

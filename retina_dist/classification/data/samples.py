@@ -21,7 +21,7 @@ from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, objects_in
 from retina_dist.errors import DataError
-from retina_dist.files import Place, Url, place, read_bytes
+from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.text import escape, pluralize, truncate
 
 
@@ -59,7 +59,7 @@ class Samples:
 
 
 def read_samples(
-    root: Place, split: str, form: str, *, classes: Sequence[str] | None = None, missing_images: str = "error"
+    root: PathOrUrl, split: str, form: str, *, classes: Sequence[str] | None = None, missing_images: str = "error"
 ) -> Samples | None:
     """The images of "train" or "val" below `root`; None for a validation split that is not there.
 
@@ -95,7 +95,7 @@ def read_samples(
 Row = tuple[str, Source, str]  # name, source, class
 
 
-def _from_folders(root: Place, split: str) -> list[Row] | None:
+def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
     folder = root / split
     if isinstance(folder, Url):
         there = objects_in(folder)
@@ -125,7 +125,7 @@ def _files(folder: Path, above: set[str]) -> Iterator[str]:
         entered.add(target)
 
 
-def _from_csv(root: Place, split: str) -> list[Row] | None:
+def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     path = root / f"{split}.csv"
     try:
         text = read_bytes(path).decode("utf-8-sig")
@@ -157,7 +157,7 @@ def _from_csv(root: Place, split: str) -> list[Row] | None:
     return rows
 
 
-def _from_shards(root: Place, split: str) -> list[Row] | None:
+def _from_shards(root: PathOrUrl, split: str) -> list[Row] | None:
     if not has_shards(root, split):
         return None
     path = root / annotations_of(split)
@@ -173,7 +173,7 @@ def _from_shards(root: Place, split: str) -> list[Row] | None:
     return list(listed)
 
 
-def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list[str]]:
+def _present(rows: list[Row], policy: str, root: PathOrUrl) -> tuple[list[Row], list[str]]:
     """The rows whose files are there; others are an error, or are left out with a warning ("skip")."""
     remote = None
     if isinstance(root, Url) and any(isinstance(source, RemoteFile) and not source.version for _, source, _ in rows):
@@ -198,8 +198,8 @@ def _present(rows: list[Row], policy: str, root: Place) -> tuple[list[Row], list
     return present, [f"{text}; left out"]
 
 
-def root_of(text: str | None, name: str) -> Place:
+def root_of(text: str | None, name: str) -> PathOrUrl:
     """The place that `data.root` names. Raises ConfigError without one."""
     if text is None:
         raise DataError(f"data={name} needs data.root=FOLDER.")
-    return place(text)
+    return parse_path(text)

@@ -21,7 +21,7 @@ from retina_dist.detection.readers.keras_csv import read_csv
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.readers.voc import read_voc
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import Place, Url, place, read_bytes
+from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.text import escape, is_text, pluralize, truncate
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
@@ -44,12 +44,12 @@ class Annotations:
 
 
 def load_annotations(
-    annotations: str | Place,
-    images: str | Place,
+    annotations: str | PathOrUrl,
+    images: str | PathOrUrl,
     *,
     format: Literal["coco", "csv", "voc", "shards"] = "coco",
     coco: dict[str, Any] | None = None,
-    classes: str | Place | None = None,
+    classes: str | PathOrUrl | None = None,
     split: str = "train",
     missing_images: Literal["error", "skip", "ignore"] = "error",
     bad_images: Literal["error", "skip"] = "error",
@@ -65,10 +65,10 @@ def load_annotations(
     annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out
     ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
-    annotations, images = place(annotations), place(images)
+    annotations, images = parse_path(annotations), parse_path(images)
     slices = None
     if coco is None and format == "csv":
-        coco = read_csv(annotations, place(classes) if classes else annotations.parent / "classes.csv")
+        coco = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv")
     elif coco is None and format == "voc":
         if isinstance(annotations, Url):
             raise DataError(
@@ -135,7 +135,7 @@ def annotations_of(
     return result if keep_empty else _without_empty(result)
 
 
-def _read_json(path: Place) -> dict[str, Any]:
+def _read_json(path: PathOrUrl) -> dict[str, Any]:
     try:
         content = json.loads(read_bytes(path))
     except FileNotFoundError as error:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import Place, read_bytes
+from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
 
-def read_csv(annotations: Place, classes: Place) -> dict[str, Any]:
+def read_csv(annotations: PathOrUrl, classes: PathOrUrl) -> dict[str, Any]:
     """The files as one COCO dict: category ids are the indices of the class file, image ids count from 1 in order of
     appearance, sizes are left to the images. Raises DataError naming file and line.
     """
@@ -57,7 +57,7 @@ def read_csv(annotations: Place, classes: Place) -> dict[str, Any]:
     }
 
 
-def _read_classes(path: Place) -> dict[str, int]:
+def _read_classes(path: PathOrUrl) -> dict[str, int]:
     categories: dict[str, int] = {}
     taken: set[int] = set()
     for line, (name, index) in _rows(path, columns=2):
@@ -72,7 +72,7 @@ def _read_classes(path: Place) -> dict[str, int]:
     return categories
 
 
-def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
     try:
         reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""))
         for row in reader:
@@ -89,7 +89,7 @@ def _rows(path: Place, columns: int) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"{path} is no readable CSV ({error}).") from error
 
 
-def _number(text: str, path: Place, line: int) -> float:
+def _number(text: str, path: PathOrUrl, line: int) -> float:
     value = parse_number(text)
     if not math.isfinite(value):
         raise DataError(f"{path}:{line} has {text[:80]!r} where a coordinate in pixels belongs.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.detection.settings import DetectionData
-from retina_dist.files import Place
+from retina_dist.files import PathOrUrl
 
 
 class AnnotationReader(ABC):
@@ -22,7 +22,7 @@ class AnnotationReader(ABC):
         self.settings = settings
 
     @abstractmethod
-    def read(self, split: str) -> tuple[dict[str, Any], Path | Place | str] | None:
+    def read(self, split: str) -> tuple[dict[str, Any], Path | PathOrUrl | str] | None:
         """A COCO dictionary of "train" or "val", and the folder that its file names are relative to; None without such a split.
 
         The dictionary has `images` (id, file_name; width and height in px are read from the files where they are left out),

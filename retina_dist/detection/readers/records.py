@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from retina_dist.data.images import image_size
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Place, Url
+from retina_dist.files import PathOrUrl, Url
 from retina_dist.text import escape, truncate
 
 MAX_SIDE = 2**31
@@ -34,7 +34,7 @@ class ImageRecord:
 
 
 def make_record(
-    entry: dict[str, Any], images: Place, source: Place, slices: dict[int, ArchiveMember] | None = None
+    entry: dict[str, Any], images: PathOrUrl, source: PathOrUrl, slices: dict[int, ArchiveMember] | None = None
 ) -> ImageRecord:
     """An entry of `images` in COCO's form, read from `source`, whose file lies in the folder `images` or is one of `slices`.
 
@@ -78,7 +78,7 @@ def _within_url(name: str, images: Url) -> str | None:
     return None if ".." in unquote(inside).split("/") else inside  # a web server takes %2e%2e for ..
 
 
-def drop_missing(records: list[ImageRecord], images: Place, policy: str, warnings: list[str]) -> list[ImageRecord]:
+def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str]) -> list[ImageRecord]:
     """The records whose files are there. Others are an error, or are left out with a warning ("skip").
 
     Behind a URL they are found, with their versions, in one listing of the folder.

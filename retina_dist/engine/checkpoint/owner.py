@@ -23,7 +23,7 @@ from typing import Any
 from typing_extensions import Self
 
 from retina_dist.errors import ConfigError
-from retina_dist.files import Place, read_bytes
+from retina_dist.files import PathOrUrl, read_bytes
 
 LOCK = "run.lock"
 
@@ -44,7 +44,7 @@ class Owner:
         self.created: list[Path] = []  # folders to remove in the end if they are empty
         self._locks: dict[Path, int] = {}
 
-    def lock(self, folder: Place, key: str, *, is_restart: bool = False) -> None:
+    def lock(self, folder: PathOrUrl, key: str, *, is_restart: bool = False) -> None:
         """Lock a local `folder`, the value of the setting `key`, which is made if need be.
 
         Raises ConfigError when another process holds it, unless `is_restart` says that this is its job too, or when it cannot be

@@ -18,7 +18,7 @@ from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.files import Place, Url, names_in, place
+from retina_dist.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.torch_files import remedy_of
@@ -56,7 +56,7 @@ class Run:
 
     folder: Path
     resume_step: int | None = None
-    resumed_from: Place | None = None
+    resumed_from: PathOrUrl | None = None
     checkpoint: dict[str, Any] | None = None
 
 
@@ -83,7 +83,7 @@ class RunOpener:
 
         folder, resume_step, source = strategy.on_main(open_on_main)
         self.folder = Path(folder)
-        return opened[0] if opened else Run(self.folder, resume_step, place(source))
+        return opened[0] if opened else Run(self.folder, resume_step, parse_path(source))
 
     def _reopen(self, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
         assert self.folder is not None
@@ -114,7 +114,7 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
-    elsewhere = place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
+    elsewhere = parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
 
     def fresh(folder: Path | None) -> Run:
         if folder is None and owner:
@@ -138,7 +138,7 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
             logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
             return fresh(given if elsewhere else folder)
         return _continued(config, locked, folder or fresh(None).folder, *newest)
-    named = place(config.resume)
+    named = parse_path(config.resume)
     own = run_folder_of(named)
     folder = given or own
     _lock(owner, config, folder)
@@ -150,12 +150,12 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     return _continued(config, locked, folder, source, content)
 
 
-def checkpoint_folder(config: Any, folder: Path) -> Place:
+def checkpoint_folder(config: Any, folder: Path) -> PathOrUrl:
     """Where the run in `folder` keeps its checkpoints."""
-    return place(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
+    return parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
 
 
-def run_folder_of(source: Place) -> Path | None:
+def run_folder_of(source: PathOrUrl) -> Path | None:
     """The run folder that `source` is, or that it lies in as a checkpoint or as the folder of the checkpoints."""
     if isinstance(source, Url):
         return None
@@ -170,12 +170,12 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
     if owner and folder:
         owner.lock(folder, "output_dir", is_restart=is_restart)
     if owner and config.trainer.checkpoint_dir:
-        owner.lock(place(config.trainer.checkpoint_dir), "trainer.checkpoint_dir", is_restart=is_restart)
+        owner.lock(parse_path(config.trainer.checkpoint_dir), "trainer.checkpoint_dir", is_restart=is_restart)
     elif owner and folder:
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
-def _named(source: Place) -> tuple[Place, dict[str, Any]]:
+def _named(source: PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]]:
     """The checkpoint `source`, a .pt file, or the newest of the folder `source`; and its content."""
     if isinstance(source, Path) and not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
@@ -187,7 +187,7 @@ def _named(source: Place) -> tuple[Place, dict[str, Any]]:
     return newest
 
 
-def _refuse_checkpoints(run_folder: Path | None, elsewhere: Place | None) -> None:
+def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) -> None:
     """Raise ConfigError when a folder holds checkpoints, with which a second run would mix its own."""
     for folder, words in (
         (run_folder / CHECKPOINTS if run_folder else None, f"output_dir={run_folder} already holds a run"),
@@ -197,7 +197,7 @@ def _refuse_checkpoints(run_folder: Path | None, elsewhere: Place | None) -> Non
             raise ConfigError(f"{words}; go on with resume=auto, or give another folder.")
 
 
-def _continued(config: Any, locked: frozenset[str], folder: Path, path: Place, content: dict[str, Any]) -> Run:
+def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]) -> Run:
     before, now = content.get("config"), asdict(config)
     if not isinstance(before, dict):
         raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")

@@ -29,7 +29,16 @@ from torch import Tensor
 from retina_dist.engine.checkpoint.owner import describe_owner
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import Place, Url, names_in, place, read_bytes, sync_folder, write_atomically, write_bytes
+from retina_dist.files import (
+    PathOrUrl,
+    Url,
+    names_in,
+    parse_path,
+    read_bytes,
+    sync_folder,
+    write_atomically,
+    write_bytes,
+)
 from retina_dist.torch_files import SEAL, SEAL_LENGTH, check_content, load_torch
 
 logger = logging.getLogger(__name__)
@@ -73,7 +82,7 @@ class CheckpointStore:
 
     def __init__(
         self,
-        folder: str | Place,
+        folder: str | PathOrUrl,
         *,
         keep_last: int = 1,
         save_top_k: int = 1,
@@ -81,7 +90,7 @@ class CheckpointStore:
         resumed_at: int | None = None,
         owner: dict[str, Any] | None = None,
     ) -> None:
-        self.folder, self.owner = place(folder), owner
+        self.folder, self.owner = parse_path(folder), owner
         self.keep_last, self.save_top_k, self.resumed_at = max(1, keep_last), save_top_k, resumed_at
         self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
@@ -128,7 +137,7 @@ class CheckpointStore:
             )
             self.best.value, self.best.evals_since_best = held[0]["metric"] if held else None, 0
 
-    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> Place:
+    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> PathOrUrl:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
 
         `metric` makes it a candidate for the best. Waits for the save before, and raises its error, as `wait` does.
@@ -225,7 +234,7 @@ class CheckpointStore:
         named = {"monitor": best.get("name"), "mode": best.get("mode")} if isinstance(best, dict) else {}
         return {"file": file, "step": content["step"], "sha256": sha256, "metric": content.get("metric"), **named}
 
-    def _free(self, name: str) -> Place:
+    def _free(self, name: str) -> PathOrUrl:
         """The place of a file to write; a folder that has its name is renamed."""
         path = self.folder / name
         if isinstance(path, Path) and path.is_dir():
@@ -250,12 +259,12 @@ class CheckpointStore:
         return self.best.same_metric(metric)
 
 
-def write_checkpoint(target: Place, content: dict[str, Any]) -> None:
+def write_checkpoint(target: PathOrUrl, content: dict[str, Any]) -> None:
     """Write `content` as a checkpoint file that `load_checkpoint` takes, outside any store. Raises UserError."""
     write_bytes(target, _sealed(content))
 
 
-def read_manifest(folder: Place) -> list[dict[str, Any]]:
+def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     """The checkpoints that the manifest of a folder names, oldest first.
 
     Raises CheckpointError when it is damaged, or missing while there are checkpoints.
@@ -264,7 +273,7 @@ def read_manifest(folder: Place) -> list[dict[str, Any]]:
     return checkpoints
 
 
-def _read_manifest(folder: Place) -> dict[str, Any]:
+def _read_manifest(folder: PathOrUrl) -> dict[str, Any]:
     try:
         manifest = json.loads(read_bytes(folder / MANIFEST))
         if isinstance(manifest, list):  # of version 0.1
@@ -287,14 +296,14 @@ def _read_manifest(folder: Place) -> dict[str, Any]:
         ) from error
 
 
-def load_latest(folder: str | Place) -> tuple[Place, dict[str, Any]] | None:
+def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
     Where a checkpoint is damaged, it logs a warning and tries the one before. The manifest lists the checkpoints. Where the
     manifest is damaged or missing, which is a warning too, or lists no sound checkpoint, it tries the files `step_N.pt`. Raises
     CheckpointError where all of them are damaged.
     """
-    folder = place(folder)
+    folder = parse_path(folder)
     entries: list[dict[str, Any]] = []
     try:
         entries = read_manifest(folder)
@@ -317,23 +326,23 @@ def load_latest(folder: str | Place) -> tuple[Place, dict[str, Any]] | None:
     return None
 
 
-def load_checkpoint(source: str | Place) -> dict[str, Any]:
+def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
 
     `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
-    source, entries = _located(place(source))
+    source, entries = _located(parse_path(source))
     sha256 = {e["file"]: e["sha256"] for e in entries}.get(source.name)
     return _read(source, sha256, known={e["sha256"] for e in entries})[0]
 
 
-def located(source: str | Place) -> Place:
+def located(source: str | PathOrUrl) -> PathOrUrl:
     """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
-    source = place(source)
+    source = parse_path(source)
     return _located(source)[0] if isinstance(source, Url) else source
 
 
-def _located(source: Place) -> tuple[Place, list[dict[str, Any]]]:
+def _located(source: PathOrUrl) -> tuple[PathOrUrl, list[dict[str, Any]]]:
     """The file and the manifest of its folder, if that can be read."""
     try:
         entries = read_manifest(source.parent)
@@ -344,7 +353,7 @@ def _located(source: Place) -> tuple[Place, list[dict[str, Any]]]:
     return source, entries
 
 
-def _read(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
+def _read(source: PathOrUrl, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
     """Content and SHA-256 of a file; CheckpointError unless it is `sha256`, sealed or `known`, and a checkpoint of ours."""
     content, found = load_torch(source, sha256, known)
     content = _checked(content, source)
@@ -354,7 +363,7 @@ def _read(source: Place, sha256: str | None = None, known: Iterable[str] = ()) -
     return content, found
 
 
-def _checked(content: Any, source: Place) -> dict[str, Any]:
+def _checked(content: Any, source: PathOrUrl) -> dict[str, Any]:
     """`content` when it is of our format, with values of the right types."""
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(
@@ -415,6 +424,6 @@ def _file_of(step: int) -> str:
     return f"step_{step:08d}.pt"
 
 
-def _step_files(folder: Place) -> list[tuple[int, str]]:
+def _step_files(folder: PathOrUrl) -> list[tuple[int, str]]:
     """(step, name) of the checkpoint files of a folder, oldest first."""
     return sorted((int(match[1]), match[0]) for match in map(STEP_FILE.fullmatch, names_in(folder)) if match)

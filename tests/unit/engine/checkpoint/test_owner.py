@@ -22,7 +22,7 @@ from retina_dist.engine.checkpoint.resume import make_next_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Place, names_in, place
+from retina_dist.files import PathOrUrl, names_in, parse_path
 
 FORK = multiprocessing.get_context("fork")
 
@@ -175,15 +175,15 @@ def test_a_restart_of_the_same_job_is_not_refused() -> None:
 
 
 @pytest.fixture(params=["local", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place(tmp_path / "run" if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PathOrUrl:
+    return parse_path(tmp_path / "run" if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
 
 
-def store_of(folder: Place, step: int | None = None) -> CheckpointStore:
+def store_of(folder: PathOrUrl, step: int | None = None) -> CheckpointStore:
     return CheckpointStore(folder, keep_last=1, resumed_at=step, owner=Owner().name)
 
 
-def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: Place) -> None:
+def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: PathOrUrl) -> None:
     former = store_of(folder)
     former.claim()
     former.save({"w": torch.ones(1)}, 1)
@@ -207,7 +207,7 @@ def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: Place) -> N
 
 
 def test_one_that_loses_the_folder_while_it_writes_removes_nothing(
-    folder: Place, monkeypatch: pytest.MonkeyPatch
+    folder: PathOrUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = store_of(folder)
     former.claim()
@@ -227,7 +227,7 @@ def test_one_that_loses_the_folder_while_it_writes_removes_nothing(
     assert {"step_00000001.pt", "step_00000002.pt"} <= {*names_in(folder)}
 
 
-def test_a_manifest_that_is_gone_is_written_again(folder: Place) -> None:
+def test_a_manifest_that_is_gone_is_written_again(folder: PathOrUrl) -> None:
     store = store_of(folder)
     store.claim()
     (folder / "manifest.json").unlink()

@@ -24,7 +24,7 @@ from retina_dist.engine.checkpoint import store as checkpoint
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import Place, names_in, place, write_atomically
+from retina_dist.files import PathOrUrl, names_in, parse_path, write_atomically
 
 
 def content(value: float = 1.0) -> dict:
@@ -37,11 +37,11 @@ def save(store: CheckpointStore, *arguments: Any, **named: Any) -> Any:
     return path
 
 
-def steps_in(folder: Place) -> list[str]:
+def steps_in(folder: PathOrUrl) -> list[str]:
     return [name for name in names_in(folder) if name.startswith("step_")]
 
 
-def manifest(folder: Place) -> list[dict[str, Any]]:
+def manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     return json.loads((folder / "manifest.json").read_bytes())["checkpoints"]
 
 
@@ -50,11 +50,11 @@ def value_of(path: Any) -> float:
 
 
 @pytest.fixture(params=["local", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place(tmp_path if request.param == "local" else f"memory://{uuid.uuid4().hex}/checkpoints")
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PathOrUrl:
+    return parse_path(tmp_path if request.param == "local" else f"memory://{uuid.uuid4().hex}/checkpoints")
 
 
-def test_round_trip(folder: Place) -> None:
+def test_round_trip(folder: PathOrUrl) -> None:
     path = save(CheckpointStore(folder), content(2.0), step=5)
     assert load_checkpoint(path)["model"]["w"].tolist() == [2.0] * 3
     newest = load_latest(folder)
@@ -65,7 +65,7 @@ def test_round_trip(folder: Place) -> None:
     assert load_latest(folder / "absent") is None
 
 
-def test_keeps_the_last_and_the_best(folder: Place) -> None:
+def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, keep_last=2, save_top_k=1)
     for step, metric in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, float("nan"))):
         store.save(content(step), step, metric)
@@ -77,14 +77,14 @@ def test_keeps_the_last_and_the_best(folder: Place) -> None:
     assert ("best.pt" in names_in(folder)) == isinstance(folder, Path)  # elsewhere it is a name in the manifest
 
 
-def test_lower_can_be_better_and_the_first_of_equals_stays_best(folder: Place) -> None:
+def test_lower_can_be_better_and_the_first_of_equals_stays_best(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, best=BestMetric("val/loss"))
     for step, metric in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.4)):
         save(store, content(step), step, metric)
     assert value_of(folder / "best.pt") == 2
 
 
-def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: Place, tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: PathOrUrl, tmp_path: Path) -> None:
     CheckpointStore(folder / "new").claim()
     assert names_in(folder / "new") == ["manifest.json"]
     assert load_latest(folder / "new") is None
@@ -96,7 +96,7 @@ def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: Plac
         CheckpointStore("s0://nowhere/run").claim()
 
 
-def test_best_is_never_the_best_of_another_metric(folder: Place) -> None:
+def test_best_is_never_the_best_of_another_metric(folder: PathOrUrl) -> None:
     ap, loss = BestMetric("coco/AP"), BestMetric("val/loss")
     first = CheckpointStore(folder, best=ap)
     for step, metric in ((1, 0.9), (2, 0.5)):
@@ -114,7 +114,7 @@ def test_best_is_never_the_best_of_another_metric(folder: Place) -> None:
     assert value_of(folder / "best.pt") == 7
 
 
-def test_without_best_checkpoints_there_is_no_best(folder: Place) -> None:
+def test_without_best_checkpoints_there_is_no_best(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, save_top_k=0)
     for step, metric in ((1, 0.9), (2, 0.5), (3, 0.4)):
         save(store, content(step), step, metric)
@@ -123,12 +123,12 @@ def test_without_best_checkpoints_there_is_no_best(folder: Place) -> None:
         value_of(folder / "best.pt")
 
 
-def test_the_best_value_is_that_of_a_file_in_the_folder(folder: Place, said: list[str]) -> None:
+def test_the_best_value_is_that_of_a_file_in_the_folder(folder: PathOrUrl, said: list[str]) -> None:
     store = CheckpointStore(folder, keep_last=9, best=BestMetric("coco/AP"))
     for step, metric in ((1, 0.5), (2, 0.3)):
         save(store, content(step), step, metric)
 
-    def resumed(where: Place, value: float) -> tuple[float | None, int]:
+    def resumed(where: PathOrUrl, value: float) -> tuple[float | None, int]:
         best = BestMetric("coco/AP")
         best.value, best.evals_since_best = value, 2
         CheckpointStore(where, best=best, resumed_at=2).check_best()
@@ -141,7 +141,7 @@ def test_the_best_value_is_that_of_a_file_in_the_folder(folder: Place, said: lis
     assert ["does not hold the checkpoint with the highest coco/AP so far" in words for words in said] == [True, True]
 
 
-def test_the_metric_of_each_file_is_known_without_a_manifest(folder: Place) -> None:
+def test_the_metric_of_each_file_is_known_without_a_manifest(folder: PathOrUrl) -> None:
     for name, step, metric in (("coco/AP", 1, 0.9), ("val/loss", 2, 1.5)):
         best = BestMetric(name)
         save(CheckpointStore(folder, best=best, keep_last=3), content(step) | {"best": best.state_dict()}, step, metric)
@@ -150,7 +150,7 @@ def test_the_metric_of_each_file_is_known_without_a_manifest(folder: Place) -> N
     assert value_of(folder / "best.pt") == 2
 
 
-def test_going_back_replaces_the_later_steps(folder: Place) -> None:
+def test_going_back_replaces_the_later_steps(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, keep_last=5)
     for step in (1, 2, 3):
         save(store, content(step), step)
@@ -159,7 +159,7 @@ def test_going_back_replaces_the_later_steps(folder: Place) -> None:
     assert load_latest(folder)[1]["model"]["w"][0] == 20
 
 
-def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: Place, said: list[str]) -> None:
+def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: PathOrUrl, said: list[str]) -> None:
     first = CheckpointStore(folder, keep_last=2, save_top_k=1)
     save(first, content(100), 100, 0.5)
     damaged = save(first, content(200), 200, 0.9)
@@ -249,7 +249,7 @@ def as_nobody() -> Iterator[None]:
     "text",
     [None, "", "{", "null", "[1]", "{}", '[{"file": "../x"}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
 )
-def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes | None, said: list[str]) -> None:
+def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: str | bytes | None, said: list[str]) -> None:
     store = CheckpointStore(folder, keep_last=2)
     save(store, content(1), 1, 0.9)
     save(store, content(2), 2, 0.1)
@@ -265,14 +265,14 @@ def test_without_its_manifest_the_files_speak(folder: Place, text: str | bytes |
     assert value_of(folder / "best.pt") == 1  # the metrics were read from the files
 
 
-def test_all_damaged_is_an_error(folder: Place) -> None:
+def test_all_damaged_is_an_error(folder: PathOrUrl) -> None:
     path = save(CheckpointStore(folder), content(), 1)
     path.write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="every checkpoint"):
         load_latest(folder)
 
 
-def test_a_file_under_the_name_of_another_is_refused(folder: Place) -> None:
+def test_a_file_under_the_name_of_another_is_refused(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, keep_last=2)
     first, second = save(store, content(1), 1), save(store, content(2), 2)
     a, b = first.read_bytes(), second.read_bytes()
@@ -289,13 +289,13 @@ def test_a_file_under_the_name_of_another_is_refused(folder: Place) -> None:
 
 @pytest.mark.parametrize("step", [5, 6])
 def test_a_crash_between_file_and_manifest_loses_nothing(
-    folder: Place, step: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    folder: PathOrUrl, step: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """Also where the only checkpoint is written anew, as by a run that was stopped before its validation."""
     save(CheckpointStore(folder), content(1), 5)
     original = checkpoint.write_bytes
 
-    def dies(target: Place, data: bytes) -> None:
+    def dies(target: PathOrUrl, data: bytes) -> None:
         if target.name == "manifest.json":
             raise UserError("power cut")
         original(target, data)
@@ -564,7 +564,7 @@ def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monk
         load_latest(tmp_path)
 
 
-def test_the_manifest_names_step_metric_and_digest(folder: Place) -> None:
+def test_the_manifest_names_step_metric_and_digest(folder: PathOrUrl) -> None:
     path = save(CheckpointStore(folder), content(), 7, 0.25)
     (entry,) = manifest(folder)
     assert (entry["step"], entry["metric"], entry["file"]) == (7, 0.25, "step_00000007.pt")
@@ -578,7 +578,7 @@ def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pyt
     """Or a run would go back by a checkpoint whenever the network is slow."""
     from fsspec.implementations.memory import MemoryFileSystem
 
-    folder = place(f"memory://{uuid.uuid4().hex}")
+    folder = parse_path(f"memory://{uuid.uuid4().hex}")
     store = CheckpointStore(folder, keep_last=2)
     for step in (1, 2):
         save(store, content(step), step)
