@@ -186,16 +186,12 @@ def _of_another_task(error: ConfigError, schema: type, composed: DictConfig) -> 
     name = OmegaConf.select(composed, "task.name")
     if not (issubclass(schema, RunConfig) and name in TASKS and str(error).startswith(("data", "model"))):
         return error
-    for other in set(TASKS) - {name}:
-        for section in ("data", "model"):
+    for section in ("data", "model"):
+        fits = [task for task in TASKS if _fits(schema_of_task(task), section, OmegaConf.select(composed, section))]
+        if fits and name not in fits:
             part = OmegaConf.select(composed, section)
-            own = OmegaConf.structured(settings_by_key(schema_of_task(other))[section])
-            try:
-                validate(OmegaConf.to_object(OmegaConf.merge(own, part)))
-            except (OmegaConfBaseException, ConfigError, ValueError):
-                continue
             named = f"{section}={part.name}" if "name" in part else f"this {section}"
-            return ConfigError(f"{named} is for task={other}, but the task is {name}; give task={other}.")
+            return ConfigError(f"{named} is for task={fits[0]}, but the task is {name}; give task={fits[0]}.")
     return error
 
 
@@ -242,3 +238,11 @@ def check_numbers(overrides: Iterable[str]) -> None:
             raise ConfigError(
                 f"{override} is not a plain number; write {key}={without}, or \"{key}='{value}'\" for a text."
             )
+
+
+def _fits(schema: type, section: str, part: Any) -> bool:
+    try:
+        validate(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings_by_key(schema)[section]), part)))
+    except (OmegaConfBaseException, ConfigError, ValueError):
+        return False
+    return True

@@ -243,13 +243,6 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
     assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
 
 
-def test_a_classifiers_settings_are_those_of_the_command_line() -> None:
-    config = rd.load_config("train", ["task=classification", "data=folders", "data.root=/data/mine", "seed=4"])
-    assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
-    with pytest.raises(ConfigError, match="data is of type DetectionData; give ClassificationData"):
-        rd.ClassifierTrainer(data=DATA, optimizer=SGD, max_duration="1epoch")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -282,11 +275,6 @@ def test_errors_name_the_argument_and_the_remedy(arguments: dict[str, Any], mess
     given: dict[str, Any] = {"data": DATA, "optimizer": SGD, "max_duration": "1epoch", **arguments}
     with pytest.raises(ConfigError, match=message):
         rd.Trainer(**given)
-
-
-def test_required_arguments_are_pythons_to_check() -> None:
-    with pytest.raises(TypeError, match="max_duration"):
-        rd.Trainer(data=DATA, optimizer=SGD)  # type: ignore[call-arg]
 
 
 def test_a_trainer_that_has_not_trained_has_no_checkpoint() -> None:
@@ -341,14 +329,6 @@ def test_forms_of_an_item(item: Any) -> None:
     assert [entry["area"] for entry in found.coco["annotations"]] == [105.0, 600.0]
 
 
-def test_images_without_boxes_and_crowds() -> None:
-    empty, crowd = (PIXELS, [], []), (PIXELS, {"boxes": BOXES, "labels": [0, 1], "iscrowd": [1, 0], "image_id": 7})
-    found = read(Items(empty, crowd))
-    assert [record.image_id for record in found.records] == [1, 7]
-    assert [len(boxes) for boxes in found.boxes] == [0, 1]
-    assert found.num_crowd == 1
-
-
 def test_annotations_of_its_own_spare_the_images() -> None:
     class Described(Items):
         def __getitem__(self, i: int) -> Any:
@@ -358,20 +338,6 @@ def test_annotations_of_its_own_spare_the_images() -> None:
             return {"boxes": BOXES, "labels": [1, 0], "size": (20, 30)}
 
     assert read(Described(None)).records[0].height == 20
-
-
-def test_a_worker_gets_the_dataset_and_the_images_once() -> None:
-    from multiprocessing.reduction import ForkingPickler
-
-    class Local(Items):
-        """Not importable."""
-
-    annotations = read(Local(*[(PIXELS, BOXES, [1, 0])] * 50))
-    sources = [record.path for record in annotations.records]
-    content = bytes(ForkingPickler.dumps(sources))
-    assert len(content) < 2 * len(bytes(ForkingPickler.dumps(sources[:1])))
-    (first, *_) = ForkingPickler.loads(content)
-    assert torch.equal(read_image(first), PIXELS)
 
 
 @pytest.mark.parametrize(
@@ -474,12 +440,6 @@ def test_an_item_that_changes_its_size_is_an_error() -> None:
         ImageError, match=r"train dataset\[0\] is 30 x 10 pixels, but was 30 x 20 when its boxes were read"
     ):
         read_image(record.path, (record.width, record.height))
-
-
-def test_datasets_stay_out_of_the_saved_settings() -> None:
-    data = rd.TorchDatasetConfig(train=Items(), categories=["a"])
-    trainer = rd.Trainer(data=data, optimizer=SGD, max_duration="1epoch")
-    assert asdict(trainer.config)["data"] == {**asdict(rd.DetectionData()), "name": "data"}
 
 
 @pytest.mark.long

@@ -43,23 +43,6 @@ def test_number_of_box_rows_is_a_power_of_two(most, rows):
     assert collate([sample(4, 4, most), sample(4, 4, 0)], (4, 4)).boxes.shape[1] == rows
 
 
-def test_padding_rows_are_not_shared():
-    batch = collate([sample(4, 4, 0), sample(4, 4, 0)], (4, 4))
-    batch.boxes[0, 0] = 5
-    assert batch.boxes[1, 0].tolist() == [0, 0, 1, 1]
-
-
-def test_the_weight_passes_through():
-    batch = collate([sample(4, 4, 0)], (4, 4), 0.25)
-    assert batch.weight == 0.25
-    assert collate([sample(4, 4, 0)], (4, 4)).weight == 1.0
-    assert len(batch) == 1
-
-
-def test_large_image_ids_stay_exact():
-    assert collate([sample(4, 4, 0, image_id=0)._replace(image_id=2**53 + 1)], (4, 4)).image_ids.item() == 2**53 + 1
-
-
 def test_image_larger_than_the_canvas_is_refused():
     with pytest.raises(RuntimeError):
         collate([sample(9, 4, 0)], (8, 8))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from PIL import Image
 from torch.nn.functional import interpolate
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from retina_dist.data.images import ORIENTATION_TAG, SWAPPING
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import Sample, collate, collate_raw
+from retina_dist.detection.data.collate import Sample, collate_raw
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.deferred_resize import DeferredResizeBatch, resize_batch
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.errors import ConfigError
 from tests.unit.detection.test_module import make_annotations, make_module
 
 NO_FLIP = torch.zeros(1, 2, dtype=torch.bool)
@@ -75,28 +71,6 @@ def test_normalised_it_is_torchvisions_own_input():
     torch.testing.assert_close(model.normalized(batch), expected.tensors, atol=1.5e-5, rtol=0)
 
 
-class Operations(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_operations_do_not_grow_with_the_batch_and_none_waits():
-    counts = []
-    for count in (1, 8):
-        sizes = torch.tensor([(30, 40)] * count)
-        with Operations() as seen:
-            resize_batch(noise(*[(30, 40)] * count), sizes, sizes * 2, NO_FLIP.expand(count, 2), (64, 96))
-        counts.append([name for name in seen.names if "view" not in name and "empty" not in name])
-    assert counts[0] == counts[1]
-    waiting = ("_local_scalar_dense", "nonzero", "equal.default", "masked_select", "lift_fresh", "unique")
-    assert not [name for name in counts[0] if any(word in name for word in waiting)]
-
-
 # the batch
 
 
@@ -146,52 +120,6 @@ def test_a_shrinking_image_comes_resized_with_the_same_smoothing(tmp_path):
     assert torch.equal(raw.to("cpu").images, by_workers[spec].images.float())
 
 
-def test_one_image_of_it_is_the_same_image(tmp_path):
-    _, dataset = datasets(tmp_path, TrainTransform(max_size=120, vflip=0.5))
-    raw = dataset[BatchSpec(0, (1, 4, 7), canvas=(96, 128), min_size=60)]
-    whole = raw.to("cpu")
-    for i in range(3):
-        alone = raw.image(i).to("cpu")
-        assert len(alone) == 1
-        assert torch.equal(alone.images[0], whole.images[i])
-        assert torch.equal(alone.boxes[0], whole.boxes[i])
-        assert torch.equal(whole.image(i).images, alone.images)
-
-
-def test_bad_images_are_left_out_of_it_too(tmp_path):
-    annotations = make_annotations(tmp_path)
-    for index in (1, 2):
-        annotations.records[index].path.write_bytes(b"no image")
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip", resize="device")
-    batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(64, 128), min_size=32)].to("cpu")
-    assert batch.image_ids.tolist() == [100, 103]
-    assert batch.weight == 0.5
-    black = dataset[BatchSpec(0, (1, 2), canvas=(64, 128), min_size=32)].to("cpu")
-    assert black.images.shape == (1, 3, 64, 128)
-    assert not black.images.any()
-    assert black.weight == 0.0
-
-
-@pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_grey_and_turned_photos(tmp_path, orientation):
-    annotations = make_annotations(tmp_path)
-    exif = Image.Exif()
-    exif[ORIENTATION_TAG] = orientation
-    for index, mode in ((0, "L"), (1, "RGB")):
-        path = annotations.records[index].path
-        stored = Image.open(path).convert(mode)
-        stored.save(path.with_suffix(".jpg"), exif=exif)
-        turned = orientation in SWAPPING
-        width, height = stored.size[::-1] if turned else stored.size
-        annotations.records[index].__dict__.update(path=path.with_suffix(".jpg"), width=width, height=height)
-    spec = BatchSpec(0, (0, 1), canvas=(96, 96), min_size=60)
-    by_workers, by_device = (
-        DetectionDataset(annotations, EvalTransform(max_size=96), resize=resize)[spec]
-        for resize in ("workers", "device")
-    )
-    torch.testing.assert_close(by_device.to("cpu").images, by_workers.images.float(), atol=1.5, rtol=0)
-
-
 def test_it_crosses_from_data_workers_unchanged(tmp_path):
     annotations = make_annotations(tmp_path)
     steps = [list(make_module(annotations, num_workers=n, resize="device").train_steps(0, 3)) for n in (0, 1)]
@@ -201,26 +129,3 @@ def test_it_crosses_from_data_workers_unchanged(tmp_path):
         assert torch.equal(sent.to("cpu").images, alone.to("cpu").images)
     (batch, *_) = make_module(None, val=annotations, resize="device").val_batches()
     assert isinstance(batch, DeferredResizeBatch)
-
-
-def test_the_raw_canvas_holds_all_images_and_is_rounded_up():
-    samples = [
-        Sample(
-            torch.full((3, h, w), 7, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0), 1, (h, w), (99, 50), flips
-        )
-        for (h, w), flips in (((65, 3), (True, False)), ((2, 64), (False, True)))
-    ]
-    raw = collate_raw(samples, (128, 64))
-    assert raw.images.shape == (2, 3, 128, 64)
-    assert raw.images.is_contiguous(memory_format=torch.channels_last)
-    assert raw.raw_sizes.tolist() == [[65, 3], [2, 64]]
-    assert raw.image_sizes.tolist() == [[99, 50]] * 2
-    assert raw.flips.tolist() == [[True, False], [False, True]]
-    assert int(raw.images.sum()) == 7 * 3 * (65 * 3 + 2 * 64)
-    assert raw.to("cpu").images.shape == (2, 3, 128, 64)
-    assert len(collate(samples, (128, 64))) == len(raw) == 2
-
-
-def test_unknown_resize_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="resize='gpu'"):
-        DetectionDataset(make_annotations(tmp_path), EvalTransform(max_size=96), resize="gpu")

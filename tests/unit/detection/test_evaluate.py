@@ -13,11 +13,9 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
     STATS,
-    CocoEvaluator,
     detections_to_rows,
     evaluate_rows,
     installed_backends,
@@ -29,7 +27,6 @@ from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError
 from retina_dist.evaluate import EvaluateConfig
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 BACKENDS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in installed_backends(), reason=f"{name} is not installed"))
@@ -79,24 +76,6 @@ def test_by_hand(backend: str) -> None:
     assert result.stats["AP50"] == pytest.approx(0.5)
     assert result.precision.shape == (10, 101, 3)
     assert set(result.to_dict()) == {*STATS, "per_class_AP"}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_detected(backend: str) -> None:
-    result = evaluate_rows(ground_truth(), np.zeros((0, 7)), backend=backend)  # type: ignore[arg-type]
-    assert result.stats["AP"] == 0.0
-    assert result.stats["AR100"] == 0.0
-
-
-def test_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate_rows(ground_truth(), np.zeros((0, 7)), backend="pycocotools")
-    assert capsys.readouterr().out == ""
-
-
-def test_some_images_only() -> None:
-    rows = np.array([row(1, [10, 10, 50, 50], 0.9, 3), row(1, [100, 100, 20, 20], 0.9, 7)])
-    assert evaluate_rows(ground_truth(), rows, image_ids=[1]).stats["AP"] == pytest.approx(1.0)
-    assert evaluate_rows(ground_truth(), rows).stats["AP"] < 0.9
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -245,49 +224,3 @@ def test_a_dictionary_with_scores_is_read_by_its_names(tmp_path: Path) -> None:
 def rows_of(entries: list[dict[str, Any]], folder: Path, truth: dict[str, Any]) -> np.ndarray:
     (folder / "list.json").write_text(json.dumps(entries))
     return rows_of_results(read_results(folder / "list.json"), truth)
-
-
-class Perfect(torch.nn.Module):
-    """Finds the ground truth of each image of `ground_truth()`, with a loss of its batch's first image id."""
-
-    def evaluate(self, batch: Batch) -> Any:
-        truth = {1: ([[10, 10, 60, 60], [100, 100, 120, 120]], [0, 1]), BIG_ID: ([[20, 20, 60, 120]], [0]), 5: ([], [])}
-        detections = []
-        for image_id in batch.image_ids.tolist():
-            boxes, labels = truth[image_id]
-            boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-            labels = torch.tensor(labels, dtype=torch.int64)
-            detections.append({"boxes": boxes, "labels": labels, "scores": torch.ones(len(labels))})
-        loss = batch.image_ids[0].float() % 4
-        return {"classification": loss, "bbox_regression": 2 * loss}, detections
-
-
-def batch_of(*image_ids: int) -> Batch:
-    n = len(image_ids)
-    return Batch(
-        images=torch.zeros(n, 3, 8, 8, dtype=torch.uint8),
-        image_sizes=torch.full((n, 2), 8),
-        original_sizes=torch.full((n, 2), 200),
-        image_ids=torch.tensor(image_ids),
-        boxes=torch.zeros(n, 1, 4),
-        labels=torch.zeros(n, 1, dtype=torch.int64),
-        num_boxes=torch.zeros(n, dtype=torch.int64),
-    )
-
-
-def test_evaluator_over_batches() -> None:
-    model = Perfect().train()
-    evaluator = CocoEvaluator(
-        annotations_coco=ground_truth(),
-        categories=Categories.from_coco(ground_truth()["categories"]),
-        batches=lambda: iter([batch_of(1, 5), batch_of(BIG_ID)]),
-        strategy=SingleDeviceStrategy("cpu"),
-    )
-    metrics = evaluator(model)
-    assert metrics["coco/AP"] == pytest.approx(1.0)
-    loss = (1 * 2 + float(torch.tensor(BIG_ID).float() % 4)) / 3  # means weighted by images
-    assert metrics["val/loss_classification"] == pytest.approx(loss)
-    assert metrics["val/loss"] == pytest.approx(3 * loss)
-    assert model.training
-    assert evaluator.last_result is not None
-    assert len(evaluator.last_rows) == 3

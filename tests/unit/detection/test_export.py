@@ -16,8 +16,7 @@ from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import export
-from retina_dist.detection.model.exportable import INPUT, OUTPUTS, export_graph
-from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.model.exportable import OUTPUTS
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.export import ExportConfig
 from tests.unit.serving.server import small_detector
@@ -133,7 +132,7 @@ def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, m
         ({"output": "model.trt"}, "output=model.trt has no known ending; use one of .onnx, .pt2, .pt"),
         ({"size": [64]}, r"size=\[64\] is not a height and a width"),
         ({"size": [64, 0]}, "is not a height and a width"),
-        ({"images": "nowhere"}, "nowhere is no image"),
+        ({"images": "nowhere"}, "nowhere is neither an image"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, changes: dict[str, object], words: str) -> None:
@@ -148,24 +147,3 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ConfigError, match=r'needs onnxscript, which is not installed; pip install "retina-dist\[export\]"'
     ):
         export(settings(tmp_path / "model.onnx"))
-
-
-@pytest.mark.long
-def test_the_graph_for_images_of_any_size_is_whole() -> None:
-    """Without a branch, a loop or an operator of Python's; its sides stay free."""
-    model = build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=32)
-    program = export_graph(model)
-    (image,) = [node for node in program.graph.nodes if node.name == INPUT]
-    assert [isinstance(side, torch.SymInt) for side in image.meta["val"].shape] == [False, False, True, True]
-    kinds = {node.op for node in program.graph.nodes}
-    assert kinds == {"placeholder", "call_function", "output"}
-    # operators of torch and torchvision, and arithmetic on sizes: no control flow, nothing that only Python runs
-    modules = {getattr(node.target, "__module__", "") for node in program.graph.nodes if node.op == "call_function"}
-    assert modules <= {
-        "torch._ops.aten",
-        "torch._ops.torchvision",
-        "_operator",
-        "math",
-        "torch",
-        "torch.fx.experimental.symbolic_shapes",
-    }

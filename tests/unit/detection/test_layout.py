@@ -33,26 +33,11 @@ def test_layouts(tmp_path: Path, annotations: str, images: str):
     assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
 
 
-def test_of_several_annotation_files_the_plainest_wins(tmp_path: Path):
-    (tmp_path / "annotations").mkdir()
-    for name in ("instances_train2014_part.json", "instances_train2017.json", "instances_val2017.json"):
-        (tmp_path / "annotations" / name).touch()
-    assert find_split(tmp_path, "train")[0].name == "instances_train2017.json"
-
-
 def test_a_layout_that_is_not_known(tmp_path: Path):
     with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
         find_split(tmp_path, "val")
     with pytest.raises(DataError, match="absent is no folder"):
         find_split(tmp_path / "absent", "val")
-
-
-def test_train_and_val_are_not_mixed_up(tmp_path: Path):
-    for name in ("train", "valid"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "_annotations.coco.json").touch()
-    assert find_split(tmp_path, "train") == (tmp_path / "train" / "_annotations.coco.json", tmp_path / "train")
-    assert find_split(tmp_path, "val") == (tmp_path / "valid" / "_annotations.coco.json", tmp_path / "valid")
 
 
 def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from retina_dist.data.drawn import coverage
-from retina_dist.detection.data.shapes import CATEGORIES, RING_HOLE, _annotation, draw_scene, make_shapes
+from retina_dist.detection.data.shapes import CATEGORIES, RING_HOLE, _annotation, make_shapes
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.splits import find_split
 from retina_dist.errors import DataError
@@ -55,17 +54,6 @@ def test_boxes_are_tight_around_the_pixels_drawn(kind: str) -> None:
     assert min(width, height) >= 16
 
 
-def test_boxes_lie_within_the_image_and_hide_little_of_each_other() -> None:
-    for seed in range(30):
-        pixels, objects = draw_scene(np.random.default_rng(seed), 64)
-        for found in objects:
-            x, y, width, height = found["bbox"]
-            assert min(x, y) >= 0
-            assert x + width <= pixels.width
-            assert y + height <= pixels.height
-            assert found["area"] >= 20
-
-
 def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
     root = tmp_path / "shapes"
     make_shapes(root, num_train=2, num_val=1, image_size=48)
@@ -79,18 +67,3 @@ def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(DataError, match="was not drawn"):
         make_shapes(tmp_path / "photos", num_train=2, num_val=1, image_size=48)
-
-
-def test_an_interrupted_drawing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(json, "dumps", fail)
-    with pytest.raises(KeyboardInterrupt):
-        make_shapes(tmp_path / "shapes", num_train=2, num_val=1, image_size=48)
-    assert not list(tmp_path.iterdir())
-
-
-def test_too_small_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="image_size=32"):
-        make_shapes(tmp_path / "shapes", image_size=16)

@@ -143,11 +143,6 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
         data_of_checkpoint(DetectionData(name="coco", **there), None, path)
 
 
-def test_data_of_a_checkpoint_that_is_not_here_is_named_by_its_own_setting(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has its data in .*gone, which is no folder here; give root=FOLDER"):
-        evaluate(EvaluateConfig(checkpoint=str(checkpoint_of(tmp_path, root=str(tmp_path / "gone"))), **SMALL))
-
-
 def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
     write_split(tmp_path / "here", "train", FIRST)
     write_split(tmp_path / "here", "val", ALPHABETICAL)

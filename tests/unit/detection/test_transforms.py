@@ -62,14 +62,6 @@ def test_eval_resizes_image_and_boxes():
     assert out.dtype == torch.uint8
 
 
-def test_boxes_are_scaled_by_whole_pixels_as_torchvision_does():
-    image, boxes = make_image(37, 53), torch.tensor([[3.0, 5.0, 47.0, 31.0]])
-    theirs = GeneralizedRCNNTransform(100, 200, [0.0] * 3, [1.0] * 3)
-    _, targets = theirs([image / 255], [{"boxes": boxes, "labels": torch.tensor([1])}])
-    _, ours, _ = EvalTransform(max_size=200)(image, boxes, torch.tensor([1]), min_size=100, canvas=(128, 160))
-    torch.testing.assert_close(ours, targets[0]["boxes"])
-
-
 def test_boxes_under_a_pixel_go_with_their_labels():
     boxes = torch.tensor([[0.0, 0.0, 1.9, 40.0], [10.0, 10.0, 12.0, 12.0], [0.0, 0.0, 9.0, 1.0]])
     _, kept, labels = EvalTransform(max_size=200)(
@@ -77,16 +69,6 @@ def test_boxes_under_a_pixel_go_with_their_labels():
     )
     assert kept.tolist() == [[5, 5, 6, 6]]  # half of 2 is a pixel, half of 1.9 and of 1 are less
     assert labels.tolist() == [2]
-
-
-def test_input_is_left_alone():
-    image, boxes = make_image(60, 80), block(60, 80)
-    before = image.clone(), boxes.clone()
-    transform = TrainTransform(max_size=200, hflip=1.0, photometric=1.0, iou_crop=1.0, scale_jitter=(1.5, 2.0))
-    for seed in range(5):
-        transform(image, boxes, torch.tensor([1]), min_size=90, canvas=CANVAS, key=(seed,))
-    assert torch.equal(image, before[0])
-    assert torch.equal(boxes, before[1])
 
 
 def test_everything_off_is_the_eval_transform():
@@ -116,16 +98,6 @@ def test_flip_mirrors_image_and_boxes():
     )
     assert torch.equal(out, image.flip(-1))
     assert boxes.tolist() == [[50, 20, 70, 50]]
-
-
-def test_flip_happens_as_often_as_asked():
-    transform = TrainTransform(max_size=8, hflip=0.25)
-    image = torch.arange(8, dtype=torch.uint8).expand(3, 8, 8)
-    flipped = sum(
-        int(transform(image, torch.zeros(0, 4), torch.zeros(0), min_size=8, canvas=(32, 32), key=(i,))[0][0, 0, 0] == 7)
-        for i in range(400)
-    )
-    assert 70 <= flipped <= 130
 
 
 @pytest.mark.parametrize(
@@ -159,19 +131,6 @@ def test_boxes_follow_the_pixels(settings):
     assert seen > 10
 
 
-def test_scale_jitter_changes_the_size_within_its_range():
-    transform = TrainTransform(max_size=200, hflip=0.0, scale_jitter=(0.5, 0.8))
-    heights = [
-        transform(make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(i,))[0].shape[
-            1
-        ]
-        for i in range(50)
-    ]
-    assert min(heights) >= 50
-    assert max(heights) <= 80
-    assert len(set(heights)) > 10
-
-
 def test_enlarged_image_fills_the_canvas_from_different_places():
     transform = TrainTransform(max_size=200, hflip=0.0, scale_jitter=(3.0, 3.0))
     corners = set()
@@ -183,16 +142,6 @@ def test_enlarged_image_fills_the_canvas_from_different_places():
         assert tuple(image.shape[1:]) == (125, 160)
         corners.add(int(image[1, 0, 0]))
     assert len(corners) > 4
-
-
-def test_crop_of_another_shape_still_fits_the_canvas():
-    transform = TrainTransform(max_size=1333, hflip=0.0, iou_crop=1.0)
-    for seed in range(30):
-        image, _, _ = transform(
-            make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=CANVAS, key=(seed,)
-        )
-        assert image.shape[1] <= CANVAS[0]
-        assert image.shape[2] <= CANVAS[1]
 
 
 @pytest.mark.parametrize("size", [(60, 80), (2, 3), (1, 1)])
@@ -245,15 +194,6 @@ def test_result_depends_on_the_key_alone():
     assert torch.equal(torch.get_rng_state(), state)  # nothing drawn from the global stream
     others = [call(0, 4, 17), call(1, 3, 17), call(0, 3, 18)]
     assert not all(first[0].shape == other[0].shape and torch.equal(first[0], other[0]) for other in others)
-
-
-def test_works_on_channels_last_memory():
-    image = make_image(60, 80)
-    transform = TrainTransform(max_size=200, hflip=1.0)
-    arguments = {"min_size": 90, "canvas": CANVAS, "key": (0,)}
-    plain = transform(image, block(60, 80), torch.tensor([1]), **arguments)[0]
-    strided = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    assert torch.equal(plain, transform(strided, block(60, 80), torch.tensor([1]), **arguments)[0])
 
 
 @pytest.mark.parametrize(

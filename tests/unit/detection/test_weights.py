@@ -27,7 +27,6 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 
@@ -169,30 +168,6 @@ def test_torchvisions_backbones_by_name(backbone: str, name: str, asked: str, mo
     model = build_model(settings, 3)
     assert found == [asked]
     assert torch.equal(model.backbone.body.layer4[2].conv2.weight, state["layer4.2.conv2.weight"])
-
-
-def test_a_name_of_another_networks_weights_is_refused() -> None:
-    for name in ("IMAGENET1K_V2", "ResNet50_Weights.IMAGENET1K_V1"):
-        with pytest.raises(ConfigError, match="for model.backbone=resnet18; use one of IMAGENET1K_V1, DEFAULT"):
-            load_backbone_weights(small(), name, "resnet18")
-
-
-def test_a_resumed_run_does_not_read_its_backbone_again(tmp_path: Path) -> None:
-    shapes = ["data.shapes.num_train=2", "data.shapes.num_val=2", "data.shapes.image_size=64"]
-    config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
-    settings = ModelConfig(backbone="resnet18", fpn_channels=32, backbone_weights=str(tmp_path / "gone.pth"))
-    task = DetectionTask(replace(config, model=settings), SingleDeviceStrategy("cpu"))
-    task.build_model(resumed=True, checkpoint={})
-    with pytest.raises(CheckpointError, match=r"gone\.pth is neither a file"):
-        task.build_model()
-
-
-def test_published_names_download_and_set_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    published = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
-    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
-    model = build_retinanet(num_classes=91, norm="frozen_bn")
-    load_weights(model, "RetinaNet_ResNet50_FPN_Weights.COCO_V1")
-    assert model.backbone.body.bn1.eps == 0.0  # as torchvision's own builder does
 
 
 @pytest.fixture
