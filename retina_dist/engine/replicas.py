@@ -83,8 +83,8 @@ def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> N
         values = torch.tensor([found.get(name, math.nan) for found in ranks], dtype=torch.float64)
         if not torch.allclose(values, values[:1], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
-                f"the metric {name} is {_by_rank(values.tolist())}: the evaluator must give every rank the metrics of all images; add up "
-                "what each rank measured by strategy.all_reduce, or gather it by strategy.all_gather."
+                f"the metric {name} is {_by_rank(values.tolist())}: the evaluator must give every rank the metrics of all images; "
+                "add up what each rank measured by strategy.all_reduce, or gather it by strategy.all_gather."
             )
 
 

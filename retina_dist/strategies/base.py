@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,9 @@ T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
 
 
+@runtime_checkable
 class Stateful(Protocol):
-    """State that ranks share and checkpoints hold."""
+    """What has a state. A strategy that has one, such as error feedback, keeps it in checkpoints, each rank its own."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

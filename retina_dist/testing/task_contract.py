@@ -8,57 +8,51 @@ A broken promise raises AssertionError.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from retina_dist.errors import ConfigError
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.task import Task, TaskData
+from retina_dist.task import Task
+from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
 
 STEPS = 3
 TOLERANCE = 1e-4  # relative, in float32: what several ranks compute, to one
-
-
-class RankOf(SingleDeviceStrategy):
-    """One rank of `world_size`, alone in its process: for what must not communicate."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__("cpu")
-        self._rank, self._world_size = rank, world_size
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
+OF_ALL = 1e-5  # of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0
 
 
 def task_contract(kind: type[Task], config: Any) -> None:
-    """Check `kind` with the settings `config` on the CPU, without other processes.
+    """Check `kind` with the settings `config` on the CPU, in this process.
 
     Its batches must be a pure function of the step; the losses and gradients of two and three ranks must have the mean of one
-    rank's; its metrics must be numbers (NaN: undefined) and have the names that it states; what a checkpoint holds must be
-    plain values. The model must not depend on which examples share a batch: give a batch norm frozen statistics.
+    rank's, with accumulation and in an epoch's last, short step; its metrics must be equal on two ranks and have the names that it
+    states; what a checkpoint holds must be plain values. The model must not depend on which examples share a batch: give a batch
+    norm frozen statistics.
     """
     kind.prepare(config)
     planned = kind.planned_images(config)
-    task = _of_rank(kind, config, 0, 1)
+    task = kind(config, SingleDeviceStrategy("cpu"))
     assert task.num_images >= 1, f"num_images is {task.num_images}"
     assert planned in (None, task.num_images), f"planned_images gives {planned}, num_images {task.num_images}"
     assert isinstance(task.describe(), str), "describe gives text"
     check_settings(task, config)
     check_data(task, config)
     model = check_model(task, config)
-    check_ranks(kind, config, model)
-    check_evaluator(task, model)
+    check_ranks(kind, config, model, [0])
+    shared, last = _with_short_step(config, task.num_images)
+    with contextlib.suppress(ConfigError):  # the task may refuse fewer examples than ranks
+        check_ranks(kind, shared, model, [0, last])
+    check_evaluator(kind, config, model)
 
 
 def check_settings(task: Task, config: Any) -> None:
@@ -77,21 +71,27 @@ def check_settings(task: Task, config: Any) -> None:
 
 def check_data(task: Task, config: Any) -> None:
     """The same batches from each start, and a position that counts images and epochs."""
-    data, again = task.build_data(), _of_rank(type(task), config, 0, 1).build_data()
+    again = type(task)(config, SingleDeviceStrategy("cpu"))
+    data, other = task.build_data(), again.build_data()
     steps = list(data.train_steps(0, STEPS))
     assert len(steps) == STEPS, f"train_steps(0, {STEPS}) gives {len(steps)} steps"
-    for micro_batches, expected in zip(again.train_steps(1, STEPS), steps[1:], strict=True):
+    for micro_batches, expected in zip(other.train_steps(1, STEPS), steps[1:], strict=True):
         assert _plain(micro_batches) == _plain(expected), "the batches of a step depend on where train_steps starts"
-    assert data.position(0) == (0, 0), f"position(0) is {data.position(0)}"
-    steps_per_epoch = -(-task.num_images // config.data.batch_size)
-    assert data.position(steps_per_epoch) == (1, 0), "an epoch has not ceil(num_images / data.batch_size) steps"
-    assert task.fingerprint() == _of_rank(type(task), config, 0, 1).fingerprint(), "fingerprint changes by itself"
+    batch_size = config.data.batch_size
+    per_epoch = -(-task.num_images // batch_size)
+    for step in (0, 1, per_epoch - 1, per_epoch, per_epoch + 1):
+        expected_position = (step // per_epoch, step % per_epoch * batch_size)
+        assert data.position(step) == expected_position, (
+            f"position({step}) is {data.position(step)}, not {expected_position}"
+        )
+    assert data.num_train_shapes >= 1, f"num_train_shapes is {data.num_train_shapes}"
+    assert task.fingerprint() == again.fingerprint(), "fingerprint changes by itself"
     state = task.checkpoint_state(_saved(task.metadata(task.build_model())))
     task.load_checkpoint_state(_saved(state), "a checkpoint")
 
 
 def check_model(task: Task, config: Any) -> nn.Module:
-    """A dict of finite scalar losses that train, the same for the same seed; returns the model."""
+    """A dict of finite scalar losses that train, the same for the same seed; returns the model, without dropout."""
     models = []
     for _ in range(2):
         seed_everything(config.seed)
@@ -99,6 +99,9 @@ def check_model(task: Task, config: Any) -> nn.Module:
     for name, value in models[0].state_dict().items():
         assert torch.equal(value, models[1].state_dict()[name]), f"two models of one seed differ in {name}"
     model = models[0].train()
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
     losses = model(next(iter(task.build_data().train_steps(0, 1)))[0])
     assert isinstance(losses, dict), f"the model in training mode gives {type(losses).__name__}, not a dict of losses"
     for name, loss in losses.items():
@@ -108,39 +111,87 @@ def check_model(task: Task, config: Any) -> nn.Module:
     return model
 
 
-def check_ranks(kind: type[Task], config: Any, model: nn.Module) -> None:
+def check_ranks(kind: type[Task], config: Any, model: nn.Module, steps: Sequence[int]) -> None:
     """The mean over two and three ranks is what one rank computes: weighted losses, and gradients."""
-    expected = _step(model, [_of_rank(kind, config, 0, 1).build_data()])
-    for world_size in (2, 3):
-        ranks = [_of_rank(kind, config, rank, world_size).build_data() for rank in range(world_size)]
-        for name, value in _step(model, ranks).items():
-            error = float((value - expected[name]).norm() / expected[name].norm().clamp(min=1e-12))
-            assert error <= TOLERANCE, f"{name} of {world_size} ranks differs from one rank's by {error:.1e}"
+    for step in steps:
+        whole = _micro_batches(kind, config, step, 1)
+        expected = _step(model, whole)
+        total = sum(float(value.norm()) ** 2 for name, value in expected.items() if name != "the loss") ** 0.5
+        for world_size in (2, 3):
+            ranks = _micro_batches(kind, config, step, world_size)
+            where = f"step {step}, batch_size={config.data.batch_size}, accumulate={config.trainer.accumulate}, {world_size} ranks"
+            counts = [len(micro_batches) for micro_batches in ranks]
+            assert len(set(counts)) == 1, (
+                f"{where}: the ranks have {counts} micro-batches; a rank without examples has a filler"
+            )
+            weights = [sum(batch.weight for batch in micro_batches) for micro_batches in ranks]
+            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), (
+                f"{where}: the weights {weights} have not the mean 1"
+            )
+            if config.data.batch_size > 1:
+                sizes = [_elements(micro_batches) for micro_batches in (*ranks, *whole)]
+                assert max(sizes[:-1]) < sizes[-1], f"{where}: a rank holds as much as one rank alone, not its share"
+            for name, value in _step(model, ranks).items():
+                error = float((value - expected[name]).norm())
+                bound = TOLERANCE * float(expected[name].norm()) + (0 if name == "the loss" else OF_ALL * total)
+                assert error <= bound, f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
 
 
-def check_evaluator(task: Task, model: nn.Module) -> None:
-    """Finite metrics by the stated names, `default_monitor` among them, that do not depend on the training mode."""
+def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
+    """Metrics by the stated names, equal on two ranks and one, and independent of the training mode."""
+    task = kind(config, SingleDeviceStrategy("cpu"))
     assert task.default_monitor in task.metric_names, f"default_monitor {task.default_monitor} is not in metric_names"
     evaluate = task.build_evaluator(task.build_data())
     assert (evaluate is not None) == task.validates, "an evaluator is there where `validates` is true, and only there"
-    if evaluate:
-        metrics = evaluate(model.train())
-        assert set(task.metric_names) <= set(metrics), f"the metrics {sorted(metrics)} lack some of metric_names"
-        assert not any(map(math.isinf, metrics.values())), f"a metric of {metrics} is infinite"  # NaN: undefined
-        assert math.isfinite(metrics[task.default_monitor]), f"{task.default_monitor} is not finite"
+    if evaluate is None:
+        return
+    metrics = evaluate(model.train())
+    assert set(task.metric_names) <= set(metrics), f"the metrics {sorted(metrics)} lack some of metric_names"
+    assert not any(map(math.isinf, metrics.values())), f"a metric of {metrics} is infinite"
+    assert math.isfinite(metrics[task.default_monitor]), f"{task.default_monitor} is {metrics[task.default_monitor]}"
+    _same_metrics(evaluate(model.eval()), metrics, "a model in evaluation mode")
+
+    def on_rank(strategy: ThreadRank) -> dict[str, float]:
+        part = kind(config, strategy)
+        validator = part.build_evaluator(part.build_data())
+        assert validator is not None
+        return validator(copy.deepcopy(model).train())
+
+    for rank, found in enumerate(on_ranks(2, on_rank)):
+        _same_metrics(found, metrics, f"rank {rank} of two (does the evaluator reduce over ranks?)")
 
 
-def _of_rank(kind: type[Task], config: Any, rank: int, world_size: int) -> Task:
-    return kind(config, RankOf(rank, world_size))
+def _same_metrics(metrics: dict[str, float], expected: dict[str, float], where: str) -> None:
+    assert metrics.keys() == expected.keys(), f"{where} has the metrics {sorted(metrics)}, not {sorted(expected)}"
+    for name, value in metrics.items():
+        same = math.isclose(value, expected[name], rel_tol=TOLERANCE, abs_tol=1e-9)
+        assert same or (math.isnan(value) and math.isnan(expected[name])), (
+            f"{name} is {value} on {where}, {expected[name]} on one"
+        )
 
 
-def _step(model: nn.Module, ranks: Sequence[TaskData]) -> dict[str, Tensor]:
-    """The loss and the gradients of the first step, means over `ranks`."""
+def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
+    """The settings with two micro-batches a step, of few images, and the last step of their epoch, short where that can be."""
+    batch_size = next((size for size in (5, 4, 3) if num_images % size), min(5, num_images))
+    data, trainer = (dataclasses.replace(part) for part in (config.data, config.trainer))
+    data.batch_size, trainer.accumulate = batch_size, min(2, batch_size)
+    return dataclasses.replace(config, data=data, trainer=trainer), -(-num_images // batch_size) - 1
+
+
+def _micro_batches(kind: type[Task], config: Any, step: int, world_size: int) -> list[Sequence[Any]]:
+    """Those of each rank. A rank must not communicate: nobody would answer."""
+    ranks = [kind(config, ThreadRank(rank, Job(world_size))).build_data() for rank in range(world_size)]
+    return [next(iter(data.train_steps(step, step + 1))) for data in ranks]
+
+
+def _step(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> dict[str, Tensor]:
+    """The loss and the gradients of a step, means over `ranks`; as in a training, a loss at weight 0 is ignored."""
     model.train().zero_grad()
     total = torch.zeros(())
-    for data in ranks:
-        for batch in next(iter(data.train_steps(0, 1))):
-            loss = torch.stack(list(model(batch.to(torch.device("cpu"))).values())).sum() * batch.weight / len(ranks)
+    for batch in (batch for micro_batches in ranks for batch in micro_batches):
+        losses = model(batch.to(torch.device("cpu"), non_blocking=True))
+        if batch.weight:
+            loss = torch.stack(list(losses.values())).sum() * batch.weight / len(ranks)
             loss.backward()
             total = total + loss.detach()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -157,9 +208,24 @@ def _saved(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Batches as plain values that compare."""
+    """Batches, of any class, as plain values that compare."""
     if isinstance(value, Tensor):
         return value.dtype, value.tolist()
-    if dataclasses.is_dataclass(value):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if hasattr(value, "tolist"):  # NumPy's
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return _plain(vars(value)) if hasattr(value, "__dict__") else value
+
+
+def _elements(value: Any) -> int:
+    """Numbers in the tensors and arrays of batches."""
+    if isinstance(value, Tensor) or hasattr(value, "tolist"):
+        return int(math.prod(value.shape))
+    if isinstance(value, Mapping):
+        return sum(map(_elements, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_elements, value))
+    return _elements(vars(value)) if hasattr(value, "__dict__") else 0

@@ -16,7 +16,7 @@ from retina_dist.classification.metrics import ClassificationEvaluator, evaluate
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.testing.task_contract import RankOf
+from retina_dist.testing.thread_ranks import Job, ThreadRank
 
 
 def rows(*items: tuple[int, int, int, float, float]) -> np.ndarray:
@@ -118,7 +118,7 @@ def batch(indices: list[int]) -> ImageBatch:
     return ImageBatch(images, labels, labels, torch.ones(len(indices)), torch.tensor(indices))
 
 
-class Gathering(RankOf):
+class Gathering(ThreadRank):
     """Knows the rows of the other ranks."""
 
     others: Tensor
@@ -142,7 +142,7 @@ def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pyt
     assert not caplog.messages
     first(Echo())
     assert caplog.messages == ["3 of 7 validation images cannot be read; no metric counts them"]
-    second = Gathering(1, 2)
+    second = Gathering(1, Job(2))
     assert first.last_rows is not None
     second.others = torch.from_numpy(first.last_rows)
     both = evaluator(second, [5, 3, 1, 0])

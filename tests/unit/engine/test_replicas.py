@@ -21,9 +21,9 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.thread_ranks import ThreadRank
 from tests.plans import plan_of
-from tests.unit.engine.test_world_size import AveragingRank
-from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+from tests.unit.strategies.test_strategy_base import on_ranks
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -358,7 +358,7 @@ def fitted(weights: Sequence[Sequence[float]], validate: Any = None) -> list[Any
         Trainer(step, RowsOfSteps(*weights[strategy.rank]), losses, validate=metrics).fit()
         return losses.values, model.layer.weight.tolist(), state.skipped_steps
 
-    return on_ranks(len(weights), lambda strategy: one(AveragingRank(strategy.rank, strategy.job)))
+    return on_ranks(len(weights), one)
 
 
 @pytest.mark.parametrize(

@@ -17,26 +17,14 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect, count_only
+from retina_dist.testing.thread_ranks import ThreadRank
 from tests.plans import plan_of
 from tests.unit.detection.test_module import make_annotations, make_module
-from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+from tests.unit.strategies.test_strategy_base import on_ranks
 
 BATCH_SIZE, STEPS = 8, 6  # ten images, so every other step has two
 # Augmentation draws from torch's global generator, which ranks in threads share.
 PLAIN = {"hflip": 0.0, "photometric": 0.0, "iou_crop": 0.0, "scale_jitter": None}
-
-
-class AveragingRank(ThreadRank):
-    """A rank in a thread that averages gradients."""
-
-    def prepare(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        self.model = model
-        return model
-
-    def reduce_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = self.all_reduce(parameter.grad)
 
 
 class Net(nn.Module):
@@ -97,7 +85,7 @@ def trajectory(worlds: list[int], start: dict[str, Any], annotations: Any, accum
         work = partial(
             trained, start=state, annotations=annotations, accumulate=accumulate, stop=leg * STEPS // len(worlds)
         )
-        for result in (results := on_ranks(world_size, lambda s, work=work: work(AveragingRank(s.rank, s.job)))):
+        for result in (results := on_ranks(world_size, lambda s, work=work: work(s))):
             if isinstance(result, Exception):
                 raise result
         state, found = results[0]

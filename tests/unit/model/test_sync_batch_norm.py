@@ -17,8 +17,9 @@ from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.replicas import settings_of
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only
+from retina_dist.testing.thread_ranks import ThreadRank
 from tests.operator_count import OperatorCount
-from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
+from tests.unit.strategies.test_strategy_base import on_ranks
 
 CHANNELS = 3
 

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from retina_dist.errors import ConfigError, DataError, PeerLost, UserError
 from retina_dist.strategies import base
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
+from retina_dist.strategies.base import DistributedStrategy, missing_ranks, peer_lost_message
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-
-
-class Job:
-    """Where the ranks of a job meet. A rank that waits for one that never comes fails after two minutes."""
-
-    def __init__(self, world_size: int) -> None:
-        self.slots: list[Any] = [None] * world_size
-        self.barrier = threading.Barrier(world_size, timeout=120)
-
-    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order."""
-        self.slots[rank] = x.clone()
-        self.barrier.wait()
-        everyone = list(self.slots)
-        self.barrier.wait()
-        return everyone
-
-
-class ThreadRank(SingleDeviceStrategy):
-    """One rank of a job in threads; `calls` names the collectives it took part in."""
-
-    def __init__(self, rank: int, job: Job) -> None:
-        super().__init__("cpu")
-        self._rank, self.job = rank, job
-        self.calls: list[str] = []
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return len(self.job.slots)
-
-    def _exchange(self, name: str, x: Tensor) -> list[Tensor]:
-        self.calls.append(name)
-        return self.job.exchange(self.rank, x)
-
-    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
-        everyone = torch.stack(self._exchange(f"all_reduce {op}", x))
-        return {"sum": everyone.sum, "mean": everyone.mean, "min": everyone.amin, "max": everyone.amax}[op](0)
-
-    def all_gather(self, rows: Tensor) -> Tensor:
-        return torch.cat(self._exchange("all_gather", rows))
-
-    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        return x.copy_(self._exchange(f"broadcast {src}", x)[src])
+from retina_dist.testing.thread_ranks import Job, ThreadRank
 
 
 def on_ranks(world_size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:

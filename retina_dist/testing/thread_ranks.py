@@ -1,0 +1,97 @@
+"""Ranks that are threads of this process: to test what communicates without a launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from retina_dist.strategies.base import ReduceOp
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+
+T = TypeVar("T")
+
+
+class Job:
+    """Where the ranks of a job meet. A rank that waits for one that never comes fails after two minutes."""
+
+    def __init__(self, world_size: int) -> None:
+        self.slots: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=120)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order."""
+        self.slots[rank] = x.clone()
+        self.barrier.wait()
+        everyone = list(self.slots)
+        self.barrier.wait()
+        return everyone
+
+
+class ThreadRank(SingleDeviceStrategy):
+    """One rank of a job in threads, on the CPU. `calls` names the collectives it took part in."""
+
+    backend = "threads"
+
+    def __init__(self, rank: int, job: Job) -> None:
+        super().__init__("cpu")
+        self._rank, self.job = rank, job
+        self.calls: list[str] = []
+        self.parameters: list[nn.Parameter] = []
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return len(self.job.slots)
+
+    def exchange(self, name: str, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order."""
+        self.calls.append(name)
+        return self.job.exchange(self.rank, x)
+
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        return model
+
+    def reduce_gradients(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.copy_(self.all_reduce(parameter.grad))
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
+        everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
+        return {"sum": torch.sum, "mean": torch.mean, "min": torch.amin, "max": torch.amax}[op](everyone, 0)  # type: ignore[operator]
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return torch.cat(self.exchange("all_gather", rows))
+
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return x.copy_(self.exchange(f"broadcast {src}", x)[src])
+
+
+def on_ranks(world_size: int, function: Callable[[Any], T], kind: Callable[[int, Job], Any] = ThreadRank) -> list[T]:
+    """What `function(kind(rank, job))` returns on each rank, all at once; raises what the first rank to fail raises."""
+    job = Job(world_size)
+
+    def one(rank: int) -> T:
+        try:
+            return function(kind(rank, job))
+        except threading.BrokenBarrierError:
+            raise
+        except BaseException:
+            job.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(one, rank) for rank in range(world_size)]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]

@@ -1,0 +1,224 @@
+"""Each bug that a strategy from outside may have is caught by the contract, and right ones pass; ranks are threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.strategy_contract import strategy_contract
+from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
+
+
+class Quantized(ThreadRank):
+    """Sends gradients as 8 bits and a scale; what rounding takes away is sent with the next step's."""
+
+    feedback: dict[int, Tensor]
+
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        self.feedback = {}
+        return super().prepare(model, accumulate)
+
+    def reduce_gradients(self) -> None:
+        for number, parameter in enumerate(self.parameters):
+            assert parameter.grad is not None
+            whole = parameter.grad + self.feedback.get(number, 0)
+            scale = whole.abs().max() / 127 or torch.ones(())
+            sent = (whole / scale).round() * scale
+            self.feedback[number] = (whole - sent).nan_to_num(0)
+            parameter.grad.copy_(self.all_reduce(sent))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(number): x for number, x in self.feedback.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.feedback = {int(number): x for number, x in state.items()}
+
+
+class Forgetful(Quantized):
+    """Its state is in no checkpoint."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
+class Reversed(ThreadRank):
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return torch.cat(self.exchange("all_gather", rows)[::-1])
+
+
+class Padded(ThreadRank):
+    def all_gather(self, rows: Tensor) -> Tensor:
+        longest = int(self.all_reduce(torch.tensor(len(rows)), "max"))
+        return super().all_gather(torch.cat((rows, rows.new_zeros(longest - len(rows), *rows.shape[1:]))))
+
+
+class Sums(ThreadRank):
+    def all_reduce(self, x: Tensor, op: Any = "sum") -> Tensor:
+        return super().all_reduce(x, op)
+
+
+class InPlace(ThreadRank):
+    def all_reduce(self, x: Tensor, op: Any = "mean") -> Tensor:
+        return x.copy_(super().all_reduce(x, op))
+
+
+class Aliased(ThreadRank):
+    """Returns the tensor it was given where all ranks have the same."""
+
+    def all_reduce(self, x: Tensor, op: Any = "mean") -> Tensor:
+        result = super().all_reduce(x, op)
+        return x.set_(result.data) if op == "sum" else result  # type: ignore[call-overload, no-any-return]
+
+
+class Float32(ThreadRank):
+    def all_reduce(self, x: Tensor, op: Any = "mean") -> Tensor:
+        return super().all_reduce(x.float(), op).to(x.dtype)
+
+
+class MinIsMax(ThreadRank):
+    def all_reduce(self, x: Tensor, op: Any = "mean") -> Tensor:
+        return super().all_reduce(x, "max" if op == "min" else op)
+
+
+class FromRank0(ThreadRank):
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return super().broadcast(x, 0)
+
+
+class LeavesInput(ThreadRank):
+    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        return super().broadcast(x.clone(), src)
+
+
+class FirstModelOnly(ThreadRank):
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        return super().prepare(model, accumulate) if not self.parameters else model
+
+
+class Renames(ThreadRank):
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        super().prepare(model, accumulate)
+        model.add_module("module", model.layers)  # type: ignore[arg-type]
+        return model
+
+
+class SumsGradients(ThreadRank):
+    def reduce_gradients(self) -> None:
+        for p in self.parameters:
+            p.grad = self.all_reduce(p.grad, "sum")  # type: ignore[arg-type]
+
+
+class MatricesOnly(ThreadRank):
+    def reduce_gradients(self) -> None:
+        for p in self.parameters:
+            if p.dim() > 1:
+                p.grad = self.all_reduce(p.grad)  # type: ignore[arg-type]
+
+
+class WholeGroupsOnly(ThreadRank):
+    """Reduces once it has counted as many backward passes as `accumulate`."""
+
+    passes = 0
+
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        self.accumulate, self.passes = accumulate, 0
+        return super().prepare(model, accumulate)
+
+    def gradient_sync(self, net: nn.Module, enabled: bool) -> Any:
+        self.passes += 1
+        return super().gradient_sync(net, enabled)
+
+    def reduce_gradients(self) -> None:
+        if self.passes % self.accumulate == 0:
+            super().reduce_gradients()
+
+
+class EachMicroBatch(ThreadRank):
+    """Sends the micro-batches but for the last one, which `gradient_sync` enables."""
+
+    def gradient_sync(self, net: nn.Module, enabled: bool) -> Any:
+        if not enabled or not hasattr(self, "early"):
+            self.early = True
+            super().reduce_gradients()
+        return super().gradient_sync(net, enabled)
+
+    def reduce_gradients(self) -> None: ...
+
+
+class Unscaled(ThreadRank):
+    def reduce_gradients(self) -> None:
+        for p in self.parameters:
+            p.grad = self.all_reduce((p.grad * 1024).half()).double()  # type: ignore[operator]
+
+
+class HidesInfinity(ThreadRank):
+    def reduce_gradients(self) -> None:
+        for p in self.parameters:
+            p.grad = self.all_reduce(p.grad.nan_to_num(0.0, 1.0, -1.0))  # type: ignore[union-attr]
+
+
+class OwnLevel(ThreadRank):
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Any:
+        return lambda: level
+
+
+class EveryoneIsMain(ThreadRank):
+    @property
+    def is_main(self) -> bool:
+        return True
+
+
+class EndsAlone(ThreadRank):
+    def run_collectively(self, function: Any, device: Any = None) -> Any:
+        return function()
+
+
+LOSSY = 0.05
+MUTANTS = {
+    Reversed: "all_gather is",
+    Padded: "all_gather of",
+    Sums: "whose default is the mean",
+    InPlace: "all_reduce min",
+    Aliased: "all_reduce min",
+    Float32: "all_reduce sum",
+    MinIsMax: "all_reduce min",
+    FromRank0: "broadcast from rank 1",
+    LeavesInput: "must be overwritten",
+    FirstModelOnly: "a second model",
+    Renames: "prepare renames",
+    SumsGradients: "training, plain",
+    MatricesOnly: "training, plain",
+    WholeGroupsOnly: "fewer micro-batches",
+    EachMicroBatch: "training, plain",
+    Unscaled: "training, plain",
+    HidesInfinity: "reduce first",
+    OwnLevel: "highest level",
+    EveryoneIsMain: "",
+    EndsAlone: "must raise on every rank",
+    Forgetful: "resumed",
+}
+
+
+def check(kind: type[ThreadRank], world_size: int, tolerance: float) -> None:
+    def one(strategy: tuple[int, Job]) -> None:
+        strategy_contract(lambda: kind(*strategy), tolerance)
+
+    on_ranks(world_size, one, lambda rank, job: (rank, job))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_right_strategies_keep_the_contract(world_size: int) -> None:
+    check(ThreadRank, world_size, 1e-12)
+    check(Quantized, world_size, LOSSY)
+    if world_size == 1:
+        strategy_contract(lambda: SingleDeviceStrategy("cpu"))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda kind: kind.__name__)
+def test_each_bug_is_caught(mutant: type[ThreadRank]) -> None:
+    """At two ranks, as someone tries a strategy first."""
+    with pytest.raises(AssertionError, match=MUTANTS[mutant]):
+        check(mutant, 2, LOSSY if mutant in (Forgetful, Unscaled) else 1e-12)
