@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from retina_dist.benchmark.report import _compare
-from retina_dist.data.images import find_images, image_size, read_image
+from retina_dist.data.images import find_images, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
 from retina_dist.detection.coco_metrics import read_results
@@ -22,9 +22,8 @@ from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
-from retina_dist.engine.checkpoint.resume import checkpoint_folder, open_run
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.checkpoint.resume import open_run
+from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.errors import UserError
 from retina_dist.files import parse_path
 from retina_dist.settings import validate
@@ -55,14 +54,6 @@ def coco(folder: Path, name: str = "a.jpg") -> Path:
     return folder / "coco.json"
 
 
-def voc(folder: Path, *, pipe: str) -> Path:
-    (folder / "ImageSets" / "Main").mkdir(parents=True)
-    (folder / "Annotations").mkdir()
-    for name, text in (("ImageSets/Main/train.txt", "a\n"), ("Annotations/a.xml", "<annotation/>")):
-        os.mkfifo(folder / name) if name == pipe else (folder / name).write_text(text)
-    return folder
-
-
 def run(**named: Any) -> Callable[[Path, Path], Any]:
     return lambda pipe, folder: open_run(DetectionRunConfig(data=DetectionData(name="a"), **named))
 
@@ -81,15 +72,8 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "weights": lambda pipe, folder: load_weights(torch.nn.Linear(1, 1), str(pipe)),
     "COCO": lambda pipe, folder: load_annotations(pipe, folder),
     "CSV": lambda pipe, folder: load_annotations(pipe, folder, format="csv", classes=pipe),
-    "classes": lambda pipe, folder: load_annotations(coco(folder), folder, format="csv", classes=pipe),
-    "VOC's list": lambda pipe, folder: load_annotations(
-        voc(folder, pipe="ImageSets/Main/train.txt"), folder, format="voc"
-    ),
-    "VOC": lambda pipe, folder: load_annotations(voc(folder, pipe="Annotations/a.xml"), folder, format="voc"),
     "an image that is listed": lambda pipe, folder: load_annotations(coco(folder, pipe.name), folder),
     "image": lambda pipe, folder: read_image(pipe),
-    "header": lambda pipe, folder: image_size(pipe),
-    "bytes": lambda pipe, folder: read(pipe),
     "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
     "images": lambda pipe, folder: find_images(str(pipe)),
     "results": lambda pipe, folder: read_results(pipe),
@@ -149,16 +133,6 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             reader()
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["://", "az://", "nonsense://box", "a\0b", "n" * 300, "/dev/null", "/proc/x"])
-def test_odd_places_for_checkpoints(text: str) -> None:
-    config = DetectionRunConfig(
-        data=DetectionData(name="a"), output_dir="out", trainer=TrainerConfig(checkpoint_dir=text)
-    )
-    with Owner() as owner, pytest.raises(UserError):
-        CheckpointStore(checkpoint_folder(config, open_run(config, owner).folder)).claim()
-    assert os.listdir() == []
 
 
 @pytest.mark.parametrize(("key", "text"), [("data.name", "a\0b"), ("output_dir", "\x1b[2J"), ("data.root", "\ud800")])

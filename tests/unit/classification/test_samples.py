@@ -88,13 +88,9 @@ def test_rows_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "train.csv").write_text(f"here.png,x\n{line}\n")
     with pytest.raises(DataError, match=message):
         read(tmp_path, form="csv")
-
-
-def test_missing_files_are_left_out_on_request(tmp_path: Path) -> None:
-    Image.new("RGB", (4, 4)).save(tmp_path / "here.png")
-    (tmp_path / "train.csv").write_text("here.png,x\ngone.png,y\n")
-    found = read(tmp_path, form="csv", missing_images="skip")
-    assert (found.names, len(found.warnings)) == (("here.png",), 1)
+    if "gone" in line:
+        present = read(tmp_path, form="csv", missing_images="skip")
+        assert (present.names, len(present.warnings)) == (("here.png",), 1)
 
 
 def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> None:

@@ -19,10 +19,8 @@ from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import task_of_checkpoint
-from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
-from retina_dist.run.build import task_class
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
 
@@ -76,17 +74,6 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     result = json.loads((tmp_path / "whole" / "metrics.json").read_text())
     assert result["top1"] == metrics["val/top1"]
     assert np.array(result["confusion"]).sum() == 7
-
-
-def test_the_sections_of_the_configuration_are_the_tasks() -> None:
-    config = load_config("train", SMALL)
-    assert isinstance(config, DetectionRunConfig)
-    assert isinstance(config.data, ClassificationData)
-    assert isinstance(config.model, ClassifierConfig)
-    assert task_class(config) is ClassificationTask
-    assert not isinstance(load_config("train", []).data, ClassificationData), (
-        "what was chosen before leaves nothing behind"
-    )
 
 
 @pytest.mark.parametrize(
