@@ -6,6 +6,7 @@ a section has follows from what was composed (its task, a class that an entry na
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -25,12 +27,20 @@ from retina_dist.config.messages import (
     unknown_key,
     wrong_type,
 )
-from retina_dist.config.plugins import load_plugins, schema_with, without_outside
+from retina_dist.config.plugins import load_plugins, names_class, schema_with, without_outside
 from retina_dist.config.run_config import TASKS, RunConfig, schema_of_task
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import first_line
+from retina_dist.redaction import MASK
 from retina_dist.settings import leaves, limits_of, validate
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+RUN_CONFIG = "config.yaml"
+# Settings of a start, which a resume does not take from the run.
+OF_ONE_START = ("resume", "output_dir", "launcher", "dry_run", "debug", "trainer.stop_after")
 
 SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
 
@@ -120,6 +130,7 @@ def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) ->
 
 def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> tuple[DictConfig, type]:
     """The composed values as those of the schema, which is the second; each key and type checked."""
+    composed = _with_run(composed, name, overrides)
     with translate_hydra_errors(name):
         content: Any = OmegaConf.to_container(composed)
     schema = schema_with(schema_of(name), content)
@@ -137,6 +148,47 @@ def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> tuple[D
                 raise ConfigError(wrong_type(key, OmegaConf.select(composed, key), hint)) from error
     except ConfigError as error:
         raise _of_another_task(error, schema, composed) from None
+
+
+def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> DictConfig:
+    """The settings that the run of `resume=RUN` wrote into its config.yaml, with those that the overrides give.
+
+    `composed` itself without such a file, and with `experiment`, which states everything. Settings that this version does not have
+    are left out. Nothing that the file names is looked up. Raises ConfigError.
+    """
+    resume = composed.get("resume")
+    given = {o.lstrip("+~").partition("=")[0].partition("@")[0] for o in overrides}
+    if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
+        return composed
+    file = next((f / RUN_CONFIG for f in (Path(resume), *Path(resume).parents[:2]) if (f / RUN_CONFIG).is_file()), None)
+    if file is None:
+        return composed
+    try:
+        run = OmegaConf.load(file)
+        for key in (*OF_ONE_START, *sorted(k for k in given if not k.startswith("hydra"))):
+            OmegaConf.update(run, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+        content: Any = OmegaConf.to_container(run)
+        for group, section in content.items():
+            if names_class(section) and group not in given:
+                raise ConfigError(
+                    f"{file} has {group} from outside the package, which no file imports; give {group}=NAME."
+                )
+        for key, value in leaves(content):
+            if isinstance(value, str) and MASK in value:
+                raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
+            if isinstance(value, str) and "${" in value:
+                raise ConfigError(f"{file} has {key}={value}, which refers to something else; give {key}=… again.")
+        known = settings_by_key(schema_with(schema_of(name), content))
+        for key in sorted({key for key, _ in leaves(content)} - known.keys() - given):
+            section, _, last = key.rpartition(".")
+            parent = OmegaConf.select(run, section) if section else run
+            parent.pop(last)
+            logger.info(f"{file}: {key} is not a setting of this version")
+    except (OSError, OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{file} does not hold the settings of a run ({first_line(error)}); remove it.") from error
+    return run  # type: ignore[return-value]
 
 
 def _misfit(schema: type, composed: DictConfig) -> tuple[str, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,34 @@ def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
             assert torch.equal(value, parts["optimizer"]["state"][key][name])
     assert whole["sampler"] == parts["sampler"] == {"epoch": 3, "cursor": 8}
     assert repr(whole["metrics"]) == repr(parts["metrics"])  # NaN where undefined
+
+
+def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings of its config.yaml, and what the command line changes; also of a classifier."""
+    monkeypatch.chdir(tmp_path)
+    small = (
+        "data.batch_size=4",
+        "data.num_workers=0",
+        "trainer.max_duration=4steps",
+        "logging=quiet",
+        "schedule=constant",
+    )
+    image = "data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}"
+    sizes = ("data.image_size=32", "data.val_resize=32", "model.architecture=shufflenet_v2_x0_5", image)
+    first = load_config("train", ["task=classification", *small, *sizes, "trainer.stop_after=2steps", "optimizer=sgd"])
+    train(first)
+    config = load_config("train", ["resume=runs/drawn_classes", "optimizer.lr=0.5", "trainer.log_every=1"])
+    assert (config.optimizer.lr, config.trainer.log_every, config.trainer.stop_after) == (0.5, 1, None)
+    expected = replace(
+        first,
+        resume="runs/drawn_classes",
+        optimizer=replace(first.optimizer, lr=0.5),
+        trainer=replace(first.trainer, log_every=1, stop_after=None),
+    )
+    assert config == expected
+    train(config)
+    assert load_checkpoint("runs/drawn_classes/checkpoints/last.pt")["step"] == 4
+    assert [path.name for path in Path("runs").iterdir()] == ["drawn_classes"]
 
 
 def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     own = run_folder_of(named)
     folder = given or own
     _lock(owner, config, folder)
-    source, content = _named(named)
+    source, content = _named(named, elsewhere)
     if folder is None:
         raise ConfigError(f"resume={source} is not inside a run folder; say where to write with output_dir=….")
     forked = own is None or folder.resolve() != own.resolve()
@@ -161,7 +161,8 @@ def run_folder_of(source: PathOrUrl) -> Path | None:
         return None
     folder = source.parent if source.is_file() else source
     checkpoints = folder if folder.name == CHECKPOINTS else folder / CHECKPOINTS
-    inside = folder == checkpoints or (folder == source and bool(names_in(checkpoints)))
+    is_run = bool(names_in(checkpoints)) or (folder / "config.yaml").is_file()
+    inside = folder == checkpoints or (folder == source and is_run)
     return checkpoints.parent if inside else None
 
 
@@ -175,13 +176,15 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
-def _named(source: PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]]:
-    """The checkpoint `source`, a .pt file, or the newest of the folder `source`; and its content."""
+def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:
+    """The checkpoint `source`, a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`; and its content."""
     if isinstance(source, Path) and not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
     newest = load_latest(source / CHECKPOINTS) or load_latest(source)
+    if newest is None and elsewhere and run_folder_of(source):
+        newest = load_latest(elsewhere)
     if newest is None:
         raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
     return newest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -184,6 +185,38 @@ def test_changes_are_told_by_key() -> None:
     )
     assert changed_settings(before, now) == ["trainer.max_duration 12epochs -> 20epochs"]
     assert changed_settings(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {root: 'https://host/a?sig=***'}", "data.root without its secret; give data.root=… again"),
+        ("data: {root: '${oc.env:HOME}'}", "refers to something else"),
+        (
+            "optimizer: {_target_: os.system}",
+            "optimizer from outside the package, which no file imports; give optimizer=NAME",
+        ),
+        ("[1]", "does not hold the settings of a run"),
+        ("a: [", "does not hold the settings of a run"),
+    ],
+)
+def test_settings_of_a_run_that_cannot_be_taken(text: str, message: str) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        settings("resume=run")
+
+
+def test_the_run_s_settings_are_the_base_of_a_resume() -> None:
+    write_config(settings("data.batch_size=4", "optimizer=sgd", "trainer.stop_after=2steps", "seed=3"), Path("run"))
+    text = Path("run/config.yaml").read_text()
+    Path("run/config.yaml").write_text(text.replace("trainer:\n", "trainer:\n  of_another_version: 1\n"))
+    for resume in ("run", "run/checkpoints", "run/checkpoints/last.pt"):
+        config = settings(f"resume={resume}", "schedule=constant", "seed=4")
+        assert (config.data.batch_size, config.optimizer.name, config.trainer.stop_after) == (4, "sgd", None)
+        assert (config.schedule.name, config.seed, config.resume) == ("constant", 4, resume)
+    assert settings("resume=run", "experiment=shapes").seed == 0
+    assert settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer
 
 
 def test_debug_runs_keep_out_of_the_way() -> None:
