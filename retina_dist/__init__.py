@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.detection.batch import Detections as Detections
     from retina_dist.detection.coco_metrics import CocoEvaluator as CocoEvaluator
     from retina_dist.detection.coco_metrics import CocoResult as CocoResult
-    from retina_dist.detection.data.module import CocoDataModule as CocoDataModule
+    from retina_dist.detection.data.dataset import CocoDataModule as CocoDataModule
     from retina_dist.detection.detector import Detector as Detector
     from retina_dist.detection.model.retinanet import RetinaNet as RetinaNet
     from retina_dist.detection.model.retinanet import build_retinanet as build_retinanet
@@ -61,7 +61,7 @@ _NAMES = {  # of each module
     "config.compose": "load_config",
     "detection.batch": "Batch Detections",
     "detection.coco_metrics": "CocoEvaluator CocoResult",
-    "detection.data.module": "CocoDataModule",
+    "detection.data.dataset": "CocoDataModule",
     "detection.detector": "Detector",
     "detection.model.retinanet": "RetinaNet build_retinanet",
     "detection.model.weights": "load_weights",

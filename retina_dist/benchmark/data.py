@@ -36,8 +36,7 @@ from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, as_source, read, sizes_of
 from retina_dist.detection.data.collate import collate, collate_raw
-from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import AugmentedSample
 from retina_dist.detection.readers.coco import ImageRecord
 from retina_dist.detection.task import DetectionTask

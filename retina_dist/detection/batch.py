@@ -15,7 +15,7 @@ from retina_dist.data.module import TensorBatch
 
 
 class Detections(TypedDict):
-    """What a model found in one image, best score first."""
+    """Detected objects of one image, best score first."""
 
     boxes: Tensor  # [N, 4] float32 xyxy, pixels of the stored image (EXIF orientation applied)
     scores: Tensor  # [N] float32 in 0..1

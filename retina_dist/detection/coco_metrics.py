@@ -77,21 +77,21 @@ def evaluate_rows(
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco_class()
         # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are given anew,
-        # because an id of 0 means "no match" to them: a box with it could never be found.
+        # because an id of 0 means "no match" to them: a box with it would always be missed.
         boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
         truth.dataset = {**coco, "annotations": boxes}
         truth.createIndex()
         if backend == "ultrafast-pycocotools":  # takes the array as it is, and only rows of known images
-            found = truth.loadRes(rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])])
+            detected = truth.loadRes(rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])])
         else:
-            found = coco_class()
-            found.dataset = {
+            detected = coco_class()
+            detected.dataset = {
                 "images": coco["images"],
                 "categories": coco["categories"],
                 "annotations": _as_annotations(rows),
             }
-            found.createIndex()
-        evaluation = evaluation_class(truth, found, "bbox")
+            detected.createIndex()
+        evaluation = evaluation_class(truth, detected, "bbox")
         if image_ids is not None:
             evaluation.params.imgIds = sorted(image_ids)
         evaluation.evaluate()
@@ -116,12 +116,12 @@ def detections_to_rows(
     if not detections:
         return np.zeros((0, COLUMNS))
     boxes, scores, labels = (
-        torch.cat([found[key] for found in detections]).double()  # type: ignore[literal-required]
+        torch.cat([each[key] for each in detections]).double()  # type: ignore[literal-required]
         for key in ("boxes", "scores", "labels")
     )
     values = torch.column_stack((boxes, scores, labels)).cpu().numpy()  # one copy from the device for all
     category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
-    image = np.repeat(np.array(image_ids, dtype=np.float64), [len(found["scores"]) for found in detections])
+    image = np.repeat(np.array(image_ids, dtype=np.float64), [len(each["scores"]) for each in detections])
     size = values[:, 2:4] - values[:, :2]
     rows = np.column_stack((image, values[:, :2], size, values[:, 4], category))
     return rows[category >= 0]

@@ -140,7 +140,7 @@ class Detector(Predictor[Batch, Detections]):
     def evaluate(
         self, data: DetectionData, *, strategy: StrategySettings | None = None, backend: Backend = "auto"
     ) -> CocoResult:
-        """COCO metrics over the validation set of `data`, of which each process takes its share; every rank calls it.
+        """COCO metrics over the validation set of `data`, shared out over the processes; every rank calls it.
 
         `strategy` is by default that of the launcher, on the detector's device; `backend` is the implementation of the metrics.
         Raises ConfigError where `data` has no validation set, and DataError where its categories are not the detector's.

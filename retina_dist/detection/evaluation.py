@@ -19,7 +19,7 @@ from retina_dist.detection.coco_metrics import (
     rows_of_results,
     write_results,
 )
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations

@@ -78,7 +78,7 @@ def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: E
         worst["detections"] += len(expected["scores"])
         for one, other in ((expected, exported), (exported, expected)):
             least = detector.model.score_thresh
-            if len(other["scores"]) == detector.model.detections_per_img:  # what was cut off there is no difference
+            if len(other["scores"]) == detector.model.detections_per_img:  # the rest was cut off
                 least = max(least, float(other["scores"].min()))
             for name, value in _differences(one, other, least + config.score_tolerance).items():
                 worst[name] = max(worst[name], value)

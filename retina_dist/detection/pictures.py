@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.utils import draw_bounding_boxes
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.reporting.pictures import enlarged, font_file, font_size, sheet, titled
 from retina_dist.text import pluralize
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations
 from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
@@ -37,7 +36,7 @@ def draw_data(data: DetectionData) -> None:
         root = parse_path(data.root)
         if isinstance(root, Url):
             raise ConfigError(
-                f"data.root={root} is no local folder, where data.shapes could draw; draw it in one and copy it."
+                f"data.root={root} is not a local folder, into which data.shapes draws; draw it in one and copy it."
             )
         make_shapes(root, **asdict(data.shapes))
 
@@ -144,12 +143,12 @@ def _read_outside(
     reader: AnnotationReader, data: DetectionData, split: str
 ) -> tuple[dict[str, Any] | None, tuple[PathOrUrl, PathOrUrl] | None]:
     """What a reader from outside the package gives: a COCO dictionary, its source and the folder of the images."""
-    found = reader.read(split)
-    if found is None:
+    content = reader.read(split)
+    if content is None:
         if split == "train":
             raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
         return None, None
-    coco, images = found
+    coco, images = content
     return coco, (parse_path(data.root or images), parse_path(images))
 
 
@@ -172,7 +171,7 @@ def data_of_checkpoint(data: DetectionData, root: str | None, source: object) ->
                 f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
             )
     if data.root is not None and not parse_path(data.root).is_dir():
-        raise ConfigError(f"{source} has its data in {data.root}, which is no folder here; give root=FOLDER.")
+        raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
     return data
 
 
@@ -209,7 +208,7 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     Raises DataError with everything that was looked for.
     """
     if not root.is_dir():
-        raise DataError(f"data.root={root} is no folder; give the one that holds annotations/.")
+        raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
     names = SPLITS[split]
     patterns = [pattern.format(split=name) for name in names for pattern in LAYOUTS]
     files = [file for pattern in patterns for file in sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))]
@@ -228,19 +227,9 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
     """The first `count` images that have boxes, as a data set with their ground truth."""
-    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count]
-    ids = {annotations.records[i].image_id for i in rows}
-    coco = copy.copy(annotations.coco)
-    coco["images"] = [image for image in coco["images"] if image["id"] in ids]
-    coco["annotations"] = [a for a in coco["annotations"] if a["image_id"] in ids]
-    return replace(
-        annotations,
-        coco=coco,
-        records=tuple(annotations.records[i] for i in rows),
-        boxes=[annotations.boxes[i] for i in rows],
-        labels=[annotations.labels[i] for i in rows],
-        num_crowd=sum(int(a.get("iscrowd", 0)) for a in coco["annotations"]),
-    )
+    first = annotations.subset([i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count])
+    coco = ground_truth_of(annotations.coco, {record.image_id for record in first.records})
+    return replace(first, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
 
 
 def describe_split(part: Annotations) -> str:

@@ -20,8 +20,8 @@ from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.collate import blank_batch
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.data.deferred_resize import resized_by
-from retina_dist.detection.data.module import CocoDataModule
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
@@ -266,7 +266,7 @@ class DetectionTask(Task):
         )
 
     def largest_batch(self, size: int, device: torch.device) -> Batch:
-        """Of the largest canvas, with the rows of boxes of the fullest image; a raw image is no larger than its canvas."""
+        """The largest canvas with the rows of boxes of the fullest image; a raw image is at most as large as its canvas."""
         data, sizes = self.config.data, [(record.height, record.width) for record in self.train.records]
         most_boxes = max(len(labels) for labels in self.train.labels)
         if data.synthetic:

@@ -20,8 +20,7 @@ import torch
 from retina_dist.config.compose import load_config
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.settings import DetectionData

@@ -164,7 +164,7 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, inside: Callable) 
         (["data.batch_size=0"], "data.batch_size=0"),
         (["data=coco"], "data.shapes.num_train"),  # SMALL sets what only data=shapes has
         (["data=coco", "data.shapes=null"], "needs data.root"),
-        (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is no folder"),
+        (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is not a folder"),
         (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
         (["model.weights=nowhere.pt"], "nowhere.pt is neither a file"),
         (["strategy.device=cuda:7"], "device=cuda:7 cannot be used"),

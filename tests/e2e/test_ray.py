@@ -102,4 +102,4 @@ def test_an_error_of_the_workers_is_one_sentence(cluster: dict[str, str], tmp_pa
         timeout=300,
     )
     assert done.returncode == 2
-    assert "\nerror: data.root=/nowhere is no folder" in f"\n{done.stderr}"
+    assert "\nerror: data.root=/nowhere is not a folder" in f"\n{done.stderr}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.task import Validator
 

@@ -97,7 +97,7 @@ def padded_rows(count: int) -> int:
 
 
 def raw_canvas(height: int, width: int) -> tuple[int, int]:
-    """The canvas of raw images that are no larger."""
+    """The canvas of raw images of at most that size."""
     return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
 
 

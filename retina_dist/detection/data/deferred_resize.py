@@ -60,10 +60,10 @@ def resize_batch(images: Tensor, sizes: Tensor, targets: Tensor, flips: Tensor, 
 
     first = torch.arange(count, device=images.device)[:, None] * height  # row of each image
     rows = rows.flatten(0, 1)  # [B * h, W, 3]
-    found = rows.index_select(0, (first + top).flatten()).reshape(count, -1, *rows.shape[1:])  # [B, H, W, 3]
-    found.lerp_(rows.index_select(0, (first + bottom).flatten()).view_as(found), down[:, :, None, None])
-    found.mul_((inside_y[:, :, None] & inside_x[:, None])[..., None])
-    return found.permute(0, 3, 1, 2)
+    resized = rows.index_select(0, (first + top).flatten()).reshape(count, -1, *rows.shape[1:])  # [B, H, W, 3]
+    resized.lerp_(rows.index_select(0, (first + bottom).flatten()).view_as(resized), down[:, :, None, None])
+    resized.mul_((inside_y[:, :, None] & inside_x[:, None])[..., None])
+    return resized.permute(0, 3, 1, 2)
 
 
 def _taps(sizes: Tensor, targets: Tensor, flips: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -58,8 +58,8 @@ def _write_split(folder: Path, split: str, count: int, image_size: int, seed: in
         name = f"{index:06d}.jpg"
         pixels.save(folder / name, quality=90)
         images.append({"id": index + 1, "file_name": name, "width": pixels.width, "height": pixels.height})
-        for found in objects:
-            annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **found})
+        for entry in objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **entry})
     return {
         "info": {"description": f"drawn shapes, {split} split, seed {seed}"},
         "images": images,

@@ -136,7 +136,7 @@ class TrainTransform(EvalTransform):
 
 
 class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
-    """torchvision's crop, but an image it can find no crop for stays as it is.
+    """torchvision's crop; an image that allows none stays as it is.
 
     Without boxes the original searches without success until it happens to draw "no crop"; under 4 pixels it divides
     by zero.

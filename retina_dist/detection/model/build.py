@@ -36,7 +36,7 @@ def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[st
 
 
 def count_classes(settings: DetectorSettings, num_classes: int) -> int:
-    """How many labels the model tells apart, of which the data has `num_classes`. Raises ConfigError for fewer."""
+    """Labels of the model for data with `num_classes`. Raises ConfigError if the settings give fewer."""
     stated = settings.num_classes
     if stated is not None and stated < num_classes:
         raise ConfigError(

@@ -52,9 +52,9 @@ class ExportableRetinaNet(nn.Module):
         )
         boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
         boxes = torch.stack((boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)), dim=-1).flatten(2)
-        found = scores > self.model.score_thresh  # [1, N]
-        moved = moved_by_label(boxes, labels, found)
-        candidate = found.nonzero()[:, 1]
+        is_candidate = scores > self.model.score_thresh  # [1, N]
+        moved = moved_by_label(boxes, labels, is_candidate)
+        candidate = is_candidate.nonzero()[:, 1]
         boxes, moved, scores, labels = (x[0, candidate] for x in (boxes, moved, scores, labels))
         kept = _nms(moved, scores, self.model.nms_thresh)[: self.model.detections_per_img]
         return boxes[kept], scores[kept], labels[kept]

@@ -46,15 +46,15 @@ def postprocess(
     scores, anchors, labels = best_candidates(
         logits, [len(level) for level in levels], score_threshold, topk_candidates
     )
-    found = scores > score_threshold  # [B, N], N at most levels * topk_candidates
+    is_candidate = scores > score_threshold  # [B, N], N at most levels * topk_candidates
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
     limit = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
     boxes = boxes.clamp(min=0).minimum(limit)
-    few = found.sum(dim=1) <= (MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU)
-    shifted = torch.where(few[:, None, None], moved_by_label(boxes, labels, found), boxes)
+    few = is_candidate.sum(dim=1) <= (MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU)
+    shifted = torch.where(few[:, None, None], moved_by_label(boxes, labels, is_candidate), boxes)
 
-    image, candidate = found.nonzero(as_tuple=True)
+    image, candidate = is_candidate.nonzero(as_tuple=True)
     boxes, shifted, scores, labels = (x[image, candidate] for x in (boxes, shifted, scores, labels))
     group = image * logits.shape[-1] + labels
     if boxes.is_cuda:  # as torchvision: one call for an image, which a GPU does faster than one for each class
@@ -91,7 +91,7 @@ def best_candidates(logits: Tensor, counts: list[int], threshold: float, k: int)
 
 
 def _scores(logits: Tensor, threshold: float) -> Tensor:
-    """float32 probabilities; 0 for what is not above the threshold, NaN included."""
+    """float32 probabilities; 0 where they are at most the threshold or NaN."""
     scores = torch.sigmoid(logits.to(torch.float32))
     return torch.where(scores > threshold, scores, 0.0)
 
@@ -110,9 +110,9 @@ def _best(scores: Tensor, k: int) -> Tensor:
     return keys.topk(min(k, columns), dim=1).indices
 
 
-def moved_by_label(boxes: Tensor, labels: Tensor, found: Tensor) -> Tensor:
-    """Boxes [B, N, 4] so far apart that of those `found` [B, N] none overlaps another of a different label [B, N]."""
-    largest = torch.where(found[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
+def moved_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tensor:
+    """Boxes [B, N, 4], moved so that candidates [B, N] of different labels [B, N] do not overlap."""
+    largest = torch.where(is_candidate[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
     return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
 
 

@@ -104,7 +104,7 @@ class RetinaNet(TorchvisionRetinaNet):
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's, with what is made once made before it: a graph that found it missing would be compiled again."""
+        """nn.Module.compile after filling the caches, which avoids one recompile."""
         parameter = next(self.parameters())
         self._statistics_of_images(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
         super().compile(*args, **kwargs)
@@ -124,7 +124,7 @@ class RetinaNet(TorchvisionRetinaNet):
         """
         device = features[0].device
         key = (int(canvas[0]), int(canvas[1]), device)
-        if torch.compiler.is_dynamo_compiling():  # a graph that found them missing would be compiled again
+        if torch.compiler.is_dynamo_compiling():  # filling the cache would cost a recompile
             return self._new_anchors(key[:2], features)
         if key not in self._anchors:
             self._anchors[key] = self._new_anchors(key[:2], features)

@@ -66,7 +66,7 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
             f"{', '.join(known.__members__)}."
         )
     state, eps, _ = _weights_of(source)
-    prefix = min((found[1] for found in map(_FIRST_CONV.fullmatch, state) if found), key=len, default="")
+    prefix = min((match[1] for match in map(_FIRST_CONV.fullmatch, state) if match), key=len, default="")
     report = load_fitting(
         model, source, state, check=CHECK, rename=lambda name: BODY + name.removeprefix(prefix), within=BODY
     )
@@ -145,14 +145,14 @@ def _take_eps(model: nn.Module, eps: float | None) -> None:
 
 def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None, tuple[str, ...] | None]:
     """Tensors by name, the epsilon of the batch norms that they were trained with, and names of the labels, "" for none."""
-    found = read_state(source)
-    if found.content is None:  # torchvision's
+    read = read_state(source)
+    if read.content is None:  # torchvision's
         names = published(source).meta["categories"] if "RetinaNet" in source else None
         known = names and tuple("" if name in ("__background__", "N/A") else name for name in names)
-        return found.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known
+        return read.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known
     # torchvision's file names end with the first digits of their SHA-256.
     first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
-    eps = 0.0 if found.sha256.startswith(first_digits) else eps_of_checkpoint(found.content)
-    named = found.content.get("categories")
+    eps = 0.0 if read.sha256.startswith(first_digits) else eps_of_checkpoint(read.content)
+    named = read.content.get("categories")
     categories = named.get("names") if isinstance(named, Mapping) else None
-    return found.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None
+    return read.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None

@@ -81,15 +81,15 @@ class Categories:
                 theirs[wanted].append(entry)
 
         ids, wrong = [-1] * len(self.ids), {}
-        for wanted, found in theirs.items():
-            labels, found_ids = ours.get(wanted, []), [entry["id"] for entry in found]
-            if len(labels) == len(found_ids) == 1:
-                ids[labels[0]] = found_ids[0]
-            elif labels and [self.ids[label] for label in labels] == sorted(found_ids):
+        for wanted, given in theirs.items():
+            labels, their_ids = ours.get(wanted, []), [entry["id"] for entry in given]
+            if len(labels) == len(their_ids) == 1:
+                ids[labels[0]] = their_ids[0]
+            elif labels and [self.ids[label] for label in labels] == sorted(their_ids):
                 for label in labels:
                     ids[label] = self.ids[label]
             else:
-                wrong[wanted] = [entry["name"] for entry in found]
+                wrong[wanted] = [entry["name"] for entry in given]
         if wrong:
             raise DataError(_disagreement(wrong, ours, source))
         if not any(category_id >= 0 for category_id in ids):

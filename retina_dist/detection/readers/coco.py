@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,20 @@ class Annotations:
     clipped: int = 0  # boxes that reached out of their image
     dropped: dict[str, int] = field(default_factory=dict)  # why -> how many boxes
     warnings: list[str] = field(default_factory=list)
+
+    def subset(self, rows: Sequence[int]) -> Annotations:
+        """The images of these rows; the ground truth stays."""
+        parts = {name: [getattr(self, name)[i] for i in rows] for name in ("records", "boxes", "labels")}
+        return replace(self, **parts | {"records": tuple(parts["records"])})
+
+
+def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
+    """The part of a COCO dictionary that is about these images."""
+    images = [image for image in coco["images"] if image["id"] in image_ids]
+    return coco | {
+        "images": images,
+        "annotations": [entry for entry in coco["annotations"] if entry["image_id"] in image_ids],
+    }
 
 
 def load_annotations(
@@ -125,11 +139,7 @@ def annotations_of(
             warnings.append(f"{source} gives other ids to the same category names; the names decide")
     records = records_of(coco["images"], warnings)
     if len(records) < len(coco["images"]):
-        read = {record.image_id for record in records}
-        coco = coco | {
-            "images": [image for image in coco["images"] if image["id"] in read],
-            "annotations": [entry for entry in coco["annotations"] if entry["image_id"] in read],
-        }
+        coco = ground_truth_of(coco, {record.image_id for record in records})
     result = _clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else _without_empty(result)
@@ -143,7 +153,7 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
     except UserError as error:
         raise DataError(str(error)) from error
     except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
-        raise DataError(f"{path} is no readable JSON ({error}); restore the file.") from error
+        raise DataError(f"{path} cannot be read as JSON ({error}); restore the file.") from error
     if not isinstance(content, dict):
         raise DataError(
             f"{path} holds a JSON {type(content).__name__}, not the object with images, annotations and categories "
@@ -157,7 +167,7 @@ def _check_lists(coco: dict[str, Any], source: object) -> None:
         if not isinstance(coco.get(key), list):
             raise DataError(f"{source} has no list '{key}'; COCO annotations have images, annotations and categories.")
         if not all(isinstance(entry, dict) for entry in coco[key]):
-            raise DataError(f"{source}: an entry of '{key}' is no object; restore the file.")
+            raise DataError(f"{source}: an entry of '{key}' is not an object; restore the file.")
     if not coco["categories"]:
         raise DataError(f"{source} has no category; there is nothing to detect.")
 
@@ -246,7 +256,7 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
 
 
 def _number_from_one(entries: list[dict[str, Any]]) -> None:
-    """Give annotations new ids where one has 0, which evaluators take for "no match": its box could never be found."""
+    """Give annotations new ids where one has 0, which evaluators take for "no match": its box would always be missed."""
     if any(entry["id"] == 0 for entry in entries):
         for i, entry in enumerate(entries, start=1):
             entry["id"] = i
@@ -312,7 +322,4 @@ def _without_empty(full: Annotations) -> Annotations:
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
     full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
-    full.records = tuple(full.records[i] for i in rows)
-    full.boxes = [full.boxes[i] for i in rows]
-    full.labels = [full.labels[i] for i in rows]
-    return full
+    return full.subset(rows)

@@ -86,7 +86,7 @@ def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
     except UserError:
         raise
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} is no readable CSV ({error}).") from error
+        raise DataError(f"{path} cannot be read as CSV ({error}).") from error
 
 
 def _number(text: str, path: PathOrUrl, line: int) -> float:

@@ -81,13 +81,13 @@ def _within_url(name: str, images: Url) -> str | None:
 def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str]) -> list[ImageRecord]:
     """The records whose files are there. Others are an error, or are left out with a warning ("skip").
 
-    Behind a URL they are found, with their versions, in one listing of the folder.
+    Behind a URL one listing of the folder gives them and their versions.
     """
     if any(isinstance(record.path, RemoteFile) for record in records) and isinstance(images, Url):
         there = objects_in(images)
-        found = [there.get(r.path.name) if isinstance(r.path, RemoteFile) else r.path for r in records]
-        missing = [record for record, path in zip(records, found, strict=True) if path is None]
-        records = [replace(r, path=path or r.path) for r, path in zip(records, found, strict=True)]
+        listed = [there.get(r.path.name) if isinstance(r.path, RemoteFile) else r.path for r in records]
+        missing = [record for record, path in zip(records, listed, strict=True) if path is None]
+        records = [replace(r, path=path or r.path) for r, path in zip(records, listed, strict=True)]
     else:
         missing = [record for record in records if not _is_there(record.path)]
     if not missing:
@@ -118,7 +118,7 @@ def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem) -> bool:
 
 def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
     """The records with width and height, from the files' headers where the annotations have none."""
-    found: list[ImageRecord] = []
+    sized: list[ImageRecord] = []
     unreadable: list[str] = []
     unsized = [r.path for r in records if not (r.width and r.height)]
     contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
@@ -135,7 +135,7 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
                 unreadable.append(record.file_name)
                 continue
             record = replace(record, width=width, height=height)
-        found.append(record)
+        sized.append(record)
     if unsized:
         warnings.append("some images have no size in the annotations; it was read from the files")
     if unreadable:
@@ -143,4 +143,4 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
             f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; left out, "
             "also of the metrics"
         )
-    return found
+    return sized

@@ -181,8 +181,8 @@ class ItemReader:
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:
-            if (found := int(value)) == float(value):
-                return found
+            if (whole := int(value)) == float(value):
+                return whole
         except (TypeError, ValueError, OverflowError, RuntimeError):
             pass
         raise DataError(f"{self}[{number}] has {key} {value}; give a whole number.")

@@ -79,7 +79,7 @@ def _read_xml(path: Path) -> ElementTree.Element:
     try:
         root = ElementTree.fromstring(read_bytes(path))
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
-        raise DataError(f"{path} is no readable annotation ({error}); restore the file.") from error
+        raise DataError(f"{path} cannot be read as an annotation ({error}); restore the file.") from error
     if root.tag != "annotation":
         raise DataError(
             f"{path} has the root element {root.tag[:80]!r}, not Pascal VOC's 'annotation'; restore the file."

@@ -170,7 +170,7 @@ def test_missing_images_are_found_before_the_training(coco: Path) -> None:
     assert [record.image_id for record in left.records] == [100, 101, 102, 104, 105, 106, 107, 108]
     with pytest.raises(DataError, match=r"remote://.*none\.json does not exist"):
         load_annotations(Url(f"remote://{coco}/none.json"), Url(f"remote://{coco}"))
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         train("memory://nowhere")
 
 

@@ -201,7 +201,7 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
         ([], "holds a JSON list"),
         ({}, "has no list 'images'"),
         ({**COCO, "annotations": {}}, "has no list 'annotations'"),
-        ({**COCO, "images": [3]}, "an entry of 'images' is no object"),
+        ({**COCO, "images": [3]}, "an entry of 'images' is not an object"),
         ({**COCO, "categories": []}, "has no category"),
         ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
         ({**COCO, "annotations": COCO["annotations"][:1] * 2}, "id 1 stands 2 times in 'annotations'"),
@@ -242,7 +242,7 @@ def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"])
 def test_files_that_are_no_json(tmp_path: Path, content: bytes):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError, match="a.json is no readable JSON"):
+    with pytest.raises(DataError, match="a.json cannot be read as JSON"):
         load_annotations(tmp_path / "a.json", tmp_path)
 
 

@@ -84,7 +84,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path):
     with pytest.raises(DataError, match="absent.csv does not exist"):
         read_csv(tmp_path / "absent.csv", classes)
     annotations.write_bytes(b"a.jpg,\xff\xfe\n")
-    with pytest.raises(DataError, match="annotations.csv is no readable CSV"):
+    with pytest.raises(DataError, match="annotations.csv cannot be read as CSV"):
         read_csv(annotations, classes)
 
 

@@ -36,7 +36,7 @@ def test_layouts(tmp_path: Path, annotations: str, images: str):
 def test_a_layout_that_is_not_known(tmp_path: Path):
     with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
         find_split(tmp_path, "val")
-    with pytest.raises(DataError, match="absent is no folder"):
+    with pytest.raises(DataError, match="absent is not a folder"):
         find_split(tmp_path / "absent", "val")
 
 

@@ -19,8 +19,7 @@ from retina_dist.data import loading
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import NO_IMAGE
-from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.module import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError, ImageError

@@ -85,7 +85,7 @@ def test_an_image_outside_the_folder_is_refused(tmp_path: Path):
         ("<object><name>dog</name></object>", "a.xml: object 1 has xmin None, not a number"),
         (thing("dog", (1, "nan", 9, 9)), "a.xml: object 1 has ymin 'nan', not a number"),
         (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
-        ("<object>", "a.xml is no readable annotation"),
+        ("<object>", "a.xml cannot be read as an annotation"),
         (thing("dog", (1, "1_0", 9, 9)), "a.xml: object 1 has ymin '1_0', not a number"),
     ],
 )
@@ -99,7 +99,7 @@ def test_errors_of_the_folder(tmp_path: Path):
     with pytest.raises(DataError, match="val.txt cannot be read"):
         read_voc(root, "val")
     (root / "Annotations" / "a.xml").unlink()
-    with pytest.raises(DataError, match="a.xml is no readable annotation"):
+    with pytest.raises(DataError, match="a.xml cannot be read as an annotation"):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
     with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
