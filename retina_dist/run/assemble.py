@@ -17,7 +17,14 @@ from torch import Tensor
 import retina_dist
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder, open_run, restore
+from retina_dist.engine.checkpoint.resume import (
+    Run,
+    RunOpener,
+    checkpoint_folder,
+    load_strategy_state,
+    open_run,
+    restore,
+)
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.early_stopping import BestMetric
@@ -166,6 +173,7 @@ def assemble(
     doing("")
     watch = PreemptionWatch()
     trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
+    load_strategy_state(strategy, run)
     return Training(config, strategy, task, data, run, trainer, watch, metric_logger, job.tracked)
 
 

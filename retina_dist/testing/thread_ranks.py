@@ -41,7 +41,7 @@ class ThreadRank(SingleDeviceStrategy):
         super().__init__("cpu")
         self._rank, self.job = rank, job
         self.calls: list[str] = []
-        self.parameters: list[nn.Parameter] = []
+        self.averaged: list[nn.Parameter] = []
 
     @property
     def rank(self) -> int:
@@ -57,11 +57,11 @@ class ThreadRank(SingleDeviceStrategy):
         return self.job.exchange(self.rank, x)
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.averaged = [p for p in model.parameters() if p.requires_grad]
         return model
 
     def reduce_gradients(self) -> None:
-        for parameter in self.parameters:
+        for parameter in self.averaged:
             if parameter.grad is not None:
                 parameter.grad.copy_(self.all_reduce(parameter.grad))
 

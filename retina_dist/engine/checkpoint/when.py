@@ -9,15 +9,15 @@ from typing import Any
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction
 from retina_dist.engine.state import TrainState
-from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.base import DistributedStrategy, Stateful
 
 
 class Checkpointer:
     """Saves `state` into `store` from the main rank; without a store it saves nothing.
 
     A checkpoint is due where the plan has one, when all ranks stop, and `max_minutes` after the last one by the main rank's clock
-    (None: never). It holds the state, `metadata` (plain Python values only) and the place in the data that `position` gives for a
-    step.
+    (None: never). It holds the state, `metadata` (plain Python values only), the place in the data that `position` gives for a
+    step, and each rank's own state of a strategy that has one.
     """
 
     def __init__(
@@ -56,7 +56,13 @@ class Checkpointer:
         """What a checkpoint of this moment holds; `metrics` are those of this step's validation. Every rank must call it."""
         epoch, cursor = self.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
-        return {**self.state.state_dict(), **self.metadata, **place}
+        content = {**self.state.state_dict(), **self.metadata, **place}
+        if isinstance(self.strategy, Stateful):
+            own = self.strategy.state_dict()
+            content["strategy"] = [
+                self.strategy.broadcast_object(own, rank) for rank in range(self.strategy.world_size)
+            ]
+        return content
 
     def save(self, metrics: dict[str, float]) -> None:
         """Start to write a checkpoint; every rank must call it. Raises CheckpointError if the one before was not written."""

@@ -11,37 +11,23 @@ from torch import Tensor, nn
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.strategy_contract import strategy_contract
 from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
+from tests.plugins.rounding_strategy import RoundingStrategy
 
 
-class Quantized(ThreadRank):
-    """Sends gradients as 8 bits and a scale; what rounding takes away is sent with the next step's."""
+class Rounding(ThreadRank):
+    """`RoundingStrategy` in threads."""
 
-    feedback: dict[int, Tensor]
-
-    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        self.feedback = {}
-        return super().prepare(model, accumulate)
-
-    def reduce_gradients(self) -> None:
-        for number, parameter in enumerate(self.parameters):
-            assert parameter.grad is not None
-            whole = parameter.grad + self.feedback.get(number, 0)
-            scale = whole.abs().max() / 127 or torch.ones(())
-            sent = (whole / scale).round() * scale
-            self.feedback[number] = (whole - sent).nan_to_num(0)
-            parameter.grad.copy_(self.all_reduce(sent))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(number): x for number, x in self.feedback.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.feedback = {int(number): x for number, x in state.items()}
+    prepare: Any = RoundingStrategy.prepare
+    reduce_gradients: Any = RoundingStrategy.reduce_gradients
+    state_dict: Any = RoundingStrategy.state_dict
+    load_state_dict: Any = RoundingStrategy.load_state_dict
+    levels = 127
 
 
-class Forgetful(Quantized):
+class Forgetful(Rounding):
     """Its state is in no checkpoint."""
 
-    state_dict = load_state_dict = None  # type: ignore[assignment]
+    state_dict = load_state_dict = None
 
 
 class Reversed(ThreadRank):
@@ -95,7 +81,7 @@ class LeavesInput(ThreadRank):
 
 class FirstModelOnly(ThreadRank):
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        return super().prepare(model, accumulate) if not self.parameters else model
+        return super().prepare(model, accumulate) if not self.averaged else model
 
 
 class Renames(ThreadRank):
@@ -107,13 +93,13 @@ class Renames(ThreadRank):
 
 class SumsGradients(ThreadRank):
     def reduce_gradients(self) -> None:
-        for p in self.parameters:
+        for p in self.averaged:
             p.grad = self.all_reduce(p.grad, "sum")  # type: ignore[arg-type]
 
 
 class MatricesOnly(ThreadRank):
     def reduce_gradients(self) -> None:
-        for p in self.parameters:
+        for p in self.averaged:
             if p.dim() > 1:
                 p.grad = self.all_reduce(p.grad)  # type: ignore[arg-type]
 
@@ -150,13 +136,13 @@ class EachMicroBatch(ThreadRank):
 
 class Unscaled(ThreadRank):
     def reduce_gradients(self) -> None:
-        for p in self.parameters:
+        for p in self.averaged:
             p.grad = self.all_reduce((p.grad * 1024).half()).double()  # type: ignore[operator]
 
 
 class HidesInfinity(ThreadRank):
     def reduce_gradients(self) -> None:
-        for p in self.parameters:
+        for p in self.averaged:
             p.grad = self.all_reduce(p.grad.nan_to_num(0.0, 1.0, -1.0))  # type: ignore[union-attr]
 
 
@@ -212,7 +198,7 @@ def check(kind: type[ThreadRank], world_size: int, tolerance: float) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_right_strategies_keep_the_contract(world_size: int) -> None:
     check(ThreadRank, world_size, 1e-12)
-    check(Quantized, world_size, LOSSY)
+    check(Rounding, world_size, LOSSY)
     if world_size == 1:
         strategy_contract(lambda: SingleDeviceStrategy("cpu"))
 
