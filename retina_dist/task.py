@@ -47,6 +47,7 @@ class Task(ABC):
     """
 
     settings: ClassVar[type]
+    validates: bool = True  # whether there is validation data
     metric_names: Sequence[str] = ("val/loss",)
     default_monitor: ClassVar[str] = "val/loss"
     headline_metrics: ClassVar[Sequence[str]] = ()
@@ -69,11 +70,6 @@ class Task(ABC):
     @abstractmethod
     def num_images(self) -> int:
         """Images of an epoch."""
-
-    @property
-    def validates(self) -> bool:
-        """Whether there is validation data."""
-        return True
 
     def describe(self) -> str:
         """What was read, as lines of the log."""

@@ -17,7 +17,7 @@ from retina_dist.classification.data.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
 from retina_dist.data.images import AnyImage, find_images
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.model.exporters import Exporter, Runner, check_ending
+from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.redaction import redacted
 
 if TYPE_CHECKING:

@@ -14,11 +14,9 @@ from torchvision import models
 
 from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.errors import ConfigError
-from retina_dist.model.load_weights import WeightsReport, load_fitting
-from retina_dist.model.replace_norms import Norm, replace_batch_norms
-from retina_dist.model.strided_conv import replace_strided_convs
+from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
-from retina_dist.model.weight_sources import published, read_state
+from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
 from retina_dist.text import truncate
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1

@@ -59,6 +59,7 @@ class ClassificationTask(Task):
             self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = self.val.subsample(2 * data.val_batch_size)
+        self.validates = self.val is not None
         self.evaluator: ClassificationEvaluator | None = None
         self.metric_names = metric_names(len(self.classes))
         monitor = config.trainer.monitor
@@ -87,10 +88,6 @@ class ClassificationTask(Task):
     @property
     def num_images(self) -> int:
         return len(self.train)
-
-    @property
-    def validates(self) -> bool:
-        return self.val is not None
 
     def describe(self) -> str:
         data, model = self.config.data, self.config.model

@@ -25,7 +25,7 @@ from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.precision import Precision
 from retina_dist.errors import ConfigError
-from retina_dist.model.weight_sources import is_torchvision_name
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.predictor import Predictor
 from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings

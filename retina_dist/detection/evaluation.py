@@ -29,7 +29,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import parse_path
-from retina_dist.model.weight_sources import is_torchvision_name
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy

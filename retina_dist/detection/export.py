@@ -20,7 +20,7 @@ from retina_dist.detection.model.exportable import INPUT, LEAST, OUTPUTS, export
 from retina_dist.detection.model.retinanet import as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.model.exporters import Exporter, Runner, check_ending
+from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.redaction import redacted
 
 if TYPE_CHECKING:

@@ -84,6 +84,7 @@ class DetectionTask(Task):
             self.train = self.val = first_images_with_objects(self.train, wanted)
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
+        self.validates = self.val is not None
         self.evaluator: CocoEvaluator | None = None
         self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
 
@@ -100,10 +101,6 @@ class DetectionTask(Task):
             return config.data.synthetic.num_images
         all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
         return config.data.shapes.num_train if config.data.shapes and all_of_them else None
-
-    @property
-    def validates(self) -> bool:
-        return self.val is not None
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The categories that a checkpoint's labels number."""

@@ -28,8 +28,15 @@ from retina_dist.detection.model.losses import BoxLoss, retinanet_losses
 from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.targets import match
 from retina_dist.errors import ConfigError
-from retina_dist.model.frozen_norm import FoldedBatchNorm2d, FoldedConv2d, fold_frozen_norms
-from retina_dist.model.strided_conv import StridedConv2d, replace_strided_convs
+from retina_dist.model.layers import (
+    FoldedBatchNorm2d,
+    FoldedConv2d,
+    StridedConv2d,
+    as_kind,
+    fold_frozen_norms,
+    replace_modules,
+    replace_strided_convs,
+)
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d")
@@ -304,9 +311,8 @@ def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> Tor
 
     With `canvas` (height, width) its transform leaves images of that size as they are.
     """
-    theirs = copy.deepcopy(model)
-    for module in theirs.modules():
-        module.__class__ = TORCHVISIONS.get(type(module), type(module))
+    theirs = as_kind(TorchvisionRetinaNet, copy.deepcopy(model))
+    replace_modules(theirs, lambda m: as_kind(TORCHVISIONS[type(m)], m) if type(m) in TORCHVISIONS else m)
     if canvas is not None:
         theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
     return theirs.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]

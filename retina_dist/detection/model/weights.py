@@ -13,8 +13,7 @@ from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.model.load_weights import WeightsReport, load_fitting
-from retina_dist.model.weight_sources import is_torchvision_name, published, read_state
+from retina_dist.model.weights import WeightsReport, is_torchvision_name, load_fitting, published, read_state
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")

@@ -9,8 +9,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.classification.model import build_classifier
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.model.frozen_norm import fold_frozen_norms
-from retina_dist.model.strided_conv import StridedConv2d, replace_strided_convs
+from retina_dist.model.layers import StridedConv2d, fold_frozen_norms, replace_strided_convs
 
 
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:

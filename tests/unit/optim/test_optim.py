@@ -14,7 +14,7 @@ from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
-from retina_dist.model.frozen_norm import FoldedBatchNorm2d
+from retina_dist.model.layers import FoldedBatchNorm2d
 from retina_dist.optim.clipping import clip_gradients
 from retina_dist.optim.optimizer import build_optimizer, check_layouts, load_optimizer, parameter_groups
 from retina_dist.optim.settings import OptimizerConfig

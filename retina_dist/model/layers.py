@@ -1,0 +1,131 @@
+"""Layers in the place of torch's: frozen norms folded into convolutions, strided convolutions right in bfloat16, kinds of norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d
+
+Norm = Literal["frozen_bn", "bn", "sync_bn"]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def as_kind(kind: type[AnyModule], module: nn.Module) -> AnyModule:
+    """A module of the class `kind` that shares everything else with `module`."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    return twin
+
+
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> None:
+    """Put `replacement(module)` in the place of every module below `model`; names stay as they are."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            setattr(parent, name, replacement(child))
+
+
+class StridedConv2d(nn.Conv2d):
+    """torch's, with a second output column computed and dropped where bfloat16 on a CPU would give only one.
+
+    There oneDNN reads unwritten memory (torch 2.15, with AMX and without): the output or the weight's gradient is then garbage,
+    NaN at times. The dropped column has no gradient, so nothing else changes.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rounds = torch.is_autocast_enabled("cpu") and input.device.type == "cpu"
+        if not (rounds and self.stride[1] > 1 and self._columns(input.shape[-1]) == 1):
+            return super()._conv_forward(input, weight, bias)
+        wider = F.pad(input, (0, self.stride[1]))
+        return super()._conv_forward(wider, weight, bias)[..., :1]
+
+    def _columns(self, width: int) -> int:
+        """Of the output, as torch.nn.Conv2d documents them."""
+        kernel = self.dilation[1] * (self.kernel_size[1] - 1) + 1
+        return (width + 2 * int(self.padding[1]) - kernel) // self.stride[1] + 1
+
+
+def replace_strided_convs(model: nn.Module) -> None:
+    """Let every strided convolution below `model` that pads zeros be a StridedConv2d, in place."""
+
+    def replacement(module: nn.Module) -> nn.Module:
+        plain = type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return as_kind(StridedConv2d, module) if plain and module.stride[1] > 1 else module
+
+    replace_modules(model, replacement)
+
+
+def replace_batch_norms(model: nn.Module, norm: Norm) -> None:
+    """Put the kind `norm` in the place of every `nn.BatchNorm2d` below `model`, with its values; names stay as they are."""
+    replace_modules(model, lambda module: _norm_of_kind(module, norm) if isinstance(module, nn.BatchNorm2d) else module)
+
+
+def _norm_of_kind(old: nn.BatchNorm2d, norm: Norm) -> nn.Module:
+    if norm == "frozen_bn":
+        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)
+        state = {k: v for k, v in old.state_dict().items() if k != "num_batches_tracked"}
+    else:
+        kind = SyncBatchNorm2d if norm == "sync_bn" else BatchNorm2d
+        new = kind(old.num_features, eps=old.eps, momentum=old.momentum)
+        state = old.state_dict()
+    new.load_state_dict(state)
+    return new
+
+
+class FoldedBatchNorm2d(FrozenBatchNorm2d):
+    """Holds the statistics, which the `FoldedConv2d` before it applies; its own forward is the identity.
+
+    conv(x, w) * s + t = conv(x, w * s) + t for each output channel: without two passes over every activation, most of the time
+    that a frozen ResNet spends outside its convolutions.
+    """
+
+    _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """[C] each; computed again only after a statistic was written or moved, or the epsilon changed."""
+        if torch.compiler.is_compiling():
+            return self._scale_and_shift()
+        held = (self.weight, self.bias, self.running_mean, self.running_var)
+        key = (self.eps, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in held))
+        if self._cached is None or self._cached[0] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._cached = key, self._scale_and_shift()
+        return self._cached[1]
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
+
+
+class FoldedConv2d(StridedConv2d):
+    """A convolution without bias and the frozen norm after it, as one convolution."""
+
+    _norm: tuple[FoldedBatchNorm2d]  # in a tuple, so it is not registered as a child
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self._norm[0].scale_and_shift()
+        return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
+
+
+def fold_frozen_norms(body: nn.Module) -> None:
+    """Fold every `FrozenBatchNorm2d` of a ResNet into the convolution before it, in place; parameters and buffers stay.
+
+    The convolution before it is the preceding child of the same module, as in torchvision's ResNets and their shortcuts.
+    """
+    for module in list(body.modules()):
+        children = list(module.named_children())
+        for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):
+            if isinstance(conv, nn.Conv2d) and type(norm) is FrozenBatchNorm2d:
+                assert conv.bias is None
+                folded, held = as_kind(FoldedConv2d, conv), as_kind(FoldedBatchNorm2d, norm)
+                folded.__dict__["_norm"] = (held,)
+                setattr(module, conv_name, folded)
+                setattr(module, norm_name, held)
