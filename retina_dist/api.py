@@ -28,7 +28,6 @@ from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint.resume import checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
 from retina_dist.engine.duration import to_steps
-from retina_dist.engine.precision import Precision
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
@@ -126,13 +125,13 @@ class Trainer(_Run):
     data: DetectionData | TorchDatasetConfig
     model: ModelConfig = field(default_factory=ModelConfig)
 
-    def detector(self, device: str = "cpu", precision: Precision = "fp32") -> Detector:
+    def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
         return Detector.from_checkpoint(self.checkpoint, device=device, precision=precision)
 
     def evaluate(self) -> CocoResult:
         """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
-        detector = self.detector(precision=self.precision)  # type: ignore[arg-type]
+        detector = self.detector(precision=self.precision)
         return detector.evaluate(self.data, strategy=self.strategy)
 
 
@@ -145,11 +144,11 @@ class ClassifierTrainer(_Run):
     data: ClassificationData
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
 
-    def classifier(self, device: str = "cpu", precision: Precision = "fp32") -> TrainedClassifier:
+    def classifier(self, device: str = "cpu", precision: str = "fp32") -> TrainedClassifier:
         """The trained classifier, from `checkpoint`. Raises ConfigError before `fit`."""
         return TrainedClassifier.from_checkpoint(self.checkpoint, device=device, precision=precision)
 
     def evaluate(self) -> ClassificationResult:
         """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
-        classifier = self.classifier(precision=self.precision)  # type: ignore[arg-type]
+        classifier = self.classifier(precision=self.precision)
         return evaluate_on(classifier, self.data, self.strategy)

@@ -43,7 +43,7 @@ class Predictor(ABC, Generic[Input, Output]):
     task: ClassVar[str]
     Answer: ClassVar[type]
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: Precision = "fp32") -> None:
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32") -> None:
         if precision not in get_args(Precision):
             raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
         self.device, self.precision = resolve_device(str(device)), precision
@@ -51,9 +51,7 @@ class Predictor(ABC, Generic[Input, Output]):
         self.model: Any = model.to(self.device).eval()
 
     @classmethod
-    def from_checkpoint(
-        cls, path: str | Path, *, device: str | torch.device = "cpu", precision: Precision = "fp32"
-    ) -> Self:
+    def from_checkpoint(cls, path: str | Path, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError."""
         return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision)
 
@@ -64,7 +62,7 @@ class Predictor(ABC, Generic[Input, Output]):
         source: str,
         *,
         device: str | torch.device = "cpu",
-        precision: Precision = "fp32",
+        precision: str = "fp32",
     ) -> Self:
         """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
         if (task := task_of_checkpoint(content)) != cls.task:
@@ -132,7 +130,7 @@ def predict_files(
     `draw` makes the picture and a few words about it. An unreadable file is named and left out; with none left, DataError.
     """
     files = find_images(config.input)
-    predictor = kind.from_checkpoint(config.checkpoint, device=config.device, precision=config.precision)  # type: ignore[arg-type]
+    predictor = kind.from_checkpoint(config.checkpoint, device=config.device, precision=config.precision)
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}

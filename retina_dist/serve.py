@@ -32,7 +32,7 @@ def main(config: ServeConfig) -> None:
             from retina_dist.classification.classifier import TrainedClassifier as kind
         else:
             from retina_dist.detection.detector import Detector as kind
-        return kind.from_content(content, config.checkpoint, device=device, precision=config.precision)  # type: ignore[arg-type]
+        return kind.from_content(content, config.checkpoint, device=device, precision=config.precision)
 
     serve(config, load_predictor)
 

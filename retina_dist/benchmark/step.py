@@ -30,7 +30,7 @@ from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import Precision, autocast
+from retina_dist.engine.precision import autocast
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import print_redacted
@@ -44,7 +44,7 @@ BASE = "torchvision"
 class StepVariant(NamedTuple):
     """How a step is taken."""
 
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     compiled: bool = False  # by torch.compile
 
 

@@ -15,7 +15,6 @@ from typing_extensions import TypedDict
 from retina_dist.classification.data.transforms import eval_transform
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.engine.precision import Precision
 from retina_dist.predictor import Predictor
 
 MAX_SIDE = 10**4  # px
@@ -54,7 +53,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         image_size: int,
         short_side: int,
         device: str | torch.device = "cpu",
-        precision: Precision = "fp32",
+        precision: str = "fp32",
         arguments: Mapping[str, Any],
     ) -> None:
         super().__init__(model, device, precision)

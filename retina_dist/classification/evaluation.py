@@ -95,7 +95,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
     """The classifier and the images to judge it on."""
     path = str(config.checkpoint)
     content = load_checkpoint(path)
-    classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)  # type: ignore[arg-type]
+    classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)
     data = data_of_checkpoint(content, config.root, path)
     return classifier, data, _validation_set(data, classifier, path)
 

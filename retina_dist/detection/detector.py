@@ -23,7 +23,6 @@ from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights, torchvision_categories
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.engine.precision import Precision
 from retina_dist.errors import ConfigError
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.predictor import Predictor
@@ -74,7 +73,7 @@ class Detector(Predictor[Batch, Detections]):
         min_size: int = 800,
         max_size: int = 1333,
         device: str | torch.device = "cpu",
-        precision: Precision = "fp32",
+        precision: str = "fp32",
     ) -> None:
         if not hasattr(model, "evaluate"):
             raise ConfigError(
@@ -96,9 +95,7 @@ class Detector(Predictor[Batch, Detections]):
         self.min_size, self.max_size = min_size, max_size
 
     @classmethod
-    def from_checkpoint(
-        cls, path: str | Path, *, device: str | torch.device = "cpu", precision: Precision = "fp32"
-    ) -> Self:
+    def from_checkpoint(cls, path: str | Path, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
 
         `path` may be a URL. A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead takes torchvision's published weights.
@@ -108,7 +105,7 @@ class Detector(Predictor[Batch, Detections]):
         return super().from_checkpoint(path, device=device, precision=precision)
 
     @classmethod
-    def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: Precision = "fp32") -> Self:
+    def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
         names = torchvision_categories(name)
         variant: Literal["v1", "v2"] = "v2" if "_V2_" in name else "v1"

@@ -117,8 +117,8 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
     """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = F.resize_image(pixels_of(image), list(size), antialias=True)
-        sizes = {"min_size": min(size), "max_size": max(size)}
-        detector = Detector(detector.model, detector.categories, device=detector.device, **sizes)
+        own = {"device": detector.device, "min_size": min(size), "max_size": max(size)}
+        detector = Detector(detector.model, detector.categories, **own)
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
 

@@ -233,7 +233,7 @@ class DetectionTask(Task):
             categories=self.val.categories,
             batches=data.val_batches,
             strategy=self.strategy,
-            autocast=autocast(self.strategy.device, self.config.trainer.precision),  # type: ignore[arg-type]
+            autocast=autocast(self.strategy.device, self.config.trainer.precision),
         )
         return self.evaluator
 

@@ -31,9 +31,9 @@ class BestMetric:
     number. Without a `name`, in a run that does not validate, nothing is ever best, and a resume keeps what there was.
     """
 
-    def __init__(self, name: str | None = None, mode: Mode | None = None, patience: int | None = None) -> None:
+    def __init__(self, name: str | None = None, mode: str | None = None, patience: int | None = None) -> None:
         self.name = name
-        self.mode: Mode = mode or default_mode(name or "")
+        self.mode: str = mode or default_mode(name or "")
         self.patience = patience
         self.value: float | None = None
         self.evals_since_best = 0

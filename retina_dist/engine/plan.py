@@ -7,18 +7,15 @@ number of processes can share any batch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from retina_dist.engine.duration import to_steps
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
-from retina_dist.optim.schedule import Schedule, build_decay
+from retina_dist.optim.schedule import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 from retina_dist.text import pluralize
-
-AUTO_WARMUP_STEPS = 50
 
 
 class Due(NamedTuple):
@@ -119,9 +116,7 @@ def resolve_plan(
     """Turn durations into steps and the total batch into per-process batches.
 
     `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
-    `optimizer.lr_rule` scales the learning rate by batch_size / lr_reference_batch ("linear": Goyal et al. 2017,
-    https://arxiv.org/abs/1706.02677) or by its square root. Raises ConfigError for a plan that is impossible, with the nearest
-    possible values.
+    Raises ConfigError for a plan that is impossible, with the nearest possible values.
     """
 
     def steps(key: str, duration: str) -> int:
@@ -137,13 +132,6 @@ def resolve_plan(
     total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
         raise ConfigError(f"trainer.max_duration={trainer.max_duration} is no step at all; use at least 1step.")
-    automatic = min(AUTO_WARMUP_STEPS, total // 10)
-    warmup = automatic if schedule.warmup == "auto" else steps("schedule.warmup", schedule.warmup)
-    if warmup >= total:
-        raise ConfigError(
-            f"schedule.warmup={schedule.warmup} ({pluralize(warmup, 'step')}) leaves nothing of "
-            f"trainer.max_duration={trainer.max_duration} ({pluralize(total, 'step')}); use a warm-up of at most {total - 1}steps."
-        )
     stop = total if trainer.stop_after is None else min(total, steps("trainer.stop_after", trainer.stop_after))
     return Plan(
         num_images=num_images,
@@ -153,15 +141,10 @@ def resolve_plan(
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,
-        lr=optimizer.lr * _lr_scale(optimizer, batch_size),
-        schedule=Schedule(build_decay(schedule, total, warmup, steps), warmup, schedule.warmup_factor),
+        lr=base_lr(optimizer, batch_size),
+        schedule=build_schedule(schedule, total, steps),
         validate_every=steps("trainer.validate_every", trainer.validate_every),
         checkpoint_every=steps("trainer.checkpoint_every", trainer.checkpoint_every),
         log_every=trainer.log_every,
         check_every=steps("trainer.check_replicas_every", trainer.check_replicas_every),
     )
-
-
-def _lr_scale(optimizer: OptimizerSettings, batch_size: int) -> float:
-    ratio = batch_size / optimizer.lr_reference_batch
-    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.lr_rule]

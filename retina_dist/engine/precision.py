@@ -17,7 +17,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(device: torch.device, precision: str) -> Callable[[], AbstractContextManager[Any]]:
     """A factory of contexts in which matrix work runs in `precision`.
 
     Entering one allows or forbids TF32 in the whole process, and leaving it changes nothing, since the backward pass comes after.
@@ -32,7 +32,12 @@ def autocast(device: torch.device, precision: Precision) -> Callable[[], Abstrac
     return context
 
 
-def describe_precision(device: torch.device, precision: Precision) -> str:
+def make_scaler(device: torch.device, precision: str, init_scale: float = 2.0**16) -> torch.amp.GradScaler:
+    """The loss scale of fp16; with any other precision it does nothing."""
+    return torch.amp.GradScaler(device.type, init_scale=init_scale, enabled=precision == "fp16")
+
+
+def describe_precision(device: torch.device, precision: str) -> str:
     """For the start-up lines: "precision: fp32; trainer.precision=tf32 or bf16 is faster on this GPU"."""
     if precision == "tf32" and not _has_tf32(device):
         return f"precision: fp32, because {_name(device)} has no TF32"

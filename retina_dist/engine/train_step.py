@@ -14,10 +14,10 @@ from torch import Tensor
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import Precision, autocast
+from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
-from retina_dist.optim.clipping import ClipKind, clip_gradients
+from retina_dist.optim.clipping import clip_gradients
 from retina_dist.optim.optimizer import check_layouts
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
@@ -51,9 +51,9 @@ class TrainStep:
         plan: Plan,
         strategy: DistributedStrategy,
         *,
-        precision: Precision = "fp32",
+        precision: str = "fp32",
         gradient_clip: float | None = None,
-        gradient_clip_algorithm: ClipKind = "global_norm",
+        gradient_clip_algorithm: str = "global_norm",
         guard: NonFiniteGuard | None = None,
         seed: int = 0,
     ) -> None:

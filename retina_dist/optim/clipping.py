@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-ClipKind = Literal["global_norm", "tensor_norm", "value"]
 
-
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None, kind: ClipKind = "global_norm") -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None, kind: str = "global_norm") -> Tensor:
     """Clip all gradients in place and return their total 2-norm before clipping, a scalar on their device.
 
     "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" scales each tensor

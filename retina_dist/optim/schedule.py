@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retina_dist.errors import ConfigError
-from retina_dist.optim.settings import ScheduleSettings
+from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
+from retina_dist.text import pluralize
+
+AUTO_WARMUP_STEPS = 50
 
 
 class ToSteps(Protocol):
@@ -108,7 +111,24 @@ class Schedule:
         return ramp * self.decay(step)
 
 
-def build_decay(settings: ScheduleSettings, total: int, warmup: int, to_steps: ToSteps) -> Decay:
-    """A built-in decay, or one of the class that the group's entry names. Raises ConfigError for a milestone beyond the run."""
+def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) -> Schedule:
+    """Warm-up and decay, built-in or of the class that the group's entry names. Raises ConfigError where the run is too short."""
+    warmup = min(AUTO_WARMUP_STEPS, total // 10)
+    if settings.warmup != "auto":
+        warmup = to_steps("schedule.warmup", settings.warmup)
+    if warmup >= total:
+        raise ConfigError(
+            f"schedule.warmup={settings.warmup} ({pluralize(warmup, 'step')}) leaves nothing of the training "
+            f"({pluralize(total, 'step')}, trainer.max_duration); use a warm-up of at most {total - 1}steps."
+        )
     kind: type[Decay] = getattr(settings, "implementation", None) or BUILT_IN[settings.name]
-    return kind(settings, total, warmup, to_steps)
+    return Schedule(kind(settings, total, warmup, to_steps), warmup, settings.warmup_factor)
+
+
+def base_lr(settings: OptimizerSettings, batch_size: int) -> float:
+    """`optimizer.lr`, scaled by batch_size / lr_reference_batch ("linear") or by its square root ("sqrt").
+
+    Goyal et al. 2017, https://arxiv.org/abs/1706.02677.
+    """
+    ratio = batch_size / settings.lr_reference_batch
+    return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_rule]

@@ -184,7 +184,7 @@ def _refuse(problem: str) -> None:
 
 def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
     logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
-    logger.info(describe_precision(strategy.device, config.trainer.precision))  # type: ignore[arg-type]
+    logger.info(describe_precision(strategy.device, config.trainer.precision))
     for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
         if note:
             logger.info(note)

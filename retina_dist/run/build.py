@@ -17,6 +17,7 @@ from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.precision import make_scaler
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
@@ -43,15 +44,18 @@ def build_strategy(config: RunConfig) -> DistributedStrategy:
 
 def task_class(config: RunConfig) -> type[Task]:
     """The class of the task that the settings choose."""
-    found: type[Task] = getattr(config.task, "implementation", None) or builtin_task(config.task.name)
-    return found
+    kind: type[Task] = getattr(config.task, "implementation", None) or builtin_task(config.task.name)
+    return kind
 
 
 def task_of(checkpoint: str | None) -> type[Task]:
     """The class of the task that a checkpoint was trained for; without one, and for torchvision's weights, detection's."""
     if checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", checkpoint):
-        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
-    return builtin_task(task_of_checkpoint(load_checkpoint(checkpoint)))  # type: ignore[no-any-return]
+        name = TASKS[0]
+    else:
+        name = task_of_checkpoint(load_checkpoint(checkpoint))
+    kind: type[Task] = builtin_task(name)
+    return kind
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
@@ -102,7 +106,7 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
             f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "
             "trainer.validate_every=1epoch, or trainer.patience=null."
         )
-    return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)  # type: ignore[arg-type]
+    return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)
 
 
 def build_state(
@@ -119,7 +123,7 @@ def build_state(
     device = strategy.device
     model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
-    scaler = torch.amp.GradScaler(device.type, enabled=trainer.precision == "fp16")
+    scaler = make_scaler(device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:
         compile_model(model, num_shapes)
@@ -139,9 +143,9 @@ def build_train_step(
         state,
         plan,
         strategy,
-        precision=config.trainer.precision,  # type: ignore[arg-type]
+        precision=config.trainer.precision,
         gradient_clip=config.trainer.gradient_clip,
-        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
+        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,
         guard=guard,
         seed=config.seed,
     )

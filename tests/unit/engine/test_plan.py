@@ -171,7 +171,7 @@ def test_one_is_said_in_the_singular() -> None:
         "every step",
     ]
     with pytest.raises(
-        ConfigError, match=r"warmup=1step \(1 step\) leaves nothing of trainer.max_duration=1step \(1 step\)"
+        ConfigError, match=r"warmup=1step \(1 step\) leaves nothing of the training \(1 step, trainer.max_duration\)"
     ):
         plan(max_duration="1step", warmup="1step")
     assert "warm-up over 1 step from" in str(plan(warmup="1step"))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from retina_dist.benchmark.step import PATHS
-from retina_dist.config import commands
 from retina_dist.engine.precision import Precision, autocast, describe_precision
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.settings import limits_of
@@ -63,8 +62,7 @@ def test_the_benchmark_means_the_same_by_each_name() -> None:
     for precision in get_args(Precision):
         with autocast(CPU, precision)():
             assert flags() == (precision == "tf32",) * 2
-    for schema in (TrainerConfig, commands.EvaluateConfig, commands.PredictConfig):
-        assert limits_of(schema, "precision").choices == get_args(Precision)
+    assert limits_of(TrainerConfig, "precision").choices == get_args(Precision)
 
 
 def test_the_start_up_line(monkeypatch: pytest.MonkeyPatch) -> None:
