@@ -117,8 +117,9 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
     """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = F.resize_image(pixels_of(image), list(size), antialias=True)
-        own = {"device": detector.device, "min_size": min(size), "max_size": max(size)}
-        detector = Detector(detector.model, detector.categories, **own)
+        shorter, longer = min(size), max(size)
+        categories, device = detector.categories, detector.device
+        detector = Detector(detector.model, categories, device=device, min_size=shorter, max_size=longer)
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
 

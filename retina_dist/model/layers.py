@@ -54,8 +54,10 @@ def replace_strided_convs(model: nn.Module) -> None:
     """Let every strided convolution below `model` that pads zeros be a StridedConv2d, in place."""
 
     def replacement(module: nn.Module) -> nn.Module:
-        plain = type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return as_kind(StridedConv2d, module) if plain and module.stride[1] > 1 else module
+        if not isinstance(module, nn.Conv2d) or type(module) is not nn.Conv2d or module.stride[1] == 1:
+            return module
+        pads_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return as_kind(StridedConv2d, module) if pads_zeros else module
 
     replace_modules(model, replacement)
 
