@@ -1,12 +1,13 @@
-"""Which MLflow run a training or a sweep is, by settings and environment.
+"""The MLflow run of a training or a sweep, by settings and environment.
 
-As Azure ML has it: a job finds MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set, and joins that run.
+A job of Azure ML has MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set, and joins that run.
 https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import platform
@@ -17,16 +18,15 @@ from typing import Any
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
-from retina_dist.engine.checkpoint.store import BEST, read_manifest
-from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import PathOrUrl, parse_path
+from retina_dist.engine.checkpoint.store import BEST
+from retina_dist.errors import ConfigError
+from retina_dist.files import parse_path
 from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.mlflow_logger import ID_FILE, Identity, MlflowRun, TrackedRun, flattened
+from retina_dist.reporting.mlflow_logger import ID_FILE, Identity, MlflowRun, TrackedRun
 from retina_dist.reporting.settings import LoggingConfig
 
 logger = logging.getLogger(__name__)
 
-INSTALL = 'pip install "retina-dist[mlflow]"'
 PARENT_WITHIN_S = 30.0  # a sweep waits so long for its own run's id
 
 
@@ -41,24 +41,14 @@ def tracking_server(settings: LoggingConfig) -> str | None:
         return None
     if not uri:
         raise ConfigError("logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri.")
-    reason = _why_not(uri)
-    if reason is None:
+    try:
+        importlib.import_module("mlflow")
         return uri
+    except Exception as error:  # a package that does not fit the others raises all kinds
+        reason = f'mlflow cannot be imported ({type(error).__name__}: {error}); pip install "retina-dist[mlflow]"'
     if required:
         raise ConfigError(f"logging.mlflow=true, but {reason}.")
     logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
-    return None
-
-
-def _why_not(uri: str) -> str | None:
-    """Why a server cannot be used, with a remedy; None where nothing speaks against it."""
-    is_folder = uri.startswith("file:") or "://" not in uri
-    if is_folder and "MLFLOW_ALLOW_FILE_STORE" not in os.environ:
-        return "MLflow writes to no folder any more; give a server's address, or sqlite:///mlflow.db"
-    try:
-        importlib.import_module("mlflow")
-    except Exception as error:  # a package that does not fit the others raises all kinds
-        return f"mlflow cannot be imported ({type(error).__name__}: {error}); {INSTALL}"
     return None
 
 
@@ -72,8 +62,9 @@ def tracked_run(
     """
     if uri is None:
         return TrackedRun()
-    settings = config.logging
-    checkpoints = checkpoint_folder(config, run.folder)
+    settings, checkpoints = config.logging, checkpoint_folder(config, run.folder)
+    where = checkpoints.resolve() if isinstance(checkpoints, Path) else checkpoints
+    facts = {"checkpoints": where, **tags, **({"resumed_from": run.resumed_from} if run.resumed_from else {})}
     identity = Identity(
         uri,
         settings.run_name or run.folder.name,
@@ -83,19 +74,11 @@ def tracked_run(
         # with the checkpoints, where those outlive the run folder
         id_file=(parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else run.folder) / ID_FILE,
         go_on=go_on or bool(run.resume_step),
+        params=flattened(redacted_tree(asdict(config))),
+        tags=_texts(run.folder, facts),
     )
     best = [checkpoints / BEST] if isinstance(checkpoints, Path) and settings.mlflow_checkpoint else []
-    resumed = {"resumed_from": run.resumed_from} if run.resumed_from else {}
-    return MlflowRun(
-        identity,
-        run.folder,
-        params=flattened(redacted_tree(asdict(config))),
-        tags=_texts({"run_folder": run.folder.resolve(), "host": platform.node(), **resumed, **tags}),
-        documents=lambda: {
-            "checkpoints.json": {"folder": redacted(str(_absolute(checkpoints))), "kept": _manifest(checkpoints)}
-        },
-        files=best,
-    )
+    return MlflowRun(identity, run.folder, best)
 
 
 def tracked_sweep(settings: LoggingConfig, folder: Path) -> tuple[TrackedRun, str | None]:
@@ -103,9 +86,10 @@ def tracked_sweep(settings: LoggingConfig, folder: Path) -> tuple[TrackedRun, st
     uri = tracking_server(settings)
     if uri is None:
         return TrackedRun(), None
-    joined = os.environ.get("MLFLOW_RUN_ID")
-    identity = Identity(uri, settings.run_name or folder.name, settings.experiment, joined=joined)
-    run = MlflowRun(identity, folder, params={}, tags=_texts({"run_folder": folder.resolve(), "host": platform.node()}))
+    joined, tags = os.environ.get("MLFLOW_RUN_ID"), _texts(folder, {})
+    run = MlflowRun(
+        Identity(uri, settings.run_name or folder.name, settings.experiment, joined=joined, tags=tags), folder
+    )
     return run, joined or run.wait(PARENT_WITHIN_S)
 
 
@@ -116,16 +100,23 @@ def as_child(config: RunConfig, parent: str | None) -> RunConfig:
     return replace(config, logging=replace(config.logging, mlflow_parent=parent, run_name=None))
 
 
-def _manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
-    try:
-        return read_manifest(folder)
-    except CheckpointError:
-        return []
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every setting by its dotted key, as on the command line.
+
+    >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})
+    {'data.sizes': '[64, 96]', 'data.root': 'null', 'seed': '1'}
+    """
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
 
 
-def _absolute(folder: PathOrUrl) -> PathOrUrl:
-    return folder.resolve() if isinstance(folder, Path) else folder
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: redacted(str(value)) for key, value in values.items()}
+def _texts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: redacted(str(value))
+        for key, value in {"run_folder": folder.resolve(), "host": platform.node(), **facts}.items()
+    }

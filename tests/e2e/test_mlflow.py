@@ -25,13 +25,13 @@ import yaml
 import retina_dist.train
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.engine.checkpoint.store import read_manifest
 from retina_dist.errors import Preempted
 from retina_dist.reporting import mlflow_logger
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
-from retina_dist.reporting.mlflow_logger import Identity, MlflowRun, flattened
+from retina_dist.reporting.loggers import read_metrics
+from retina_dist.reporting.mlflow_logger import Identity, MlflowRun
 from retina_dist.run.assemble import train
-from tests.e2e.conftest import ROOT, SMALL
+from retina_dist.run.tracking import flattened
+from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -93,6 +93,7 @@ def _answers(url: str) -> bool:
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mlflow_logger, "LINGER_S", 0.05)
+    monkeypatch.setattr(mlflow_logger, "AGAIN_S", 0.2)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     for name, value in {**OFFLINE, **mlflow_logger.CLIENT}.items():
@@ -161,20 +162,16 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
     assert tags["torch"].startswith("2.")
     assert artifacts(client, run) == {
-        *("config.yaml", "result.json", "timings.json", "metrics.csv", "checkpoints.json"),
+        *("config.yaml", "result.json", "timings.json", "metrics.csv"),
         *("curves.png", "pr_curve.png", "per_class_ap.png", "first_batch.jpg", "predictions.jpg"),
     }
     for name in ("metrics.csv", "curves.png"):
         file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
         assert Path(file).read_bytes() == (tmp_path / "run" / name).read_bytes()
-    checkpoints = json.loads(
-        Path(client.download_artifacts(run.info.run_id, "checkpoints.json", str(tmp_path))).read_text()
-    )
-    assert checkpoints["folder"] == str(tmp_path / "run" / "checkpoints")
-    assert checkpoints["kept"] == read_manifest(tmp_path / "run" / "checkpoints")
+    assert tags["checkpoints"] == str(tmp_path / "run" / "checkpoints")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"] == resumed.optimizer.lr
     said = "".join(capfd.readouterr())
-    assert (said.count("MLflow: new run run ("), said.count("MLflow: continued run run (")) == (1, 1)
+    assert (said.count("MLflow: new run run ("), said.count("MLflow: existing run run (")) == (1, 1)
     assert "warning: " not in said
 
 
@@ -191,7 +188,7 @@ def test_a_run_that_exists_is_joined_and_left_open(
     assert history(client, run) == logged(tmp_path / "run")
     assert (run.info.status, run.info.run_name, run.info.end_time) == ("RUNNING", "keen_lemon_1", None)
     assert (run.data.params["seed"], run.data.tags["changed.seed"]) == ("7", "7 -> 0")
-    assert artifacts(client, run) == {"config.yaml", "result.json", "timings.json", "metrics.csv", "checkpoints.json"}
+    assert artifacts(client, run) == {"config.yaml", "result.json", "timings.json", "metrics.csv"}
 
 
 # sweeps
@@ -217,33 +214,13 @@ def test_a_sweep_is_a_parent_with_a_child_for_each_job(
     assert "result.json" in artifacts(client, diverged)
 
 
-@pytest.mark.long
-def test_jobs_in_processes_of_their_own_are_children_too(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two processes each, and the run that exists is the parent: one child appears."""
-    given = client.create_run(client.create_experiment("the sweep job's")).info.run_id
-    monkeypatch.setenv("MLFLOW_RUN_ID", given)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    launcher = f"launcher={sys.executable} -m torch.distributed.run --no-python --nproc-per-node 2"
-    run_sweep(monkeypatch, *QUICK, launcher, "seed=1", "output_dir=sweep")
-    parent = client.get_run(given)
-    assert (parent.info.status, runs(client)) == ("RUNNING", [])
-    assert artifacts(client, parent) == {"sweep.csv", "sweep.png"}
-    (child,) = [r for r in client.search_runs([parent.info.experiment_id]) if r.info.run_id != given]
-    assert (child.data.tags["mlflow.parentRunId"], child.data.tags["world_size"]) == (given, "2")
-    assert (child.info.status, child.info.run_name) == ("FINISHED", "0")
-    assert history(client, child) == logged(tmp_path / "sweep" / "0")
-
-
 # a run by itself
 
 
 def make(uri: str, folder: Path, **options: Any) -> MlflowRun:
-    identity = {key: options.pop(key) for key in ("joined", "parent", "experiment", "go_on") if key in options}
     folder.mkdir(exist_ok=True)
-    options = {"params": {}, "tags": {}, **options}
-    return MlflowRun(Identity(uri, folder.name, id_file=folder / "mlflow.json", **identity), folder, **options)
+    files = options.pop("files", ())
+    return MlflowRun(Identity(uri, folder.name, id_file=folder / "mlflow.json", **options), folder, files)
 
 
 @pytest.mark.parametrize(("error", "status"), [(Preempted(), "KILLED"), (RuntimeError(), "FAILED")])
@@ -258,24 +235,16 @@ def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, 
     assert [r.info.status for r in runs(client)] == ["FINISHED"]
 
 
-def test_the_id_lies_where_no_checkpoint_is_yet(uri: str, client: Any, tmp_path: Path) -> None:
-    file = tmp_path / "none" / "yet" / "mlflow.json"
-    with MlflowRun(Identity(uri, "a", id_file=file), tmp_path, params={}, tags={}) as run:
-        found = run.wait(60)
-    assert json.loads(file.read_text())["run_id"] == found
-
-
 def test_what_goes_beyond_a_request(uri: str, client: Any, tmp_path: Path) -> None:
     params = {f"p{i}": "x" * 600 for i in range(230)}
-    values = [math.nan, math.inf, -math.inf, *(i / 3 for i in range(2500))]
+    values = [math.inf, *(i / 3 for i in range(2500))]
     (tmp_path / "best.pt").write_bytes(b"weights")
     with make(uri, tmp_path / "a", params=params, files=[tmp_path / "best.pt", tmp_path / "none.pt"]) as run:
         for step, value in enumerate(values):
             run.log({"a/b": value}, step)
     (run,) = runs(client)
     assert {(k, len(v)) for k, v in run.data.params.items()} == {(name, mlflow_logger.LONGEST) for name in params}
-    largest = sys.float_info.max  # what MLflow makes of infinity
-    expected = [repr(v) for v in (math.nan, largest, -largest, *values[3:])]
+    expected = [repr(v) for v in (sys.float_info.max, *values[1:])]  # what MLflow makes of infinity
     assert history(client, run)["a/b"] == list(enumerate(expected))
     assert artifacts(client, run, "checkpoints") == {"checkpoints/best.pt"}
 
@@ -303,43 +272,6 @@ def test_a_run_to_join_that_is_not_there(
     assert runs(client) == []
     assert "Run with id=00000000000000000000000000000000 not found" in caplog.messages[0]
     assert warnings_of(caplog)[1].startswith(f"1 values did not reach MLflow at {uri}")
-
-
-def test_a_lost_answer_makes_no_second_run(
-    uri: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import mlflow
-
-    create, calls = mlflow.MlflowClient.create_run, []
-
-    def lose_the_first(self: Any, *args: Any, **options: Any) -> Any:
-        calls.append(create(self, *args, **options))
-        if len(calls) == 1:
-            raise ConnectionResetError("the answer is lost")
-        return calls[-1]
-
-    monkeypatch.setattr(mlflow.MlflowClient, "create_run", lose_the_first)
-    with make(uri, tmp_path / "a") as run:
-        run.log({"a": 1.0}, 1)
-        until(lambda: run._failure)
-    assert (len(calls), [r.data.metrics for r in runs(client)]) == (1, [{"a": 1.0}])
-
-
-def test_all_loggers_have_the_same_names_and_steps(uri: str, client: Any, tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = make(uri, tmp_path / "a")
-    logger = LoggerCollection(
-        [CsvLogger(tmp_path / "a" / "metrics.csv"), TensorBoardLogger(tmp_path / "a" / "tensorboard"), run]
-    )
-    logger.log({"train/loss": 0.5, "coco/AP": 0.25}, 3)
-    logger.log({"train/loss": 0.25}, 4)
-    logger.close()
-    run.end("FINISHED")
-    events = accumulator.EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
-    shown = {
-        name: [(e.step, repr(e.value)) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
-    }  # values that float32 has too
-    assert shown == logged(tmp_path / "a") == history(client, runs(client)[0])
 
 
 # servers that are slow or gone
@@ -418,11 +350,11 @@ def test_a_server_that_dies_and_comes_back_gets_all(
     door.shut()
     for step in range(2, 50):
         run.log({"a": float(step)}, step)
-    until(lambda: run._failure)
-    run.log({"a": 50.0}, 50)  # the thread that logs is the one that speaks
+    until(lambda: warnings_of(caplog))
+    run.log({"a": 50.0}, 50)
     (line,) = warnings_of(caplog)
     assert line.startswith(f"MLflow at {door.uri}: Connection")
-    assert line.endswith("the training continues, and metrics.csv has everything.")
+    assert line.endswith("the training goes on, metrics.csv has everything.")
     door.open()
     run.end("FINISHED")
     (found,) = runs(client)
@@ -431,15 +363,16 @@ def test_a_server_that_dies_and_comes_back_gets_all(
     assert warnings_of(caplog) == [line]
 
 
-def test_a_server_that_dies_for_good(client: Any, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_dies_for_good(
+    client: Any, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO", "retina_dist")
+    monkeypatch.setattr(mlflow_logger, "PATIENCE_S", 1.0)
     run = make(door.uri, tmp_path / "a")
     assert run.wait(60)
     door.shut()
     run.log({"a": 1.0, "b": 2.0}, 1)
-    started = time.monotonic()
     run.end("FAILED")
-    assert time.monotonic() - started < 100
     assert [runs(client)[0].info.status, runs(client)[0].data.metrics] == ["RUNNING", {}]
     assert warnings_of(caplog)[-1] == (
         f"2 values did not reach MLflow at {door.uri}; the files in {tmp_path}/a have everything."
@@ -450,12 +383,13 @@ def test_no_more_waits_for_a_server_than_fits(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mlflow_logger, "MAX_WAITING", 10)
+    monkeypatch.setattr(mlflow_logger, "PATIENCE_S", 1.0)
     door.shut()
     caplog.set_level("INFO", "retina_dist")
     run = make(door.uri, tmp_path / "a")
     for step in range(100):
         run.log({"a": 1.0}, step)
-    assert len(run._waiting) == 10
+    assert len(run._values) == 10
     run.end("FINISHED")
     assert warnings_of(caplog)[-1].startswith("100 values did not reach MLflow")
 
@@ -472,4 +406,5 @@ def test_a_training_is_the_same_without_its_server(
     assert len(logged(tmp_path / "run")["train/loss"]) == 2
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "ok"
     warnings = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith("warning")]
-    assert [f"MLflow at {door.uri}" in line for line in warnings] == [True] * (1 if how == "hangs" else 2), warnings
+    assert [f"MLflow at {door.uri}" in line for line in warnings] == [True] * len(warnings)
+    assert len(warnings) == (1 if how == "hangs" else 2)

@@ -12,18 +12,11 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.errors import ConfigError, Preempted
-from retina_dist.reporting.mlflow_logger import (
-    LONGEST,
-    TrackedRun,
-    flattened,
-    root_of,
-    shortened,
-    status_of,
-)
+from retina_dist.reporting.mlflow_logger import TrackedRun, root_of, status_of
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import tracking
 from retina_dist.run.environment import write_config
-from retina_dist.run.tracking import as_child, tracked_run, tracked_sweep, tracking_server
+from retina_dist.run.tracking import as_child, flattened, tracked_run, tracked_sweep, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"
 
@@ -88,7 +81,7 @@ def test_no_server_no_run(tmp_path: Path) -> None:
     with tracked_run(None, config, Run(tmp_path), {}) as run:
         run.log({"a": 1.0}, 1)
         run.end("FAILED")
-    sweep, parent = tracked_sweep(config, tmp_path, ["seed"])
+    sweep, parent = tracked_sweep(config.logging, tmp_path)
     assert (type(run), type(sweep), parent) == (TrackedRun, TrackedRun, None)
     assert as_child(config, None) is config
     assert list(tmp_path.iterdir()) == []
@@ -101,7 +94,7 @@ def test_a_job_of_a_sweep_is_a_child_with_a_name_of_its_own() -> None:
 
 def test_a_password_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(tracking, "MlflowRun", lambda *arguments, **options: given.update(options))
+    monkeypatch.setattr(tracking, "MlflowRun", lambda identity, *_: given.update(params=identity.params))
     server = "https://me:secret@127.0.0.1/mlflow"
     config = load_config("train", [f"logging.mlflow_uri={server}", f"output_dir={tmp_path}"])
     tracked_run(server, config, Run(tmp_path), {})
@@ -128,8 +121,6 @@ def test_words() -> None:
         "KILLED",
         "FAILED",
     ]
-    assert shortened("x" * LONGEST) == "x" * LONGEST
-    assert len(shortened("x" * (LONGEST + 1))) == LONGEST
     with pytest.raises(ValueError, match="long and winding") as caught:
         _wrap(ConnectionRefusedError(111, "refused"))
     assert root_of(caught.value) == "ConnectionRefusedError: [Errno 111] refused"
