@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import pluralize
+from retina_dist.text import format_duration, pluralize
 
 T = TypeVar("T")
 
@@ -181,24 +181,14 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     return {"slowest": int(np.argmax(own_ms)), "ranks": ranks}
 
 
-def format_timings(found: dict[str, Any]) -> str:
-    """A table: each part's share of the main rank's time, and its milliseconds in a step; the slowest rank if it stands out."""
-    main = found["ranks"][0]
-    lines = [
-        f"time: {main['wall_s']:.1f} s, {pluralize(main['steps'], 'step')}\n"
-        f"  {'part':<15}{'share':>7}   ms a step: median, p90, p99"
-    ]
-    for name in PARTS:
-        seconds = main["seconds"][name]
-        times = main["step_ms"].get(name)
-        ms = "".join(f"{times[f'p{p}']:>10.1f}" for p in PERCENTILES) if times else ""
-        lines.append(f"  {name:<15}{seconds / max(main['wall_s'], 1e-9):>7.1%}   {ms}".rstrip())
-    ranks = found["ranks"]
-    if len(ranks) > 1:
-        own = [rank["step_ms"]["own"]["p50"] for rank in ranks]
-        slowest = found["slowest"]
-        lines.append(
-            f"  slowest rank: {slowest}, {own[slowest]:.1f} ms of its own work in the median step; "
-            f"the fastest has {min(own):.1f} ms"
-        )
-    return "\n".join(lines)
+def format_timings(timings: dict[str, Any]) -> str:
+    """The main rank's time and its largest parts, and how much slower the slowest rank is than the fastest."""
+    main = timings["ranks"][0]
+    largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
+    shares = ", ".join(f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest)
+    text = f"{format_duration(main['wall_s'])} for {pluralize(main['steps'], 'step')}: {shares}"
+    own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
+    if len(own) > 1:
+        times = max(own) / max(min(own), 1e-9)
+        text += f"; rank {timings['slowest']} takes {times:.2f} times the fastest's {min(own):.0f} ms a step"
+    return text

@@ -45,7 +45,8 @@ class Progress:
         self.steps_per_epoch = steps_per_epoch
         self.images_per_step = images_per_step
         self.headline = headline
-        self.file = sys.stderr if file is None else file
+        # one stream where output is piped, so that a file has every line
+        self.file = file or (sys.stderr if _is_screen(sys.stdout) and _is_screen(sys.stderr) else sys.stdout)
         self._clock = clock
         self._start = self._seen_at = clock()
         self._metrics: dict[str, float] = {}

@@ -51,7 +51,7 @@ from retina_dist.run.build import (
 )
 from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
 from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
-from retina_dist.run.tracking import tracked_run, tracking_server
+from retina_dist.run.mlflow_run import tracked_run, tracking_server
 from retina_dist.run.training import Training
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership

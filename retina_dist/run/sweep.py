@@ -37,8 +37,8 @@ from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.mlflow_logger import TrackedRun
 from retina_dist.reporting.settings import LoggingConfig
+from retina_dist.run.mlflow_run import as_child, tracked_sweep
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
-from retina_dist.run.tracking import as_child, tracked_sweep
 from retina_dist.strategies.launch_environment import detect_launch
 
 TABLE, PLOT = "sweep.csv", "sweep.png"

@@ -69,10 +69,9 @@ class Training:
         if self.strategy.is_main:
             text = json.dumps(times, indent=1) + "\n"
             write_atomically(self.run.folder / "timings.json", lambda temporary: temporary.write_text(text))
-            logger.info(format_timings(times))
             self._write_result(time.perf_counter() - started, metrics=metrics)
             self._draw_results()
-            self._log_results()
+            self._log_results(times)
         return metrics
 
     def _write_failure(self, error: Exception, seconds: float) -> None:
@@ -110,10 +109,11 @@ class Training:
             plot_curves(self.run.folder / "metrics.csv", self.run.folder / "curves.png", metrics[:3])
             self.task.draw_results(self.trainer.state.evaluated_model, self.data, self.run.folder)
 
-    def _log_results(self) -> None:
+    def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, plan = self.run.folder, self.trainer.state, self.trainer.plan
         for line in self.task.describe_results(folder):
             logger.info(line)
+        logger.info(f"{format_timings(timings)}; more in {folder / 'timings.json'}")
         if state.best.value is not None:
             best = f": {checkpoint_folder(self.config, folder) / BEST}" if self.config.trainer.save_top_k else ""
             logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")

@@ -30,7 +30,7 @@ from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.mlflow_logger import Identity, MlflowRun
 from retina_dist.run.assemble import train
-from retina_dist.run.tracking import flattened
+from retina_dist.run.mlflow_run import flattened
 from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny

@@ -14,9 +14,9 @@ from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.mlflow_logger import TrackedRun, root_of, status_of
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run import tracking
+from retina_dist.run import mlflow_run
 from retina_dist.run.environment import write_config
-from retina_dist.run.tracking import as_child, flattened, tracked_run, tracked_sweep, tracking_server
+from retina_dist.run.mlflow_run import as_child, flattened, tracked_run, tracked_sweep, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"
 
@@ -94,7 +94,7 @@ def test_a_job_of_a_sweep_is_a_child_with_a_name_of_its_own() -> None:
 
 def test_a_password_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(tracking, "MlflowRun", lambda identity, *_: given.update(params=identity.params))
+    monkeypatch.setattr(mlflow_run, "MlflowRun", lambda identity, *_: given.update(params=identity.params))
     server = "https://me:secret@127.0.0.1/mlflow"
     config = load_config("train", [f"logging.mlflow_uri={server}", f"output_dir={tmp_path}"])
     tracked_run(server, config, Run(tmp_path), {})
