@@ -141,7 +141,7 @@ class MlflowRun(TrackedRun):
     def _work(self) -> None:
         if not self._again(self._begin):
             self._ending.wait()
-        while self.id and (self._values or not self._ending.wait(LINGER_S)):
+        while self.id and not self._given_up and (self._values or not self._ending.wait(LINGER_S)):
             batch = self._values[: A_REQUEST["metrics"]]
             if batch:
                 self._lost += 0 if self._again(self._log_metrics, batch) else len(batch)
@@ -157,7 +157,7 @@ class MlflowRun(TrackedRun):
         self._done.set()
 
     def _again(self, request: Callable[..., object], *arguments: Any) -> bool:
-        """Repeat a request while the server is away; return whether it was taken. Ends the thread once given up."""
+        """Repeat a request while the server is away; return whether it was taken."""
         while not self._given_up:
             try:
                 request(*arguments)
@@ -173,7 +173,7 @@ class MlflowRun(TrackedRun):
                 if not self._is_away(error):
                     return False
                 self._ending.wait(AGAIN_S) and time.sleep(0.5)
-        raise SystemExit
+        return False
 
     def _is_away(self, error: Exception) -> bool:
         """Whether the server is unreachable or overloaded."""

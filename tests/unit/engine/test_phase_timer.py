@@ -60,7 +60,7 @@ def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
     assert rank["step_ms"]["data"] == {"p50": 2000.0, "p90": 2800.0, "p99": 2980.0}
     assert rank["step_ms"]["own"]["p50"] == rank["step_ms"]["step"]["p50"] == 8500.0
     assert (rank["steps"], rank["wall_s"], found["slowest"]) == (2, 25.5, 0)
-    assert format_timings(found) == "0:26 for 2 steps: backward 35%, data 16%, forward 16%"
+    assert format_timings(found) == "0:26 for 2 steps: backward 31%, evaluation 31%, data 16%"
 
 
 def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:
