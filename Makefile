@@ -28,18 +28,11 @@ parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 
 chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end with the weights of an undisturbed one
 	$(RUN) -m tests.chaos $(ARGS)
 
-# Azure's inference server pins packages that others need in other versions: its environment falls back on that of the project.
-engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train, SkyPilot and Azure's inference server (1 GB of packages more)
+engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train and SkyPilot (1 GB of packages more)
 	$(RUN) -m pip install --quiet -e ".[ray]"
 	test -x $(VENV)/skypilot/bin/sky || { $(RUN) -m venv $(VENV)/skypilot && $(VENV)/skypilot/bin/pip install --quiet "skypilot>=0.14.1"; }
 	PATH="$$PATH:$(abspath $(VENV)/skypilot/bin)" $(RUN) -m pytest tests/e2e/test_ray.py tests/unit/scripts/test_skypilot.py \
 		tests/unit/scripts/test_job_files.py $(ARGS)
-	test -x $(VENV)/scoring/bin/azmlinfsrv || { $(RUN) -m venv $(VENV)/scoring \
-		&& $(VENV)/scoring/bin/pip install --quiet "azureml-inference-server-http>=1.5,<1.6" \
-		&& mkdir $(VENV)/scoring/project && ln -s $(abspath $(VENV))/lib/python3*/site-packages/* $(VENV)/scoring/project \
-		&& rm $(VENV)/scoring/project/azure $(VENV)/scoring/project/opentelemetry \
-		&& echo $(abspath $(VENV)/scoring/project) > $$(echo $(VENV)/scoring/lib/python3*/site-packages)/project.pth; }
-	$(VENV)/scoring/bin/python -m pytest tests/unit/serving/test_serving_contract.py -k azure $(ARGS)
 
 gpu: $(VENV)/installed-$(KEY)  ## Test this machine's GPU, then measure a step and the scaling over its GPUs
 	$(RUN) -m pytest tests/gpu

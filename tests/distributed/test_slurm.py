@@ -18,7 +18,7 @@ from tests.distributed.slurm import NODES, Cluster, slurm, until, why_no_slurm
 from tests.distributed.test_faults import JOB, undisturbed
 from tests.distributed.test_training import checkpoint
 
-SCRIPT = ROOT / "scripts" / "slurm" / "train_ddp.sbatch"
+SCRIPT = ROOT / "scripts" / "slurm" / "train.sbatch"
 SMALL = ("--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 

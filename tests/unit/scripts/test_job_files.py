@@ -78,10 +78,7 @@ def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, w
 
 def test_every_file_has_its_commands() -> None:
     with_commands = {case.id.rpartition("-")[0] for case in cases()}
-    azure = {
-        f"azure/{name}.yml"
-        for name in ("synthetic", "figure10", "sweep", "train-ddp", "train-ddp-spot", "train-horovod")
-    }
+    azure = {f"azure/{name}.yml" for name in ("synthetic", "figure10", "sweep", "train", "train-spot")}
     assert with_commands >= {
         *azure,
         "kubernetes/mpijob.yaml",
@@ -93,14 +90,13 @@ def test_every_file_has_its_commands() -> None:
 
 
 def test_slurm_jobs_train_on_gpus_and_measure_the_machines_where_asked() -> None:
-    for name in ("train_ddp.sbatch", "train_horovod.sbatch"):
-        text = (SCRIPTS / "slurm" / name).read_text()
-        [measured, trained] = [words for _, words in commands_of(SCRIPTS / "slurm" / name)]
-        assert trained.index("strategy.device=cuda") < trained.index("$@")
-        given = re.search(r'such as "(.*?)"', text[text.index("BENCHMARK=") :])
-        assert given
-        words = [word for word in measured if "$" not in word]
-        assert load_config("benchmark_synthetic", [*words, *given[1].split()]).strategy.device == "cuda"
+    script = SCRIPTS / "slurm" / "train.sbatch"
+    [(_, measured), (_, trained)] = commands_of(script)
+    assert trained.index("strategy.device=cuda") < trained.index("$@")
+    given = re.search(r'such as "(model.*?)"', script.read_text())
+    assert given
+    words = [word for word in measured if "$" not in word]
+    assert load_config("benchmark_synthetic", [*words, *given[1].split()]).strategy.device == "cuda"
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])

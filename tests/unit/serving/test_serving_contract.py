@@ -1,4 +1,4 @@
-"""What the REST endpoint and Azure's server with scripts/azure/score.py both do: the same answers, the same refusals."""
+"""What the REST endpoint answers, and what it refuses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -28,7 +26,6 @@ from tests.unit.serving.server import (
     make_image,
 )
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "azure" / "score.py"
 MAX_BODY = 150_000
 Post = Callable[[str, bytes], tuple[int, Any]]  # content type, body -> status, JSON
 
@@ -61,32 +58,9 @@ def rest(checkpoint: Path) -> Iterator[Post]:
         yield post
 
 
-def azure(checkpoint: Path) -> Iterator[Post]:
-    pytest.importorskip(
-        "azureml_inference_server_http",
-        reason="azureml-inference-server-http is not installed: its pins (opentelemetry, pydantic) want an environment of its own",
-    )
-    environment = {
-        "AZUREML_ENTRY_SCRIPT": str(SCRIPT),
-        "AZUREML_MODEL_DIR": str(checkpoint.parent),
-        "AML_APP_ROOT": str(SCRIPT.parent),  # as in a local endpoint; in Azure it is the folder of `code`
-    }
-    small = partial(ServeConfig, max_pixels=MAX_PIXELS, max_body_mb=MAX_BODY / 1e6)
-    with patch.dict(os.environ, environment), patch("retina_dist.serving.settings.ServeConfig", small):
-        from azureml_inference_server_http.server.create_app import create
-
-        client = create().test_client()
-
-        def post(content_type: str, body: bytes) -> tuple[int, Any]:
-            response = client.post("/score", data=body, headers={"Content-Type": content_type})
-            return response.status_code, response.json
-
-        yield post
-
-
-@pytest.fixture(scope="module", params=[rest, azure])
-def post(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Post]:
-    yield from request.param(checkpoint)
+@pytest.fixture(scope="module")
+def post(checkpoint: Path) -> Iterator[Post]:
+    yield from rest(checkpoint)
 
 
 def test_answers_are_those_of_predict(post: Post, checkpoint: Path) -> None:
@@ -117,23 +91,3 @@ def test_the_body_has_a_limit(post: Post) -> None:
     assert post("image/png", bytes(MAX_BODY))[0] == 400
     status, answer = post("image/png", bytes(MAX_BODY + 1))
     assert (status, "larger than 150000 bytes" in answer["detail"]) == (413, True)
-
-
-FROM_ANYWHERE = """
-import runpy, sys
-from unittest.mock import MagicMock
-sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
-for name in ("aml_request", "aml_response"):
-    sys.modules[f"azureml_inference_server_http.api.{name}"] = MagicMock()
-for name in ("azureml_inference_server_http", "azureml_inference_server_http.api", "werkzeug", "werkzeug.exceptions"):
-    sys.modules[name] = MagicMock()
-print(runpy.run_path(sys.argv[1])["Detector"].__module__)
-"""
-
-
-def test_the_scoring_script_finds_the_package_from_any_folder(tmp_path: Path) -> None:
-    """Local endpoints start the server in the script's folder, without the package installed."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    arguments = [sys.executable, "-c", FROM_ANYWHERE, str(SCRIPT)]
-    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("retina_dist.detection.detector\n", 0), done.stderr
