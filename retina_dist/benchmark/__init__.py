@@ -1,5 +1,1 @@
-"""Speed, measured: `python -m retina_dist.benchmark step | data | synthetic | scaling`, a module each.
-
-Every figure is taken on the machine at hand; what is compared takes turns in one run, and is given as a ratio, because a
-machine's speed drifts.
-"""
+"""Speed, measured on the machine at hand; figures to be compared take turns in one run, because its speed drifts."""

@@ -5,8 +5,8 @@
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
 
-Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON. --baseline FILE
---fail-under R exits with 1 when a ratio is less than R times that of an earlier FILE.
+Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON. baseline=FILE fail_under=R
+exits with 1 when a ratio is less than R times that of an earlier FILE.
 """
 
 from __future__ import annotations
@@ -15,34 +15,17 @@ import importlib
 import sys
 
 KINDS = ("step", "data", "synthetic", "scaling")
-FLAGS = {"--baseline": "baseline", "--fail-under": "fail_under", "--output": "output"}
-
-
-def as_settings(arguments: list[str]) -> list[str]:
-    """`--baseline FILE` and the like as the settings that they stand for.
-
-    >>> as_settings(["--baseline", "old.json", "--fail-under=0.9", "rounds=2"])
-    ['baseline=old.json', 'fail_under=0.9', 'rounds=2']
-    """
-    settings, rest = [], iter(arguments)
-    for argument in rest:
-        flag, equals, value = argument.partition("=")
-        if flag in FLAGS:
-            argument = f"{FLAGS[flag]}={value if equals else next(rest, '')}"
-        settings.append(argument)
-    return settings
 
 
 def main() -> None:
     """Hand over to the kind that is named first."""
-    kind = sys.argv[1] if len(sys.argv) > 1 else ""
+    kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if kind not in KINDS:
         asked = kind in ("-h", "--help")
         if kind and not asked:
-            print(f"error: there is no benchmark {kind}; there are {', '.join(KINDS)}.", file=sys.stderr)
+            print(f"error: there is no benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
-    sys.argv[1:] = as_settings(sys.argv[2:])
     importlib.import_module(f"retina_dist.benchmark.{kind}").main()
 
 

@@ -35,10 +35,7 @@ from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, as_source, read, sizes_of
-from retina_dist.detection.data.collate import collate, collate_raw
-from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
-from retina_dist.detection.data.transforms import AugmentedSample
-from retina_dist.detection.readers.coco import ImageRecord
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
@@ -58,36 +55,31 @@ def make_images(folder: Path, count: int) -> None:
         name = f"{i:06d}.jpg"
         Image.fromarray(make_image(rng)).save(folder / "images" / name, quality=QUALITY)
         images.append({"id": i, "file_name": name, "width": WIDTH, "height": HEIGHT})
-        for _ in range(7):
-            x, y = rng.uniform(0, WIDTH - 40), rng.uniform(0, HEIGHT - 40)
-            box = [x, y, rng.uniform(20, WIDTH - x), rng.uniform(20, HEIGHT - y)]
+        for left in range(7):
+            box = [left * WIDTH / 8, HEIGHT / 8, WIDTH / 4, HEIGHT / 2 ** (1 + left % 3)]
             annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": 1, "bbox": box})
-            annotations[-1] |= {"area": box[2] * box[3], "iscrowd": 0}
     coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
     (folder / "images.json").write_text(json.dumps(coco))
 
 
 def make_image(rng: np.random.Generator) -> np.ndarray:
-    """uint8 [480, 640, 3]: noise of correlated colours whose amplitude falls as 1/f, as that of photos does (Field 1987,
-    https://doi.org/10.1364/JOSAA.4.002379).
+    """uint8 [480, 640, 3]: grey noise whose amplitude falls as 1/f, as that of photos does, and coloured noise.
+
+    Field 1987, https://doi.org/10.1364/JOSAA.4.002379.
     """
     frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
     frequency[0, 0] = 1.0
-    common = rng.normal(size=(HEIGHT, WIDTH))
-    channels = []
-    for _ in range(3):
-        noise = 0.9 * common + 0.45 * rng.normal(size=(HEIGHT, WIDTH))
-        channel = np.fft.irfft2(np.fft.rfft2(noise) / frequency, s=(HEIGHT, WIDTH))
-        channels.append(128 + CONTRAST * (channel - channel.mean()) / channel.std())
-    return np.stack(channels, axis=-1).clip(0, 255).astype(np.uint8)
+    noise = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(3, HEIGHT, WIDTH))) / frequency, s=(HEIGHT, WIDTH))
+    mixed = 0.9 * noise[:1] + 0.45 * noise[[1, 2, 0]]
+    mixed = (mixed - mixed.mean(axis=(1, 2), keepdims=True)) / mixed.std(axis=(1, 2), keepdims=True)
+    return (128 + CONTRAST * mixed).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-READ, DECODE, PILLOW = "read the file", "read and decode", "read and decode by Pillow"
-CACHED = "read from data.cache"
+DECODE, CACHED = "read and decode", "read from data.cache"
 WORKERS, DEVICE = "whole, resize=workers", "whole, resize=device, in the worker"
 ON_GPU, ON_CPU = "copy, flip and resize on the GPU", "flip and resize, resize=device on this CPU"
 PLAIN = "Pillow, resize in float32, collate"
-COMPARED = ((WORKERS, PLAIN), (DEVICE, PLAIN), (DECODE, PILLOW), (CACHED, DECODE))  # which is faster, and than what
+COMPARED = ((WORKERS, PLAIN), (DEVICE, PLAIN), (CACHED, DECODE))  # which is faster, and than what
 
 
 def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
@@ -105,7 +97,9 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             config = replace(config, data=data)
         task = DetectionTask(config, strategy)
         by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
-        specs = _first_batches(by_workers, config.num_images)
+        specs: list[BatchSpec] = []  # as many of the training's first batches as hold so many images
+        while sum(len(spec.indices) for spec in specs) < config.num_images:
+            specs += by_workers.train_sampler.step(len(specs))[:1]
         records = [task.train.records[i] for spec in specs for i in spec.indices]
         size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
         whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
@@ -113,12 +107,10 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
         print(f"{what}; {how}\n", flush=True)
 
-        parts = _parts(
-            by_workers.train_dataset, by_device.train_dataset, specs, records, folder / "cache", strategy.device
-        )
+        files = [(as_source(record.path), (record.width, record.height)) for record in records]
+        parts = _parts(by_workers, by_device, specs, files, DecodedCache(folder / "cache"), strategy.device)
         times = _in_turns(parts, len(records), config.rounds)
-        rows = {name: _summary(values) for name, values in times.items()}
-        _print_table("ms an image", rows)
+        rows = _print_table("ms an image", times)
         ratios = {
             f"{name} / {other}": statistics.median(b / a for a, b in zip(times[name], times[other], strict=True))
             for name, other in COMPARED
@@ -126,11 +118,8 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         print("\ntimes as fast as")
         for name, ratio in ratios.items():
             print(f"  {name:<76}{ratio:>6.2f}")
-        speeds = {
-            name: _summary(v) for name, v in _throughput(task, config.workers, config.rounds, len(records)).items()
-        }
         print()
-        _print_table("images a second", speeds)
+        speeds = _print_table("images a second", _throughput(task, config.workers, config.rounds, len(records)))
     facts = {"mean_file_kb": round(size_kb, 1), "ms_an_image": rows, "images_per_s": speeds}
     return finish(config, "data", ratios, what=f"{what}; {how}", **facts)
 
@@ -142,43 +131,25 @@ def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
     return other.build_image_data()
 
 
-def _first_batches(module: CocoDataModule, count: int) -> list[BatchSpec]:
-    """As many of the training's first batches as hold `count` images."""
-    specs: list[BatchSpec] = []
-    while sum(len(spec.indices) for spec in specs) < count:
-        specs += module.train_sampler.step(len(specs))[:1]
-    return specs
-
-
 def _parts(
-    dataset: DetectionDataset,
-    raw_dataset: DetectionDataset,
-    specs: list[BatchSpec],
-    records: list[ImageRecord],
-    cache_folder: Path,
-    device: torch.device,
-) -> dict[str, Callable[[], object]]:
-    """What is timed, by name; each does its part for the images of all `specs`, whose `records` are in the same order."""
-    files = [(as_source(record.path), (record.width, record.height)) for record in records]
-    where = [(index, spec) for spec in specs for index in spec.indices]
-    cache = DecodedCache(cache_folder)
-    images = [cache.read(*file).clone() for file in files]
-    ready = [dataset.unresized(i, image, spec) for image, (i, spec) in zip(images, where, strict=True)]
-    samples = [([dataset.sample(i, spec) for i in spec.indices], spec.canvas) for spec in specs]
-    raw_samples = [([raw_dataset.sample(i, spec) for i in spec.indices], spec.canvas) for spec in specs]
-    raw = [collate_raw(*one) for one in raw_samples]
+    by_workers: CocoDataModule, by_device: CocoDataModule, specs: list[BatchSpec], files: list[tuple[Source, tuple[int, int]]],
+    cache: DecodedCache, device: torch.device,
+) -> dict[str, Callable[[], object]]:  # fmt: skip
+    """What is timed, by name; each does its part for the images of all `specs`, whose `files` are in the same order."""
+    dataset, raw_dataset = by_workers.train_dataset, by_device.train_dataset
+    for file in files:
+        cache.read(*file)
+    raw = [raw_dataset[spec] for spec in specs]
     if device.type == "cuda":
         raw = [batch.pin_memory() for batch in raw]
-
-    paths = {index: path for (index, _), (path, _) in zip(where, files, strict=True)}
+    sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}  # without fillers
 
     def plain() -> None:
-        goals = iter(ready)
+        sources = iter(files)
         for spec in specs:
             batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
-            for canvas, index in zip(batch, spec.indices, strict=True):
-                height, width = next(goals).size
-                pixels = _by_pillow(paths[index]).float().div_(255)
+            for canvas, (height, width) in zip(batch, sizes[spec], strict=True):
+                pixels = _by_pillow(next(sources)[0]).float().div_(255)
                 canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
 
     def on_device() -> None:
@@ -188,16 +159,8 @@ def _parts(
             torch.cuda.synchronize(device)
 
     return {
-        READ: lambda: _each(lambda path, _: _content(path), files),
         DECODE: lambda: _each(read_image, files),
-        PILLOW: lambda: _each(lambda path, _: _by_pillow(path), files),
         CACHED: lambda: _each(cache.read, files),
-        "augment": lambda: _each(
-            lambda image, at: dataset.unresized(at[0], image, at[1]), zip(images, where, strict=True)
-        ),
-        "flip and resize, resize=workers": lambda: _each(AugmentedSample.resized, ((one,) for one in ready)),
-        "collate, resize=workers": lambda: _each(collate, samples),
-        "collate, resize=device": lambda: _each(collate_raw, raw_samples),
         WORKERS: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
         DEVICE: lambda: _each(raw_dataset.__getitem__, ((spec,) for spec in specs)),
         ON_GPU if device.type == "cuda" else ON_CPU: on_device,
@@ -211,14 +174,9 @@ def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]])
         function(*one)
 
 
-def _content(source: Source) -> object:
-    return read(source) if isinstance(source, (RemoteFile, ArchiveMember)) else np.fromfile(str(source), np.uint8)
-
-
 def _by_pillow(source: Source) -> Tensor:
-    with Image.open(
-        io.BytesIO(read(source)) if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
-    ) as image:
+    content = io.BytesIO(read(source)) if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
+    with Image.open(content) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
@@ -252,15 +210,15 @@ def _throughput(task: DetectionTask, workers: list[int], rounds: int, count: int
     return speeds
 
 
-def _summary(values: list[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, 4) for name, value in found.items()}
-
-
-def _print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
+def _print_table(title: str, figures: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Print and return median, minimum and maximum of each row."""
     print(f"{title:<44}{'median':>10}{'min':>10}{'max':>10}")
-    for name, row in rows.items():
+    rows = {}
+    for name, values in figures.items():
+        row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
         print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}", flush=True)
+        rows[name] = {key: round(value, 4) for key, value in row.items()}
+    return rows
 
 
 @entry_point("benchmark_data", DataBenchmarkConfig)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from retina_dist.benchmark.settings import BenchmarkConfig
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.run.environment import commit, versions
-
-
-class Settings(Protocol):
-    """The settings that every benchmark has."""
-
-    output: str | None
-    baseline: str | None
-    fail_under: float
 
 
 class Slower(UserError):
@@ -34,7 +25,7 @@ class Slower(UserError):
     label = ""
 
 
-def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:
+def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:
     """Write `ratios` (name -> how many times better than what it is compared with) and `facts`, with machine and versions.
 
     Returns what was written. Raises Slower when a ratio is below `config.fail_under` times that of the file `config.baseline`.
@@ -57,25 +48,26 @@ def finish(config: Settings, kind: str, ratios: dict[str, float], **facts: Any) 
     return result
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write `rows`, all of the same columns, as a CSV file; columns that no row has a value for are left out."""
-    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "w", newline="") as file:
-            table = csv.DictWriter(file, columns, extrasaction="ignore")
-            table.writeheader()
-            table.writerows(rows)
-
-    write_atomically(path, write)
-
-
 def machine() -> dict[str, Any]:
     """The hardware that a figure belongs to."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 
 
+<<<<<<< HEAD
+=======
+def commit() -> str | None:
+    """The commit of this checkout, with "+" when files were changed since; None outside of one."""
+    line = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(
+            line, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+>>>>>>> 50aece7 (Cut the benchmarks to what is compared; read their options as settings)
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -8,8 +8,8 @@
 The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
 medians over the rounds, because a machine's speed drifts. Beside the speed-up, each launcher is compared with the first one at
-as many processes. output=NAME.json also writes NAME.csv and NAME.png, the length of an
-epoch over the number of processes, as the images a second give it: without reading, validation and checkpoints.
+as many processes. output=NAME.json also draws NAME.png, the length of an
+epoch over the number of processes by the images a second, without reading, validation and checkpoints.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from retina_dist.benchmark.report import finish, write_table
+from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import ScalingConfig
 from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
@@ -34,20 +34,11 @@ from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
 from retina_dist.strategies.launchers import command, environment, why_missing
 
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # with the colours, they print_redacted overlapping lines apart
+MARKERS = "osD^vPX"  # with the colours, they keep overlapping lines apart
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
 IN_2018 = (
     "in 2018, keras-retinanet under Horovod on eight K80 of two NC24 was 7.2 times as fast as on one, 670 s an epoch"
 )
-
-
-class Epoch(NamedTuple):
-    """Minutes of an epoch with `workers` workers; `shortest` and `longest` over several rounds."""
-
-    workers: int
-    minutes: float
-    shortest: float
-    longest: float
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
@@ -62,7 +53,8 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         raise ConfigError(f"none of launchers={config.launchers} can be used here.")
     jobs = [("python", 1), *((launcher, n) for launcher in launchers for n in config.processes)]
     speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
-    backends, num_images = {}, config.num_images
+    backends: dict[tuple[str, int], str] = {}
+    num_images = config.num_images or 0
     for turn in range(config.rounds):
         for job in jobs:
             found = _launch(*job)
@@ -71,27 +63,14 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
             backends[job] = found["backend"]
             num_images = num_images or found["num_images"]
             print(f"round {turn + 1}: {found['job']}: {speed:.2f} img/s", flush=True)
-    assert num_images, "a job has told how many images it has"
-    rows: list[dict[str, Any]] = []
-    for (launcher, processes), values in speeds.items():
-        each_round = [value / base for value, base in zip(values, speeds[jobs[0]], strict=True)]
-        rows.append(
-            {
-                "launcher": launcher,
-                "processes": processes,
-                "images_per_s": round(statistics.median(values), 3),
-                "speedup": round(statistics.median(each_round), 3),
-                "each": [round(ratio, 3) for ratio in each_round],
-                "backend": backends[launcher, processes],
-                **epoch_minutes(num_images, values),
-            }
-        )
+    rows = [
+        row_of(job, values, speeds[jobs[0]], num_images) | {"backend": backends[job]} for job, values in speeds.items()
+    ]
     print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round")
     for row in rows:
-        each = ", ".join(f"{ratio:.2f}" for ratio in row["each"])
         print(
             f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
-            f"{row['epoch_minutes']:>11,.4g}   {each}"
+            f"{row['epoch_minutes'][0]:>11,.4g}   {', '.join(f'{ratio:.2f}' for ratio in row['each'])}"
         )
     against = compared(speeds)
     for name, ratio in against.items():
@@ -99,8 +78,9 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     print(f"for comparison: {IN_2018}")
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
-        for path in write_epochs(Path(config.output), rows, num_images, what):
-            print(f"{'' if path.suffix == '.png' else chr(10)}written to {path}")
+        plot = Path(config.output).with_suffix(".png")
+        plot_epochs(rows, plot, [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest", IN_2018])
+        print(f"\nwritten to {plot}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
     return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
 
@@ -121,39 +101,21 @@ def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, flo
     return ratios
 
 
-def epoch_minutes(num_images: int, images_per_s: Sequence[float]) -> dict[str, float]:
-    """Minutes of an epoch at each round's speed: the median, the shortest and the longest."""
-    minutes = [num_images / speed / 60 for speed in images_per_s]
-    return {
-        "epoch_minutes": round(num_images / statistics.median(images_per_s) / 60, 4),
-        "epoch_minutes_shortest": round(min(minutes), 4),
-        "epoch_minutes_longest": round(max(minutes), 4),
-    }
+def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float], num_images: int) -> dict[str, Any]:
+    """The figures of a job from its images a second in each round and those of the plain process.
 
-
-def write_epochs(output: Path, rows: Sequence[dict[str, Any]], num_images: int, what: str) -> tuple[Path, Path]:
-    """Write the epoch lengths beside `output`, as .csv and as .png: a line for each launcher, from the one plain process on.
-
-    The first of `rows` is that process; a launcher's own job of one process takes its place.
+    `epoch_minutes` are those of the median round, the fastest and the slowest.
     """
-    table, plot = output.with_suffix(".csv"), output.with_suffix(".png")
-    write_table(table, [{name: value for name, value in row.items() if name != "each"} for row in rows])
-    points = [
-        Epoch(row["processes"], row["epoch_minutes"], row["epoch_minutes_shortest"], row["epoch_minutes_longest"])
-        for row in rows
-    ]
-    lines = {}
-    for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
-        own = [i for i, row in enumerate(rows) if row["launcher"] == launcher]
-        line = [points[i] for i in own]
-        if all(point.workers > 1 for point in line):
-            line.append(points[0])
-        most = max((rows[i] for i in own), key=lambda row: row["processes"])
-        label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
-        lines[label] = line
-    notes = [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest", IN_2018]
-    plot_epochs(lines, points[0].minutes, plot, notes)
-    return table, plot
+    each = [value / other for value, other in zip(values, base, strict=True)]
+    speeds = (statistics.median(values), max(values), min(values))
+    return {
+        "launcher": job[0],
+        "processes": job[1],
+        "images_per_s": round(speeds[0], 3),
+        "speedup": round(statistics.median(each), 3),
+        "each": [round(ratio, 3) for ratio in each],
+        "epoch_minutes": [round(num_images / speed / 60, 4) for speed in speeds],
+    }
 
 
 def _launch(launcher: str, processes: int) -> dict[str, Any]:
@@ -172,23 +134,31 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
         return found
 
 
-def plot_epochs(lines: Mapping[str, Sequence[Epoch]], alone: float, out: Path, notes: Sequence[str] = ()) -> None:
-    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of `alone` minutes / N.
+def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[str] = ()) -> None:
+    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of 1/N.
 
+    The first of `rows` is the plain process, from which a line begins unless its launcher has a job of one process.
     Whiskers reach from the shortest to the longest round.
     """
-    with new_figure(out, (7.4, 4.9 + 0.22 * len(lines))) as figure:
+    launchers = list(dict.fromkeys(row["launcher"] for row in rows[1:]))
+    with new_figure(out, (7.4, 4.9 + 0.22 * len(launchers))) as figure:
         axes = figure.subplots()
         axes.set(title="Length of an epoch", xlabel="workers", ylabel="minutes", xscale="log", yscale="log")
-        workers = sorted({point.workers for line in lines.values() for point in line})
+        workers, alone = sorted({row["processes"] for row in rows}), rows[0]["epoch_minutes"][0]
         axes.plot(workers, [alone / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
-        for i, (name, points) in enumerate(lines.items()):
-            line = sorted(points)
-            minutes = [p.minutes for p in line]
-            reach = [[p.minutes - p.shortest for p in line], [p.longest - p.minutes for p in line]]
+        for i, launcher in enumerate(launchers):
+            line = sorted((row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"])
+            last = line[-1]
+            label = f"{launcher} ({last['backend']}): {last['speedup']:.2f} times as fast with {last['processes']}"
+            line = line if line[0]["processes"] == 1 else [rows[0], *line]
+            middle, low, high = zip(*(row["epoch_minutes"] for row in line), strict=True)
+            reach = [
+                [m - x for m, x in zip(middle, low, strict=True)],
+                [x - m for m, x in zip(middle, high, strict=True)],
+            ]
             look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
-            axes.errorbar([p.workers for p in line], minutes, reach, linewidth=1.5, capsize=capsize, label=name, **look)
+            axes.errorbar([row["processes"] for row in line], middle, reach, capsize=capsize, label=label, **look)
         axes.minorticks_off()
         axes.set_xticks(workers, map(str, workers))
         low, high = axes.get_ylim()
@@ -204,8 +174,8 @@ def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
         found = measure(config, warmup=config.warmup, steps=config.steps)
-        if not found.rank:
-            text = json.dumps(found._asdict())
+        if found["is_main"]:
+            text = json.dumps(found)
             write_atomically(Path(config.worker), lambda temporary: temporary.write_text(text))
     else:
         benchmark(config)

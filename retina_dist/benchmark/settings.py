@@ -54,7 +54,6 @@ class SyntheticBenchmarkConfig(BenchmarkConfig):
     num_warmup_batches: int = setting(10, "steps not timed", at_least=0)
     num_batches_per_iter: int = setting(10, "steps of a round", at_least=1)
     num_iters: int = setting(10, "rounds", at_least=1)
-    memory: bool = setting(False, "predict the peak memory of a step; a GPU's is measured")
 
 
 @dataclass

@@ -109,40 +109,30 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: St
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
-    images, targets = torchvision_inputs(batch)
     lr = _plan(config, len(batch)).lr_at(0)
     optimizer = torch.optim.SGD(
         [p for p in theirs.parameters() if p.requires_grad],
         lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
     )  # fmt: skip
-    scaler = torch.amp.GradScaler(device.type) if way.precision == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type, enabled=way.precision == "fp16")
     arithmetic = autocast(device, way.precision)
-    there = [image.to(device) for image in images]
-    truth = [{k: v.to(device) for k, v in target.items()} for target in targets]
+    images = [(image.contiguous() / 255).to(device) for image in batch.images]  # the lists that its model takes
+    rows = zip(batch.boxes.to(device), batch.labels.to(device), strict=True)
+    targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
 
     def step() -> Tensor:
         with arithmetic():
-            losses = sum(theirs(there, truth).values())
+            losses = sum(theirs(images, targets).values())
         value = losses.item()
         if not math.isfinite(value):
             raise ConfigError(f"torchvision's loss is {value} at lr={lr:g}; lower optimizer.lr.")
         optimizer.zero_grad()
-        if scaler:
-            scaler.scale(losses).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            losses.backward()
-            optimizer.step()
+        scaler.scale(losses).backward()
+        scaler.step(optimizer)
+        scaler.update()
         return losses.detach()
 
     return step
-
-
-def torchvision_inputs(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """The lists that torchvision's model takes; every row of boxes is a real one here."""
-    images = [image.contiguous() / 255 for image in batch.images]
-    return images, [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch.boxes, batch.labels, strict=True)]
 
 
 def _plan(config: StepConfig, batch_size: int) -> Plan:

@@ -8,7 +8,7 @@
 As Horovod's pytorch_synthetic_benchmark.py (https://github.com/horovod/horovod/tree/master/examples/pytorch): random
 batches on the device, made once; warm-up, then `num_iters` rounds of `num_batches_per_iter` steps; the mean over the rounds, and
 1.96 standard deviations, for a process and for all. The machine's speed drifts: what is compared takes turns in `benchmark scaling
-data=synthetic`. --baseline of one process gives a larger job's efficiency.
+data=synthetic`. baseline=FILE of one process gives a larger job's efficiency.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,31 +25,12 @@ from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import SyntheticBenchmarkConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.plan import Plan
-from retina_dist.errors import UserError
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
 from retina_dist.run.environment import configure_torch, describe_job
-from retina_dist.run.memory import NotEstimated, StepMemory
 from retina_dist.seeding import seed_everything
-from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task
 from retina_dist.text import pluralize
-
-
-class Throughput(NamedTuple):
-    """What a rank of the job has found; all but `rank` and the memory is equal on all of them."""
-
-    images_per_s: list[float]  # of all ranks together, in each round
-    batch_size: int  # images of a step, of all ranks together
-    num_images: int  # of an epoch
-    rank: int
-    world_size: int
-    backend: str  # who communicates, in words
-    job: str  # beside that the device and the number of processes
-    predicted_bytes: int | None = None  # of the main rank's peak, before the first step; None if not known
-    peak_bytes: int | None = None  # of CUDA's allocator; None on a CPU
 
 
 def measure(
@@ -58,14 +39,13 @@ def measure(
     warmup: int,
     steps: int,
     rounds: int = 1,
-    predict: bool = False,
     report: Callable[[str], None] = lambda text: None,
-) -> Throughput:
+) -> dict[str, Any]:
     """Train `warmup` steps, then `rounds` times `steps` steps, on the micro-batches of the first step. Every rank calls it.
 
     `data.batch_size` is that of one process and micro-batch. A round begins and ends when all ranks and their devices are done
     with what came before. The learning rate is so small that nothing diverges; it does not affect the time. `report` takes the
-    progress, on the main rank; `predict` also estimates the peak memory of the step, on the main rank.
+    progress, on the main rank. Returns images a second of all ranks in each round, and the facts of the job.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
@@ -79,7 +59,6 @@ def measure(
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
         state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
         train_step = build_train_step(config, state, plan, strategy)
-        predicted = _predicted(config, task, strategy, plan, say) if predict and strategy.is_main else None
 
         def repeat(count: int) -> None:
             for _ in range(count):
@@ -99,17 +78,17 @@ def measure(
             repeat(steps)
             images_per_s.append(total * steps / (time.perf_counter() - started))
             say(f"round {number}: {images_per_s[-1] / strategy.world_size:.1f} img/s a process")
-        return Throughput(
-            images_per_s,
-            total,
-            task.num_images,
-            strategy.rank,
-            strategy.world_size,
-            strategy.backend,
-            describe_job(strategy),
-            predicted,
-            torch.cuda.max_memory_allocated(strategy.device) if strategy.device.type == "cuda" else None,
-        )
+        peak = torch.cuda.max_memory_allocated(strategy.device) / 2**30 if strategy.device.type == "cuda" else None
+        return {
+            "images_per_s": images_per_s,
+            "batch_size": total,
+            "num_images": task.num_images,
+            "is_main": strategy.is_main,
+            "processes": strategy.world_size,
+            "backend": strategy.backend,
+            "job": describe_job(strategy),
+            "peak_memory_gib": peak,
+        }
 
 
 def _endless(config: RunConfig, total: int, steps: int) -> RunConfig:
@@ -129,18 +108,6 @@ def _endless(config: RunConfig, total: int, steps: int) -> RunConfig:
     )
 
 
-def _predicted(
-    config: RunConfig, task: Task, strategy: DistributedStrategy, plan: Plan, say: Callable[[str], None]
-) -> int | None:
-    """Bytes of the peak of a step whose batches are there already; None, and a line, where it cannot be estimated."""
-    images = config.data.batch_size // (strategy.world_size * config.trainer.micro_batches)
-    try:
-        return StepMemory(config, task, strategy.device, prefetched=1)(plan, images).peak
-    except (NotEstimated, UserError) as error:  # of this rank only, so not to be raised
-        say(f"peak memory: not estimated: {error}")
-        return None
-
-
 def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
     """The mean, and 1.96 standard deviations of the population, between which 95 % of normally distributed values lie.
 
@@ -157,36 +124,18 @@ def benchmark(config: SyntheticBenchmarkConfig) -> dict[str, Any] | None:
         warmup=config.num_warmup_batches,
         steps=config.num_batches_per_iter,
         rounds=config.num_iters,
-        predict=config.memory,
         report=print_redacted,
     )
-    if found.rank:
+    if not found.pop("is_main"):
         return None
-    return finish(config, "synthetic", **summary(found))
-
-
-def summary(found: Throughput) -> dict[str, Any]:
-    """Print the two lines of Horovod's benchmark and return the figures; the ratio is what an earlier file is compared by."""
-    each = [value / found.world_size for value in found.images_per_s]
-    one, all_ = mean_and_deviation(each), mean_and_deviation(found.images_per_s)
+    processes, rounds = found["processes"], found["images_per_s"]
+    one, all_ = mean_and_deviation([value / processes for value in rounds]), mean_and_deviation(rounds)
     print_redacted(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
-    print_redacted(f"img/s of {pluralize(found.world_size, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
-    predicted, peak = (size and round(size / 2**30, 4) for size in (found.predicted_bytes, found.peak_bytes))
-    if predicted:
-        print_redacted(
-            f"peak memory: predicted {predicted:.2f} GiB, measured {f'{peak:.2f} GiB' if peak else 'on GPUs only'}"
-        )
-    return {
-        "ratios": {"images_per_s_per_process": one["mean"]},
-        "job": found.job,
-        "backend": found.backend,
-        "processes": found.world_size,
-        "batch_size": found.batch_size,
-        "images_per_s_per_process": one,
-        "images_per_s": all_,
-        "memory": {"predicted_gib": predicted, "measured_gib": peak},
-        "rounds": [round(value, 3) for value in found.images_per_s],
-    }
+    print_redacted(f"img/s of {pluralize(processes, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
+    if found["peak_memory_gib"]:
+        print_redacted(f"peak memory: {found['peak_memory_gib']:.2f} GiB")
+    facts = found | {"images_per_s_per_process": one, "images_per_s": all_, "rounds": [round(v, 3) for v in rounds]}
+    return finish(config, "synthetic", {"images_per_s_per_process": one["mean"]}, **facts)
 
 
 @entry_point("benchmark_synthetic", SyntheticBenchmarkConfig)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retina_dist.__main__ import COMMANDS
-from retina_dist.benchmark.__main__ import KINDS, as_settings
+from retina_dist.benchmark.__main__ import KINDS
 from retina_dist.config.compose import config_dir, load_config
 from retina_dist.errors import ConfigError
 
@@ -56,7 +56,7 @@ def command_of(words: list[str]) -> tuple[str, list[str]] | None:
     else:
         return None
     if name == "benchmark" and rest:
-        name, rest = f"benchmark_{rest[0]}", as_settings(rest[1:])
+        name, rest = f"benchmark_{rest[0]}", rest[1:]
     return name, rest
 
 
@@ -155,7 +155,7 @@ def test_files_that_the_pages_name_exist() -> None:
         ("retina-dist train optimizer.lrr=1", ("train", ["optimizer.lrr=1"])),
         ("torchrun --nproc-per-node 2 -m retina_dist.train -m seed=1,2", ("train", ["-m", "seed=1,2"])),
         ("horovodrun -np 2 python -m retina_dist.train", ("train", [])),
-        ("python -m retina_dist.benchmark step --fail-under 0.9", ("benchmark_step", ["fail_under=0.9"])),
+        ("python -m retina_dist.benchmark step fail_under=0.9", ("benchmark_step", ["fail_under=0.9"])),
     ],
 )
 def test_what_is_found(line: str, expected: tuple[str, list[str]]) -> None:

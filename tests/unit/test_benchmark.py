@@ -1,0 +1,177 @@
+"""The benchmarks: the figures depend on the machine; what is compared, written and refused does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+
+from retina_dist.benchmark import data, scaling, step, synthetic
+from retina_dist.benchmark.report import Slower, finish
+from retina_dist.benchmark.settings import BenchmarkConfig
+from retina_dist.classification.settings import SyntheticClassesConfig
+from retina_dist.config.compose import load_config
+from retina_dist.detection.model.build import build_model
+from retina_dist.detection.model.retinanet import as_torchvision
+from retina_dist.errors import ConfigError
+
+SMALL = [
+    "model=retinanet_tiny", "canvases=[[64,64]]", "batch_sizes=[2]", "num_classes=3", "boxes=2", "steps=1", "warmup=0",
+    "rounds=2", "strategy.device=cpu",
+]  # fmt: skip
+CLASSES = ["task=classification", "data.synthetic={num_classes: 3, num_images: 3}", "data.image_size=32"]
+BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]
+TINY = ["data.batch_size=2", "trainer.num_threads=1", "num_warmup_batches=1", "num_batches_per_iter=1", "num_iters=3"]
+
+
+# what all of them write
+
+
+def test_the_file_names_the_machine_and_a_slower_ratio_is_an_error(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    finish(BenchmarkConfig(output=str(before)), "step", {"fp32": 1.0, "bf16": 2.0}, rows=[1, 2])
+    written = json.loads(before.read_text())
+    assert (written["benchmark"], written["ratios"], written["rows"]) == ("step", {"fp32": 1.0, "bf16": 2.0}, [1, 2])
+    assert written["machine"]["cores"] > 0
+    assert {"torch", "torchvision"} <= written["versions"].keys()
+    config = BenchmarkConfig(baseline=str(before))
+    for ratio in (0.91, 0.9):
+        finish(config, "step", {"fp32": ratio})
+    for ratio in (0.89, float("nan")):
+        with pytest.raises(Slower, match=r"fp32 is .* of 1.000, less than fail_under=0.9") as raised:
+            finish(config, "step", {"fp32": ratio, "bf16": 2.0})
+        assert raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{}", '{"benchmark": "data", "ratios": {"fp32": 1}}'])
+def test_a_baseline_of_something_else_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "before.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="baseline="):
+        finish(BenchmarkConfig(baseline=str(path)), "step", {"fp32": 1.0})
+
+
+def test_the_kinds_are_listed_when_none_is_named() -> None:
+    for words, code in (([], 2), (["speed"], 2), (["--help"], 0)):
+        done = subprocess.run([sys.executable, "-m", "retina_dist.benchmark", *words], capture_output=True, text=True)
+        assert done.returncode == code
+        assert "python -m retina_dist.benchmark scaling" in done.stdout + done.stderr
+
+
+# step
+
+
+def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.json"
+    step.benchmark(load_config("benchmark_step", [*SMALL, f"output={path}"]))
+    written = json.loads(path.read_text())
+    rows = {row["path"]: row for row in written["rows"]}
+    assert list(rows) == ["torchvision", "fp32", "bf16"]
+    assert rows["fp32"]["first_loss"] == pytest.approx(rows["torchvision"]["first_loss"], rel=1e-5)
+    assert rows["bf16"]["first_loss"] == pytest.approx(rows["torchvision"]["first_loss"], rel=2e-2)
+    assert rows["torchvision"]["ratio"] == [1.0, 1.0, 1.0]
+    assert written["ratios"].keys() == {"fp32 64x64 batch 2", "bf16 64x64 batch 2"}
+    progress = [line[16:] for line in capsys.readouterr().err.splitlines() if line.startswith("64x64, batch 2: ")]
+    assert progress == [*(f"first steps of {name}" for name in rows), "round 1 of 2", "round 2 of 2"]
+    with pytest.raises(ConfigError, match="is not a list of torchvision, torchvision-tf32"):
+        step.benchmark(load_config("benchmark_step", [*SMALL, "paths=[torchvision,fp64]"]))
+
+
+def test_torchvisions_model_is_torchvisions() -> None:
+    model = build_model(load_config("benchmark_step", SMALL).model, 3)
+    theirs = as_torchvision(model, (64, 64))
+    assert type(theirs) is TorchvisionRetinaNet
+    assert {type(m).__module__.split(".")[0] for m in theirs.modules()} <= {"torch", "torchvision"}
+    assert type(model) is not TorchvisionRetinaNet  # ours stays ours
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), theirs.parameters(), strict=True))
+
+
+# data
+
+
+def test_every_part_of_reading_is_timed_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "HEIGHT", 48)
+    monkeypatch.setattr(data, "WIDTH", 64)
+    settings = ["num_images=5", "rounds=2", "workers=[0]", "data.min_sizes=[80]", "data.batch_size=4"]
+    written = data.benchmark(load_config("benchmark_data", settings))
+    assert written["ratios"].keys() == {f"{faster} / {slower}" for faster, slower in data.COMPARED}
+    assert len(written["ms_an_image"]) == 6
+    for row in (*written["ms_an_image"].values(), *written["images_per_s"].values()):
+        assert 0 <= row["min"] <= row["median"] <= row["max"]
+    assert "5 made images" in written["what"]
+
+
+def test_made_images_are_as_heavy_as_cocos(tmp_path: Path) -> None:
+    data.make_images(tmp_path, 3)
+    files = list((tmp_path / "images").iterdir())
+    assert np.mean([file.stat().st_size for file in files]) == pytest.approx(163_000, rel=0.1)
+    truth = json.loads((tmp_path / "images.json").read_text())
+    assert all(a["bbox"][0] + a["bbox"][2] <= 640 and a["bbox"][1] + a["bbox"][3] <= 480 for a in truth["annotations"])
+
+
+# synthetic
+
+
+@pytest.mark.parametrize("task", [BOXES, CLASSES], ids=["detection", "classification"])
+def test_one_process_prints_and_writes_its_speed(
+    task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    synthetic.benchmark(load_config("benchmark_synthetic", [*task, *TINY, "output=one.json", "schedule.warmup=1epoch"]))
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^round \d: [\d.]+ img/s a process$", printed, re.M)) == 3
+    assert re.search(r"^img/s a process: [\d.]+ \+-[\d.]+\nimg/s of 1 process: [\d.]+ \+-[\d.]+$", printed, re.M)
+    written = json.loads(Path("one.json").read_text())
+    assert (written["benchmark"], written["processes"], written["batch_size"]) == ("synthetic", 1, 2)
+    assert written["images_per_s"] == written["images_per_s_per_process"]
+    assert written["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(written["rounds"]), abs=0.002)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "nothing else is written or read"
+
+
+def test_mean_and_deviation_by_hand() -> None:
+    assert synthetic.mean_and_deviation([10.0]) == {"mean": 10.0, "deviation": 0.0}
+    assert synthetic.mean_and_deviation([1.0, 2.0, 6.0]) == {"mean": 3.0, "deviation": 4.234}  # 1.96 * sqrt(14 / 3)
+
+
+def test_a_task_brings_its_small_model_and_a_recipe_keeps_the_random_images() -> None:
+    detection, classification = (load_config("benchmark_synthetic", o) for o in ([], ["task=classification"]))
+    recipe = load_config("benchmark_synthetic", ["experiment=imagenet_resnet50"])
+    assert detection.model.backbone == classification.model.architecture == "resnet18"
+    assert recipe.model.architecture == "resnet50"
+    assert all(isinstance(c.data.synthetic, SyntheticClassesConfig) for c in (classification, recipe))
+    scaled = [load_config("benchmark_scaling", o) for o in ([], ["task=classification"])]
+    assert [config.data.name for config in scaled] == ["shapes", "drawn_classes"]
+
+
+# scaling
+
+
+def test_launchers_are_compared_round_by_round() -> None:
+    speeds = {("python", 1): [1.0, 1.0, 1.0], ("torchrun", 1): [4.0, 2.0, 1.0], ("torchrun", 2): [4.0, 4.0, 4.0],
+              ("horovodrun", 1): [2.0, 2.0, 2.0], ("horovodrun", 2): [3.0, 2.0, 1.0]}  # fmt: skip
+    assert scaling.compared(speeds) == {"horovodrun / torchrun 1": 1.0, "horovodrun / torchrun 2": 0.5}
+    assert scaling.compared({key: value for key, value in speeds.items() if key[0] != "horovodrun"}) == {}
+
+
+def test_the_length_of_an_epoch_by_hand_and_drawn(tmp_path: Path) -> None:
+    speeds: dict[tuple[str, int], list[float]] = {
+        ("python", 1): [10.0, 12.0, 11.0], ("torchrun", 2): [20.0, 22.0, 21.0], ("mpirun", 2): [16.0, 18.0, 17.0]
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        scaling.row_of(job, values, speeds["python", 1], 13_200) | {"backend": "a backend"}
+        for job, values in speeds.items()
+    ]
+    assert rows[0]["epoch_minutes"] == [20.0, pytest.approx(18.3333), 22.0]  # 13200 / (11, 12, 10) / 60
+    assert (rows[1]["speedup"], rows[1]["each"]) == (pytest.approx(1.909), [2.0, 1.833, 1.909])
+    scaling.plot_epochs(rows, tmp_path / "epochs.png", ["how"])
+    assert Image.open(tmp_path / "epochs.png").width > 600
