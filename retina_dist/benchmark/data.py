@@ -16,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +132,7 @@ def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
 
 
 def _parts(
-    by_workers: CocoDataModule, by_device: CocoDataModule, specs: list[BatchSpec], files: list[tuple[Source, tuple[int, int]]],
+    by_workers: CocoDataModule, by_device: CocoDataModule, specs: list[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]],
     cache: DecodedCache, device: torch.device,
 ) -> dict[str, Callable[[], object]]:  # fmt: skip
     """What is timed, by name; each does its part for the images of all `specs`, whose `files` are in the same order."""
@@ -142,7 +142,7 @@ def _parts(
     raw = [raw_dataset[spec] for spec in specs]
     if device.type == "cuda":
         raw = [batch.pin_memory() for batch in raw]
-    sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}  # without fillers
+    sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}
 
     def plain() -> None:
         sources = iter(files)

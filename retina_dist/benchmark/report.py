@@ -54,20 +54,6 @@ def machine() -> dict[str, Any]:
     return {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 
 
-<<<<<<< HEAD
-=======
-def commit() -> str | None:
-    """The commit of this checkout, with "+" when files were changed since; None outside of one."""
-    line = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(
-            line, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
->>>>>>> 50aece7 (Cut the benchmarks to what is compared; read their options as settings)
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

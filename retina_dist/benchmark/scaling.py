@@ -34,11 +34,9 @@ from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
 from retina_dist.strategies.launchers import command, environment, why_missing
 
-MARKERS = "osD^vPX"  # with the colours, they keep overlapping lines apart
+MARKERS = "osD^vPX"
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
-IN_2018 = (
-    "in 2018, keras-retinanet under Horovod on eight K80 of two NC24 was 7.2 times as fast as on one, 670 s an epoch"
-)
+IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, 670 s an epoch"
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
@@ -151,10 +149,10 @@ def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[st
             last = line[-1]
             label = f"{launcher} ({last['backend']}): {last['speedup']:.2f} times as fast with {last['processes']}"
             line = line if line[0]["processes"] == 1 else [rows[0], *line]
-            middle, low, high = zip(*(row["epoch_minutes"] for row in line), strict=True)
+            middle, fastest, slowest = zip(*(row["epoch_minutes"] for row in line), strict=True)
             reach = [
-                [m - x for m, x in zip(middle, low, strict=True)],
-                [x - m for m, x in zip(middle, high, strict=True)],
+                [m - x for m, x in zip(middle, fastest, strict=True)],
+                [x - m for m, x in zip(middle, slowest, strict=True)],
             ]
             look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
