@@ -190,7 +190,10 @@ class Detector(Predictor[Batch, Detections]):
     def _detect(self, batch: Batch) -> list[Detections]:
         with self.autocast():
             detections = self.model(batch.to(self.device))
-        return [Detections(**{name: value.cpu() for name, value in each.items()}) for each in detections]
+        return [
+            Detections(boxes=each["boxes"].cpu(), scores=each["scores"].cpu(), labels=each["labels"].cpu())
+            for each in detections
+        ]
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

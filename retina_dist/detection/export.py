@@ -117,9 +117,8 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
     """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = F.resize_image(pixels_of(image), list(size), antialias=True)
-        shorter, longer = min(size), max(size)
-        categories, device = detector.categories, detector.device
-        detector = Detector(detector.model, categories, device=device, min_size=shorter, max_size=longer)
+        low, high = min(size), max(size)
+        detector = Detector(detector.model, detector.categories, min_size=low, max_size=high, device=detector.device)
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
 

@@ -136,7 +136,7 @@ def _fits(corners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     slack = np.maximum(2, 0.02 * sizes)
     with np.errstate(invalid="ignore"):
         inside = (corners[:, :2] >= -slack) & (corners[:, 2:] <= sizes + slack) & (corners[:, 2:] > corners[:, :2])
-    return inside.all(axis=1)
+    return np.asarray(inside.all(axis=1))
 
 
 def _read_outside(
@@ -211,7 +211,9 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
         raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
     names = SPLITS[split]
     patterns = [pattern.format(split=name) for name in names for pattern in LAYOUTS]
-    files = [file for pattern in patterns for file in sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))]
+    files: list[PathOrUrl] = []
+    for pattern in patterns:
+        files += sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))
     if not files:
         raise DataError(
             f"data.root={root} has no {split} annotations: looked for {', '.join(patterns)}; name the file with "

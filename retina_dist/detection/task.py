@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,14 +25,8 @@ from retina_dist.detection.data.synthetic import synthetic_annotations, syntheti
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings, category_names
-from retina_dist.detection.splits import (
-    describe_split,
-    draw_data,
-    first_images_with_objects,
-    read_split,
-)
+from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.strategies.base import DistributedStrategy
@@ -55,19 +48,11 @@ class DetectionTask(Task):
     metric_names: Sequence[str] = CocoEvaluator.metric_names
     default_monitor: ClassVar[str] = "coco/AP"
     headline_metrics: ClassVar[Sequence[str]] = tuple(
-        f"coco/{n}" for n in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+        f"coco/{n}" for n in ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"]
     )
     locked_settings: ClassVar[frozenset[str]] = frozenset(
-        (
-            "data.min_sizes",
-            "data.max_size",
-            "data.num_buckets",
-            "model.backbone",
-            "model.variant",
-            "model.fpn_channels",
-            "model.anchor_sizes",
-            "model.aspect_ratios",
-        )
+        [f"data.{key}" for key in ("min_sizes", "max_size", "num_buckets")]
+        + [f"model.{key}" for key in ("backbone", "variant", "fpn_channels", "anchor_sizes", "aspect_ratios")]
     )
 
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
@@ -152,7 +137,9 @@ class DetectionTask(Task):
             scale = "{} x {} px of noise on the device, the same at every step".format(*data.synthetic.canvas)
         lines.append(f"  {'scale':<9}{scale}")
         if data.cache:
-            lines.append(f"  {'cache':<9}{_describe_cache(data.cache, [p for p in (self.train, self.val) if p])}")
+            records = [record for part in (self.train, self.val) if part for record in part.records]
+            size = sum({str(record.path): 3 * record.height * record.width for record in records}.values())
+            lines.append(f"  {'cache':<9}up to {format_bytes(size)} of decoded pixels in {data.cache}")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         lines.append(f"  {'classes':<9}{len(names)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
@@ -184,14 +171,8 @@ class DetectionTask(Task):
         """The batches of this rank, of images that are read."""
         data, trainer = self.config.data, self.config.trainer
         if trainer.overfit_batches:
-            off: dict[str, Any] = {
-                "hflip": 0.0,
-                "vflip": 0.0,
-                "photometric": 0.0,
-                "iou_crop": 0.0,
-                "scale_jitter": None,
-            }
-            data = data.with_values(min_sizes=[max(data.min_sizes)], **off)
+            off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric", "iou_crop"), 0.0)
+            data = data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, **off)
         return CocoDataModule(
             data,
             train=self.train,
@@ -310,12 +291,3 @@ class DetectionTask(Task):
         model.eval()
         with self.evaluator.autocast():  # the precision of the validation
             draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
-
-
-def _describe_cache(folder: str, parts: list[Annotations]) -> str:
-    sizes = {str(record.path): 3 * record.height * record.width for part in parts for record in part.records}
-    there = next(place for place in (Path(folder).absolute(), *Path(folder).absolute().parents) if place.is_dir())
-    free = shutil.disk_usage(there).free
-    return (
-        f"up to {format_bytes(sum(sizes.values()))} of decoded pixels in {folder}, where {format_bytes(free)} are free"
-    )

@@ -44,8 +44,8 @@ class Annotations:
 
     def subset(self, rows: Sequence[int]) -> Annotations:
         """The images of these rows; the ground truth stays."""
-        parts = {name: [getattr(self, name)[i] for i in rows] for name in ("records", "boxes", "labels")}
-        return replace(self, **parts | {"records": tuple(parts["records"])})
+        boxes, labels = ([column[i] for i in rows] for column in (self.boxes, self.labels))
+        return replace(self, records=tuple(self.records[i] for i in rows), boxes=boxes, labels=labels)
 
 
 def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
