@@ -5,6 +5,7 @@
     python -m retina_dist.parity data=coco data.root=/data/mine      on your own images
     python -m retina_dist.parity task=classification_parity          the other task, with mixup and cutmix
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50 dtypes=[fp32]
+    python -m retina_dist.parity --config-dir my_conf task=mine strategy=mine launchers=[torchrun]     your own, in place of ours
 
 Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
 the weights of each step, and of the final batch norm statistics and weight average, each relative to the largest magnitude of its
@@ -21,11 +22,11 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 LOSS_SCALE = 1024.0
+TRACEBACK = "Traceback (most recent call last)"
 PROGRESS = "compared: "  # how a line of a launched process begins that the command shows, after what the launcher puts before it
 
 Tensors = dict[str, Tensor]
@@ -180,7 +182,7 @@ def compare(config: ParityConfig) -> dict[str, dict[str, float]]:
     with build_strategy(config) as strategy:
         alone = SingleDeviceStrategy(str(strategy.device))
         for dtype in config.dtypes:
-            for case in CASES:
+            for case in cases_of(config):
                 in_step, name = dtype == "fp32", f"{dtype}/{case.name}"
                 reference = Outcome()
                 if strategy.is_main:
@@ -230,7 +232,7 @@ def _launch(launcher: str, processes: int, folder: Path) -> dict[str, dict[str, 
     result = folder / f"{launcher}_{processes}.json"
     arguments = [*sys.argv[1:], f"worker={result}"]
     line = command(launcher, processes, "retina_dist.parity", arguments)
-    last: deque[str] = deque(maxlen=30)
+    lines: list[str] = []
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment(1), stdout=pipe, stderr=subprocess.STDOUT, text=True) as job:
         try:
@@ -239,34 +241,52 @@ def _launch(launcher: str, processes: int, folder: Path) -> dict[str, dict[str, 
                 if mark:
                     print_redacted(f"  {progress.rstrip()}", sys.stderr)
                 else:
-                    last.append(text)
+                    lines.append(text.rstrip())
         except BaseException:
             job.kill()
             raise
     if job.returncode or not result.exists():
-        words = "".join(last).strip()
-        raise UserError(f"{launcher} with {processes} processes failed (exit code {job.returncode}):\n{words}")
+        reason = "\n".join(reasons(lines))
+        raise UserError(f"{launcher} with {processes} processes failed (exit code {job.returncode}):\n{reason}")
     found: dict[str, dict[str, float]] = json.loads(result.read_text())
     return found
 
 
+def reasons(lines: Sequence[str]) -> list[str]:
+    """Why a launched job failed: its lines with "error: " and its first traceback, else its last ten lines."""
+    errors = [line for line in lines if re.search(r"(^|[\s>:])error: ", line)]
+    start = next((i for i, line in enumerate(lines) if TRACEBACK in line), None)
+    if start is None:
+        return errors or list(lines[-10:])
+    prefix = lines[start].partition(TRACEBACK)[0]  # of the launcher, such as "[rank 1] "
+    end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith(f"{prefix} ")), len(lines) - 1)
+    return [*errors, *lines[start : end + 1]]
+
+
 def _print_table(config: ParityConfig, columns: dict[str, dict[str, dict[str, float]]]) -> bool:
     good = True
-    width = max(len(case.name) for case in CASES) + 2
+    width = max(len(case.name) for case in cases_of(config)) + 2
     for dtype in config.dtypes:
         print(f"\n{dtype}: largest difference from one process, relative; tolerance {TOLERANCE[dtype]:g}")
         print(" " * width + "".join(f"{name:>14}" for name in columns))
-        for case in CASES:
+        for case in cases_of(config):
             cells = [_largest(found[f"{dtype}/{case.name}"].values()) for found in columns.values()]
             fails = [case.agrees and not cell <= TOLERANCE[dtype] for cell in cells]
             good = good and not any(fails)
             marks = "".join(f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True))
             print(f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree'}")
-    print(
-        "\nLive batch norm normalises each process's own images, so its result depends on their number; frozen and synchronised"
-    )
-    print("norms do not. " + ("All others agree." if good else "Marked with !: past the tolerance."))
+    live = "Live batch norm cannot agree: it normalises each process's own images. All others agree."
+    print(f"\n{(live if _has_norms(config) else 'All agree.') if good else 'Marked with !: past the tolerance.'}")
     return good
+
+
+def cases_of(config: ParityConfig) -> list[Case]:
+    """All of them; those of norms only where the model has the setting `norm`."""
+    return [case for case in CASES if case.norm == Case.norm or _has_norms(config)]
+
+
+def _has_norms(config: ParityConfig) -> bool:
+    return hasattr(config.model, "norm")
 
 
 def _settings(case: Case, config: ParityConfig) -> ParityConfig:
@@ -274,7 +294,7 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     return replace(
         config,
         data=replace(config.data, batch_size=batch),
-        model=replace(config.model, norm=case.norm),
+        model=replace(config.model, norm=case.norm) if _has_norms(config) else config.model,
         trainer=replace(
             config.trainer,
             accumulate=case.accumulate,

@@ -14,6 +14,8 @@ from retina_dist import parity
 from retina_dist.errors import UserError
 from retina_dist.parity import ParityConfig
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
+
 
 def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:
     arguments = ["launchers=[torchrun]", "output=found.json"]
@@ -38,6 +40,40 @@ def test_two_processes_agree_on_classification(cli: Callable, tmp_path: Path) ->
         assert not case.agrees or max(found[f"fp64/{case.name}"].values()) <= 1e-10, case.name
 
 
+def test_a_task_and_a_strategy_from_outside_are_compared(cli: Callable, tmp_path: Path) -> None:
+    """8 bits on the wire are a difference that the comparison sees."""
+    outside = ["--config-dir", str(PLUGINS / "conf"), "task=discs", "data.num_train=20", "launchers=[torchrun]"]
+    assert "\nAll agree." in cli("retina_dist.parity", *outside, cwd=tmp_path).stdout
+    lossy = cli("retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False)
+    assert lossy.returncode == 1
+    assert "past the tolerance" in lossy.stdout
+
+
+TORCHRUN_TALKS = ["W1122 torchrun: started", *["  error_file: <N/A>"] * 40]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (["[rank 1] error: no such folder", *TORCHRUN_TALKS], ["[rank 1] error: no such folder"]),
+        (["[1,0]<stderr>:error: bad", "E1122 torchrun: failed"], ["[1,0]<stderr>:error: bad"]),
+        (
+            [
+                "[rank 1] Traceback (most recent call last):",
+                '[rank 1]   File "a.py"',
+                "[rank 1] KeyError: 3",
+                "E torchrun",
+            ],
+            ["[rank 1] Traceback (most recent call last):", '[rank 1]   File "a.py"', "[rank 1] KeyError: 3"],
+        ),
+        (["Traceback (most recent call last):", "  cut short"], ["Traceback (most recent call last):", "  cut short"]),
+        (TORCHRUN_TALKS, TORCHRUN_TALKS[-10:]),
+    ],
+)
+def test_the_reason_of_a_failure_is_kept(lines: list[str], kept: list[str]) -> None:
+    assert parity.reasons(lines) == kept
+
+
 def test_a_job_that_fails_shows_its_last_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -53,7 +89,7 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
     config = replace(ParityConfig(), dtypes=["fp64"])
     column = {f"fp64/{case.name}": {"losses": 0.0, "weights": difference} for case in parity.CASES}
     assert parity._print_table(config, {"torchrun 2": column}) is good
-    marked = [line for line in capsys.readouterr().out.splitlines() if "!" in line and not line.startswith("norms")]
+    marked = [line for line in capsys.readouterr().out.splitlines() if "!" in line and not line.startswith("Marked")]
     assert len(marked) == (0 if good else sum(case.agrees for case in parity.CASES))
 
 

@@ -66,8 +66,8 @@ class DiscBatches:
 
 class DiscNet(nn.Sequential):
     def forward(self, batch: DiscBatch) -> Any:
-        found = super().forward(batch.images)
-        return {"centre": (found - batch.centres).square().mean()} if self.training else found
+        centres = super().forward(batch.images.to(self[-1].weight.dtype))  # type: ignore[arg-type]
+        return {"centre": (centres - batch.centres).square().mean()} if self.training else centres
 
 
 class DiscTask(Task):
