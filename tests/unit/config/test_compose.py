@@ -151,6 +151,8 @@ def test_files_begin_with_what_they_are() -> None:
             "model=classifier",
             "this model is for task=classification, but the task is detection; give task=classification.",
         ),
+        ("data=labels_csv", "data=labels_csv is for task=classification, but the task is detection"),
+        ("data=class_shards", "data=class_shards is for task=classification, but the task is detection"),
         ("task.name=classification", "data=shapes is for task=detection, but the task is classification"),
         # read otherwise than written
         ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
