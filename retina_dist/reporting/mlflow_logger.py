@@ -172,7 +172,8 @@ class MlflowRun(TrackedRun):
                     )
                 if not self._is_away(error):
                     return False
-                self._ending.wait(AGAIN_S) and time.sleep(0.5)
+                if self._ending.wait(AGAIN_S):
+                    time.sleep(0.5)
         return False
 
     def _is_away(self, error: Exception) -> bool:

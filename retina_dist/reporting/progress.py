@@ -146,9 +146,9 @@ class Progress:
 def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
     """Validation results as one line: those in `headline`, in its order, or else all, and the loss without its parts.
 
-    An undefined value, nan or -1, is a dash.
+    An undefined value, nan, is a dash.
 
-    >>> format_results({"val/loss": 0.5, "val/top5": -1.0, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
+    >>> format_results({"val/loss": 0.5, "val/top5": math.nan, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
     'validation: top1 0.412  top5 -  loss 0.5000'
     """
     shown = [n for n in headline if n in metrics] or [n for n in metrics if not n.startswith(VAL_LOSS)]
@@ -165,6 +165,6 @@ def _is_screen(file: TextIO) -> bool:
 
 
 def _format_result(name: str, value: float) -> str:
-    if math.isnan(value) or value == -1:
+    if math.isnan(value):
         return "-"
     return f"{value:.4f}" if name == VAL_LOSS else f"{value:.3f}"

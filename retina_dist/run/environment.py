@@ -45,7 +45,11 @@ def describe_job(strategy: DistributedStrategy) -> str:
         if device.type == "cuda"
         else f"{device.type}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     )
-    return f"{strategy.backend}, {what}" + (f", {strategy.world_size} processes" if strategy.world_size > 1 else "")
+    kind = type(strategy)  # one from outside often inherits what it says of itself
+    outside = "" if kind.__module__.startswith("retina_dist.") else f"{kind.__name__}, "
+    return f"{outside}{strategy.backend}, {what}" + (
+        f", {strategy.world_size} processes" if strategy.world_size > 1 else ""
+    )
 
 
 def write_config(config: RunConfig, folder: Path) -> None:

@@ -86,11 +86,6 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture)
     assert capsys.readouterr().out.strip() == __version__
 
 
-def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    run(monkeypatch, "convert", "--cfg", "job", "output=here.json")
-    assert "output: here.json" in capsys.readouterr().out
-
-
 def test_a_wrong_setting_of_a_command_exits_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

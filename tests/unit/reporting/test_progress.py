@@ -15,8 +15,6 @@ from retina_dist.reporting.progress import Progress, format_results
 from retina_dist.run.assemble import train
 from retina_dist.text import format_duration
 
-NOTHING_KNOWN = {"val/loss": math.nan, "coco/AP": -1.0, "coco/AR1": 0.1}
-
 
 class Clock:
     """A clock that a test moves by hand."""
@@ -46,26 +44,12 @@ def test_plain_line_per_log_with_time_left(file, clock):
     assert file.getvalue() == expected
 
 
-def test_resumed_run_counts_only_its_own_steps(file, clock):
-    progress = Progress(100, initial=60, file=file, clock=clock)
-    clock.now += 10
-    progress.log({"train/loss": 1.0}, 80)
-    assert file.getvalue() == "step  80/100  loss 1.0000  ETA 0:10\n"
-
-
-def test_logged_speed_wins_over_the_clock(file, clock):
-    progress = Progress(100, images_per_step=16, file=file, clock=clock)
-    clock.now += 1
-    progress.log({"time/images_per_s": 57.31}, 1)
-    assert "57.3 img/s" in file.getvalue()
-
-
 def test_validation_results_are_one_line_of_the_headline_metrics(file, clock):
     progress = Progress(100, headline=["coco/AP", "coco/AP50", "coco/APs", "coco/AR100"], file=file, clock=clock)
     results = {
         "val/loss": 0.6,
         "val/loss_classification": 0.4,
-        "coco/APs": -1.0,
+        "coco/APs": math.nan,
         "coco/AR1": 0.3,
         "coco/AR100": 0.55,
         "coco/AP50": 0.61,
@@ -77,12 +61,20 @@ def test_validation_results_are_one_line_of_the_headline_metrics(file, clock):
     assert file.getvalue() == ("step 100/100  validation: AP 0.412  AP50 0.610  APs -  AR100 0.550  loss 0.6000\n")
 
 
-def test_undefined_results_are_dashes():
-    assert format_results(NOTHING_KNOWN, ["coco/AP"]) == "validation: AP -  loss -"
+def test_a_resumed_run_counts_its_own_steps_and_a_logged_speed_wins(file, clock):
+    progress = Progress(100, initial=60, images_per_step=16, file=file, clock=clock)
+    clock.now += 10
+    progress.log({"train/loss": 1.0, "time/images_per_s": 57.31}, 80)
+    assert file.getvalue() == "step  80/100  loss 1.0000  57.3 img/s  ETA 0:10\n"
 
 
-def test_without_headline_metrics_all_are_shown_and_the_loss_without_its_parts():
-    assert format_results({"val/loss_a": 0.1, "val/loss": 0.5, "val/mae": 2.0}) == "validation: mae 2.000  loss 0.5000"
+def test_results_and_durations():
+    unknown = {"val/loss": math.nan, "coco/AP": math.nan, "coco/AR1": 0.1}
+    assert format_results(unknown, ["coco/AP"]) == "validation: AP -  loss -"
+    every = {"val/loss_a": 0.1, "val/loss": 0.5, "val/mae": 2.0}
+    assert format_results(every) == "validation: mae 2.000  loss 0.5000"
+    durations = {0: "0:00", 59.4: "0:59", 59.5: "1:00", 3599.9: "1:00:00", 86400: "1d 0:00:00"}
+    assert {seconds: format_duration(seconds) for seconds in durations} == durations
 
 
 def test_training_and_validation_metrics_of_one_call_are_two_lines(file, clock):
@@ -91,14 +83,6 @@ def test_training_and_validation_metrics_of_one_call_are_two_lines(file, clock):
     training, validation = file.getvalue().splitlines()
     assert training.startswith("step  5/10  loss 1.0000")
     assert validation == "step  5/10  validation: AP 0.500"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.4, "0:59"), (59.5, "1:00"), (3599.9, "1:00:00"), (86400, "1d 0:00:00")],
-)
-def test_format_duration(seconds, text):
-    assert format_duration(seconds) == text
 
 
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
