@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     evaluate_rows,
     installed_backends,
-    read_results,
-    rows_of_results,
 )
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import ConfigError, DataError
@@ -102,7 +98,7 @@ def test_only_the_hundred_best_of_an_image_count(backend: Backend, ahead: int, e
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
     """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""
     rng = np.random.default_rng(seed)
@@ -147,28 +143,6 @@ def test_the_ground_truth_is_left_as_it_was(backend: Backend) -> None:
     before = copy.deepcopy(truth)
     evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
     assert truth == before
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"score": None},
-        {"score": float("nan")},
-        {"score": "0.5"},
-        {"bbox": [1, 2, 3, float("inf")]},
-        {"bbox": [1, None, 3, 4]},
-        {"bbox": [1, 2, 3, 10**400]},
-        {"image_id": [1]},
-        {"category_id": None},
-    ],
-    ids=["null", "NaN", "text", "Infinity", "null in box", "too large", "list", "null category"],
-)
-def test_results_that_are_no_numbers_are_refused(tmp_path: Path, values: dict[str, Any]) -> None:
-    good = {"image_id": 1, "category_id": CAT, "bbox": [1, 2, 3, 4], "score": 0.5}
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps([good, good | values]))
-    with pytest.raises(DataError, match=r"results\.json: entry 1 "):
-        rows_of_results(read_results(path), truth_of([1]))
 
 
 class Sees(torch.nn.Module):

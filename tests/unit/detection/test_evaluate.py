@@ -181,6 +181,10 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
         ('[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "image 2"),
         ('[{"image_id": 1, "category_id": 4, "bbox": [1,2,3,4], "score": 1}]', "category 4"),
         ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3], "score": 1}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,4], "score": NaN}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,Infinity], "score": 1}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": null, "bbox": [1,2,3,4], "score": null}]', "entry 0"),
+        ('[{"image_id": [1], "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "entry 0"),
         ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,"x"], "score": 1}]', "entry 0"),
     ],
 )
