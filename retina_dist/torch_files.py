@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,13 +20,11 @@ SEAL_LENGTH = len(SEAL) + 64
 OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
-def load_torch(source: PathOrUrl, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[Any, str]:
+def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
 
-    Every reader of weights comes by here. A checkpoint of ours must be what was written: it ends with its SHA-256, or it has
-    the one of the manifest, `sha256`, or one of `known`; the manifest may be older than a file whose own seal is right. Files of
-    others have no seal and need none. What a file unpacks to is bounded by its own size, see `check_content`. Raises
-    CheckpointError.
+    Every reader of weights comes by here. A checkpoint of ours must end with the SHA-256 of what is before it; files of others
+    need no seal. What a file unpacks to is bounded by its own size, see `check_content`. Raises CheckpointError.
     """
     try:
         data = read_bytes(source)
@@ -40,13 +37,8 @@ def load_torch(source: PathOrUrl, sha256: str | None = None, known: Iterable[str
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
     seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
     digest.update(seal)
-    found = digest.hexdigest()
     if seal.startswith(SEAL) and seal != expected:
         raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
-    if sha256 and found != sha256 and seal != expected:
-        raise CheckpointError(
-            f"{source} is damaged: its SHA-256 is not the one in manifest.json; use another checkpoint."
-        )
     _check_zip(data, source)
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -60,11 +52,11 @@ def load_torch(source: PathOrUrl, sha256: str | None = None, known: Iterable[str
     check_content(content, data, source)
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     is_ours = isinstance(content, dict) and (content.keys() >= {"format", "step"} or len(OURS & content.keys()) > 1)
-    if is_ours and seal != expected and found not in {sha256, *known}:
+    if is_ours and seal != expected:
         raise CheckpointError(
             f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
         )
-    return content, found
+    return content, digest.hexdigest()
 
 
 def _check_zip(data: bytes, source: PathOrUrl) -> None:

@@ -85,10 +85,8 @@ class BestMetric:
 
     def same_metric(self, state: Mapping[str, Any]) -> bool:
         """Whether a state's value can be compared with this metric's; one that does not say its metric can."""
-        return self.name is None or (state.get("name", self.name), state.get("mode", self.mode)) == (
-            self.name,
-            self.mode,
-        )
+        mine = {"name": self.name, "mode": self.mode}
+        return self.name is None or all(state.get(key, value) == value for key, value in mine.items())
 
 
 def check_metric(name: str, metrics: Iterable[str]) -> None:

@@ -17,10 +17,7 @@ import stat
 import uuid
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from typing_extensions import Self
 
 from retina_dist.errors import ConfigError
 from retina_dist.files import PathOrUrl, read_bytes
@@ -35,7 +32,7 @@ def describe_owner(owner: Any) -> str:
     return f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}"
 
 
-class Owner:
+class Owner(contextlib.AbstractContextManager["Owner"]):
     """This process as the only writer of some folders, from `lock` until it leaves the context or ends."""
 
     def __init__(self) -> None:
@@ -64,9 +61,10 @@ class Owner:
         if descriptor is not None:
             self._locks[folder] = descriptor
         elif not is_restart:
-            holder = None
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 holder = json.loads(read_bytes(path))
+            except (OSError, ValueError):  # it has not written yet, or has gone
+                holder = None
             raise ConfigError(
                 f"{key}={folder} is in use by {describe_owner(holder)}; wait until that run has ended or give another folder."
             )
@@ -91,12 +89,7 @@ class Owner:
                     return descriptor
             os.close(descriptor)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -117,10 +117,10 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     elsewhere = parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
 
     def fresh(folder: Path | None) -> Run:
-        if folder is None and owner:
-            folder = make_next_folder(name)
-            owner.created.append(folder)
-        folder = folder or next_folder(name)
+        if folder is None:
+            folder = next_folder(name, make=owner is not None)
+            if owner:
+                owner.created.append(folder)
         _lock(owner, config, folder)
         return Run(folder)
 
@@ -309,18 +309,17 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = 
 # the names of run folders
 
 
-def next_folder(name: str) -> Path:
-    """runs/NAME, or the first runs/NAME-N after all that are there."""
-    return _folder(name, _newest_number(name) + 1)
+def next_folder(name: str, *, make: bool = False) -> Path:
+    """runs/NAME, or the first runs/NAME-N after all that are there.
 
-
-def make_next_folder(name: str) -> Path:
-    """As `next_folder`, and made: of processes that start together each gets its own. Raises ConfigError."""
+    With `make` it is made: of processes that start together each gets its own. Raises ConfigError.
+    """
     for number in itertools.count(_newest_number(name) + 1):
         folder = _folder(name, number)
         try:
-            folder.parent.mkdir(exist_ok=True)
-            folder.mkdir()
+            if make:
+                folder.parent.mkdir(exist_ok=True)
+                folder.mkdir()
             return folder
         except OSError as error:
             if not (isinstance(error, FileExistsError) and folder.parent.is_dir()):

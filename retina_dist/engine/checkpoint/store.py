@@ -18,7 +18,6 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -158,11 +157,9 @@ class CheckpointStore:
 
     def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
         try:
-            data = _sealed(content)
+            self._replace(_sealed(content), step, metric)
             self._check_owner()
-            kept = self._replace(data, step, metric)
-            self._check_owner()
-            self._tidy(kept)
+            self._tidy()
         except UserError as error:
             raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
         except OSError as error:
@@ -170,39 +167,38 @@ class CheckpointStore:
                 f"the checkpoint of step {step} was not saved in {self.folder} ({error}); older ones are untouched."
             ) from error
 
-    def _replace(self, data: bytes, step: int, metric: float | None) -> list[dict[str, Any]]:
-        """Write the file, then the manifest, then the second names; return what the manifest says."""
+    def _replace(self, data: bytes, step: int, metric: float | None) -> None:
+        """Write the file, then the manifest, then the second names."""
         if self._entries is None:
             self._entries = self._held()
         there = set(names_in(self.folder))
         file, sha256 = _file_of(step), hashlib.sha256(data).hexdigest()
-        before = [e for e in self._entries if e["step"] < step and e["file"] in there]
         entry = {"file": file, "step": step, "metric": metric, "sha256": sha256}
+        before = [e for e in self._entries if e["step"] < step and e["file"] in there]
         kept = self._kept([*before, entry | {"monitor": self.best.name, "mode": self.best.mode}])
-        best = self._best(kept)
-        best = best if self.save_top_k else []
-        named = {LAST: file, **({BEST: str(best[0]["file"])} if best else {})}
+        named = {LAST: file}
+        if self.save_top_k and (best := self._best(kept)):
+            named[BEST] = str(best[0]["file"])
         for e in kept:
             e["names"] = [alias for alias, target in named.items() if target == e["file"]]
+        self._check_owner()
         write_bytes(self._free(file), data)
+        self._check_owner()
         self._write_manifest(kept)
         self._entries = kept
         if isinstance(self.folder, Path):
             for alias, target in named.items():
-                self._free(alias)
-                _link(self.folder / target, self.folder / alias)
-            if not best:  # what has this name is the best of another metric
-                self._free(BEST)
-                (self.folder / BEST).unlink(missing_ok=True)
-        return kept
+                _link(self.folder / target, self._free(alias))  # type: ignore[arg-type]
+            if BEST not in named:  # what has this name is the best of another metric
+                self._free(BEST).unlink(missing_ok=True)  # type: ignore[call-arg]
 
     def _write_manifest(self, entries: list[dict[str, Any]]) -> None:
         text = json.dumps({"owner": self.owner, "checkpoints": entries}, indent=1) + "\n"
         write_bytes(self._free(MANIFEST), text.encode())
 
-    def _tidy(self, kept: list[dict[str, Any]]) -> None:
+    def _tidy(self) -> None:
         """Remove the checkpoints that the manifest no longer names, and what a killed process left half written."""
-        files = {e["file"] for e in kept}
+        files = {e["file"] for e in self._entries or ()}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
                 with contextlib.suppress(OSError, UserError):  # a file that cannot be removed does no harm
@@ -249,14 +245,16 @@ class CheckpointStore:
         return [e for e in entries if e["step"] in chosen]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Entries with a value of the monitored metric, best first; the earlier one wins a tie."""
-        found = [e for e in entries if e["metric"] is not None and self._is_comparable(e)]
-        return sorted(found, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
+        """Entries with a value of the monitored metric, best first; the earlier one wins a tie.
 
-    def _is_comparable(self, entry: dict[str, Any]) -> bool:
-        """Whether an entry's metric is the monitored one; an entry that names none is of the run's only metric."""
-        metric = {"name": entry["monitor"], "mode": entry["mode"]} if entry.get("monitor") else {}
-        return self.best.same_metric(metric)
+        An entry that names no metric is of the run's only one.
+        """
+
+        def comparable(e: dict[str, Any]) -> bool:
+            return self.best.same_metric({"name": e["monitor"], "mode": e["mode"]} if e.get("monitor") else {})
+
+        ranked = [e for e in entries if e["metric"] is not None and comparable(e)]
+        return sorted(ranked, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
 
 
 def write_checkpoint(target: PathOrUrl, content: dict[str, Any]) -> None:
@@ -279,7 +277,7 @@ def _read_manifest(folder: PathOrUrl) -> dict[str, Any]:
         if isinstance(manifest, list):  # of version 0.1
             manifest = {"owner": None, "checkpoints": manifest}
         for e in manifest["checkpoints"]:
-            if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]) or len(e["sha256"]) != 64:
+            if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]):
                 raise ValueError(f"an entry is {e}")
             if not isinstance(e["metric"], (float, int, type(None))):
                 raise ValueError(f"a metric is {e['metric']!r}")
@@ -309,19 +307,15 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
         entries = read_manifest(folder)
     except CheckpointError as error:
         logger.warning(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
-    listed: list[tuple[str, str | None]] = [(e["file"], e["sha256"]) for e in reversed(entries)]
-    files: list[tuple[str, str | None]] = [(name, None) for _, name in reversed(_step_files(folder))]
-    reported: set[str] = set()
-    for name, sha256 in listed + files:
+    names = dict.fromkeys([e["file"] for e in reversed(entries)] + [name for _, name in reversed(_step_files(folder))])
+    for name in names:
         try:
-            return folder / name, _read(folder / name, sha256)[0]
+            return folder / name, _read(folder / name)[0]
         except NewerFormat:
             raise
         except CheckpointError as error:
-            if name not in reported:
-                logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
-                reported.add(name)
-    if reported:
+            logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
+    if names:
         raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start anew with resume=null.")
     return None
 
@@ -331,40 +325,22 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
 
     `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
-    source, entries = _located(parse_path(source))
-    sha256 = {e["file"]: e["sha256"] for e in entries}.get(source.name)
-    return _read(source, sha256, known={e["sha256"] for e in entries})[0]
+    return _read(located(source))[0]
 
 
 def located(source: str | PathOrUrl) -> PathOrUrl:
     """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
     source = parse_path(source)
-    return _located(source)[0] if isinstance(source, Url) else source
+    if isinstance(source, Url) and source.name in (LAST, BEST):
+        with contextlib.suppress(CheckpointError):
+            entries = read_manifest(source.parent)
+            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+    return source
 
 
-def _located(source: PathOrUrl) -> tuple[PathOrUrl, list[dict[str, Any]]]:
-    """The file and the manifest of its folder, if that can be read."""
-    try:
-        entries = read_manifest(source.parent)
-    except CheckpointError:  # the file can be verified by its own SHA-256
-        entries = []
-    if isinstance(source, Url):
-        source = next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
-    return source, entries
-
-
-def _read(source: PathOrUrl, sha256: str | None = None, known: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
-    """Content and SHA-256 of a file; CheckpointError unless it is `sha256`, sealed or `known`, and a checkpoint of ours."""
-    content, found = load_torch(source, sha256, known)
-    content = _checked(content, source)
-    name = STEP_FILE.fullmatch(source.name)
-    if name and int(name[1]) != content["step"]:
-        raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
-    return content, found
-
-
-def _checked(content: Any, source: PathOrUrl) -> dict[str, Any]:
-    """`content` when it is of our format, with values of the right types."""
+def _read(source: PathOrUrl) -> tuple[dict[str, Any], str]:
+    """Content and SHA-256 of a file; CheckpointError unless it is sealed, of our format and of values of the right types."""
+    content, sha256 = load_torch(source)
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(
             f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
@@ -376,9 +352,12 @@ def _checked(content: Any, source: PathOrUrl) -> dict[str, Any]:
     for key in KINDS.keys() & {"step", *content}:
         value = content.get(key)
         if not isinstance(value, KINDS[key]) or isinstance(value, bool):
-            found = f"of type {type(value).__name__}" if key in content else "missing"
-            raise CheckpointError(f"{source} is damaged: its {key} is {found}; use another checkpoint.")
-    return content
+            kind = f"of type {type(value).__name__}" if key in content else "missing"
+            raise CheckpointError(f"{source} is damaged: its {key} is {kind}; use another checkpoint.")
+    name = STEP_FILE.fullmatch(source.name)
+    if name and int(name[1]) != content["step"]:
+        raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
+    return content, sha256
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

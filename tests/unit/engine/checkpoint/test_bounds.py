@@ -58,7 +58,7 @@ def test_a_sound_one_is_read(content: dict[str, Any], tmp_path: Path) -> None:
         ("anchor_sizes", [[10**9]] * 5, "anchor_sizes=.* is too large"),
         ("anchor_sizes", [[8] * 20_000] * 5, "make 60000 anchors a cell"),
         ("aspect_ratios", [1.0] * 100_000, "make 300000 anchors a cell"),
-        ("norm_eps", float("nan"), "no finite number"),
+        ("norm_eps", float("nan"), "not a finite number"),
         ("backbone", "resnet1000000", "resnet1000000 is not known"),
         ("made_up", 1, "does not describe a detector"),
     ],

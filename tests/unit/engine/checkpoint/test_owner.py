@@ -18,7 +18,7 @@ import torch
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
-from retina_dist.engine.checkpoint.resume import make_next_folder, open_run
+from retina_dist.engine.checkpoint.resume import next_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError
@@ -100,7 +100,7 @@ def test_two_processes_started_together(config: DetectionRunConfig, folders: lis
 def test_numbered_folders_are_made_once() -> None:
     Path("runs").mkdir()
     Path("runs/shapes").touch()  # a file is no run, and in the way
-    assert [make_next_folder("shapes") for _ in range(3)] == [Path(f"runs/shapes-{n}") for n in (2, 3, 4)]
+    assert [next_folder("shapes", make=True) for _ in range(3)] == [Path(f"runs/shapes-{n}") for n in (2, 3, 4)]
 
 
 def test_a_run_without_a_checkpoint_yet_is_not_joined() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -314,21 +313,6 @@ def test_a_crash_between_file_and_manifest_loses_nothing(
     assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
     with contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError):  # the metric is that of the file
         assert load_checkpoint(folder / "best.pt")["step"] == 5
-
-
-def test_files_without_a_seal_are_taken_when_the_manifest_knows_them(tmp_path: Path) -> None:
-    """Those of earlier versions, last.pt and best.pt among them; not elsewhere, where nothing shows that they are whole."""
-    path = save(CheckpointStore(tmp_path), content(4), 1)
-    torch.save({"format": 1, "step": 1, **content(4)}, path)
-    entry = {"file": path.name, "step": 1, "metric": None, "sha256": sha256_of(path)}
-    (tmp_path / "manifest.json").write_text(json.dumps([entry]))
-    assert os.path.samefile(path, tmp_path / "last.pt")
-    assert load_latest(tmp_path)[0] == path
-    assert value_of(path) == value_of(tmp_path / "last.pt") == 4
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copy(path, tmp_path / "elsewhere" / "mine.pt")
-    with pytest.raises(CheckpointError, match="does not end with its SHA-256"):
-        load_checkpoint(tmp_path / "elsewhere" / "mine.pt")
 
 
 def test_damage_is_found_before_the_file_is_parsed(tmp_path: Path) -> None:
