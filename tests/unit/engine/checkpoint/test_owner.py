@@ -151,15 +151,13 @@ def test_the_lock_of_an_ended_process_is_free_at_once(number: int | None) -> Non
 def test_a_data_worker_that_outlives_its_run_holds_nothing() -> None:
     """Children that were forked inherit the file, but not the lock."""
 
-    def hold() -> None:
+    process = os.fork()
+    if not process:
         Owner().lock(Path("run"), "output_dir")
-        if os.fork():
-            os._exit(0)
-        time.sleep(60)
-
-    process = FORK.Process(target=hold)
-    process.start()
-    process.join(20)
+        if not os.fork():
+            time.sleep(3)
+        os._exit(0)
+    os.waitpid(process, 0)
     with Owner() as owner:
         owner.lock(Path("run"), "output_dir")
 
