@@ -102,14 +102,16 @@ class NonFiniteGuard:
             return
         state.consecutive_skips += 1
         if self.inspect:
-            with inspection(state.model, autocast):
+            with _inspection(state.model, autocast):
                 facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
-        ranks = [json.loads(line) for line in self._gathered(json.dumps(facts)).splitlines()]
-        name = f"nonfinite_{state.step + 1:08d}"
+        line = torch.frombuffer(bytearray(json.dumps(facts).encode() + b"\n"), dtype=torch.uint8)
+        lines = bytes(self.strategy.all_gather(line.to(self.strategy.device)).cpu().tolist()).decode()
+        ranks = [json.loads(text) for text in lines.splitlines()]
         words = f"step {state.step + 1}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
-            self._write(name, float(norm), ranks)
-            words += f"; see {self.folder / name}.json"
+            path = self.folder / f"nonfinite_{state.step + 1:08d}.json"
+            self._write(path, float(norm), ranks)
+            words += f"; see {path}"
         lr = self.plan.lr_at(state.step)
         if state.consecutive_skips > self.limit:
             again = f", {state.consecutive_skips} times in a row" if self.limit else ""
@@ -121,16 +123,10 @@ class NonFiniteGuard:
             extra={"rank_zero_only": True},
         )
 
-    def _gathered(self, text: str) -> str:
-        """All ranks' lines, in rank order."""
-        own = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
-        return bytes(self.strategy.all_gather(own.to(self.strategy.device)).cpu().tolist()).decode()
-
-    def _write(self, name: str, norm: float, ranks: list[dict[str, Any]]) -> None:
-        assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        state, event = self.state, self.folder / f"{name}.json"
-        content: dict[str, Any] = {
+    def _write(self, path: Path, norm: float, ranks: list[dict[str, Any]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = self.state
+        content = {
             "step": state.step + 1,
             "epoch": self.plan.epoch_at(state.step + 1),
             "lr": self.plan.lr_at(state.step),
@@ -142,7 +138,7 @@ class NonFiniteGuard:
         }
         # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
         text = json.dumps(redacted_tree(content), indent=1) + "\n"
-        write_atomically(event, lambda temporary: temporary.write_text(text))
+        write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
@@ -152,7 +148,7 @@ def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
 
 
 @contextmanager
-def inspection(model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def _inspection(model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Within it one rank can look at one image: no gradients, the precision of the step, batch norms by running statistics."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
     for norm in norms:
