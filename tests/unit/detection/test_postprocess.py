@@ -12,7 +12,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.postprocess import postprocess
+from retina_dist.detection.model.postprocess import moved_by_label, nms_by_group, postprocess
 from retina_dist.detection.model.retinanet import ANCHOR_SIZES, ASPECT_RATIOS, anchor_generator, build_retinanet
 
 CANVAS = (96, 128)
@@ -182,6 +182,19 @@ def test_by_hand() -> None:
     assert first["labels"].tolist() == [0, 0]
     torch.testing.assert_close(first["scores"], torch.tensor([3.0, 2.0]).sigmoid())
     assert [tuple(value.shape) for value in second.values()] == [(0, 4), (0,), (0,)]
+
+
+def test_one_call_for_an_image_keeps_what_one_for_each_class_keeps() -> None:
+    """As on a GPU, where the boxes of an image's classes are moved apart and compared at once."""
+    g = torch.Generator().manual_seed(0)
+    corner, size = torch.rand(1, 2000, 2, generator=g) * 100, torch.rand(1, 2000, 2, generator=g) * 60 + 1
+    boxes, scores = torch.cat((corner, corner + size), dim=-1), torch.rand(2000, generator=g)
+    labels = torch.randint(0, 14, (1, 2000), generator=g)
+    apart = moved_by_label(boxes, labels, torch.ones(1, 2000, dtype=torch.bool))[0]
+    once = nms_by_group(apart, scores, torch.zeros_like(labels[0]), 0.5)
+    assert once.tolist() == nms_by_group(apart, scores, labels[0], 0.5).tolist()
+    assert len(once) < 1900
+    assert len(nms_by_group(apart[:0], scores[:0], labels[0, :0], 0.5)) == 0
 
 
 @pytest.mark.parametrize("k", [50, 100_000])

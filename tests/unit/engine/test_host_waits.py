@@ -229,11 +229,3 @@ def test_a_batch_that_is_not_pinned_or_waited_for_is_caught(
         monkeypatch.setattr(Points, "to", lambda batch, device, non_blocking: real_to(batch, device))
     with gpu.watch(), pytest.raises(HostStall, match="from the host"):
         step([batch])
-
-
-def test_a_wait_in_the_backward_pass_is_caught(net_step: tuple[FakeCuda, TrainStep, Net]) -> None:
-    gpu, step, net = net_step
-    batch = Points(torch.ones(4, 4)).pin_memory()
-    net.fault = lambda x: x.register_hook(lambda gradient: None if gradient.sum().item() else gradient)
-    with gpu.watch(), pytest.raises(HostStall, match="reads a value"):
-        step([batch])

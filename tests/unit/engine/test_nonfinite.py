@@ -196,22 +196,8 @@ def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list
     assert len(said) == 2
 
 
-def test_finite_steps_between_start_the_count_anew() -> None:
-    trainer, _ = make({1: math.nan, 3: math.nan, 5: math.nan}, limit=1)
-    trainer.fit()
-    assert trainer.state.skipped_steps == 3
-
-
 def test_none_may_be_left_out(tmp_path: Path, said: list[str]) -> None:
     trainer, _ = make({1: math.nan}, tmp_path, limit=0)
     with pytest.raises(Divergence, match=r"step 2: loss or gradient is not finite; see .*json, at lr=0.1; lower"):
         trainer.fit()
     assert not said
-
-
-def test_the_counts_survive_a_restart() -> None:
-    trainer, _ = make({0: math.nan}, steps=1)
-    trainer.fit()
-    other, _ = make({})
-    other.state.load_state_dict(trainer.state.state_dict())
-    assert (other.state.skipped_steps, other.state.consecutive_skips) == (1, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from retina_dist.engine import phase_timer as module
 from retina_dist.engine.phase_timer import IN_A_STEP, PhaseTimer, format_timings, summary
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from tests.unit.engine.test_trainer import Data, Rows, trainer
+from tests.unit.engine.test_trainer import trainer
 
 
 @pytest.fixture
@@ -113,16 +113,3 @@ def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
     assert found["seconds"]["evaluation"] >= 8 * 0.05
     assert found["steps"] == one.state.step == 24
     assert all(found["seconds"][part] > 0 for part in IN_A_STEP)
-
-
-def test_the_start_of_the_data_workers_is_no_step_s_wait_for_data(tmp_path: Path) -> None:
-    class SlowToStart(Data):
-        def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
-            time.sleep(1)  # as workers that start
-            yield from super().train_steps(start, stop)
-
-    one = trainer(tmp_path, max_duration="2epochs", data=SlowToStart())
-    one.fit()
-    (rank,) = summary(one.timer, one.strategy)["ranks"]
-    assert rank["seconds"]["first_batch"] >= 1 > rank["seconds"]["data"] > 0
-    assert rank["step_ms"]["data"]["p99"] < 1000

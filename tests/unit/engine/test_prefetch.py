@@ -135,15 +135,3 @@ def test_closing_closes_the_source(monkeypatch, device):
     assert "closed" not in notes.log
     steps.close()
     assert notes.log[-1] == "closed"
-
-
-@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
-def test_no_step_is_no_step(monkeypatch, device):
-    notes = Notes(monkeypatch)
-    assert list(prefetched(iter([]), device)) == []
-    assert notes.log == []
-
-
-def test_on_a_cpu_steps_are_what_they_were():
-    steps = [["a"], ["b", "c"]]
-    assert all(given is taken for given, taken in zip(steps, prefetched(iter(steps), torch.device("cpu")), strict=True))

@@ -259,17 +259,6 @@ def test_best_and_early_stop(tmp_path: Path) -> None:
     assert two.state.step == 9  # of 12
 
 
-def test_a_loss_is_best_when_it_is_lowest(tmp_path: Path) -> None:
-    def losses(values: list[float]) -> Any:
-        remaining = iter(values)
-        return lambda model: {"val/loss": next(remaining)}
-
-    one = trainer(tmp_path, validate=losses([0.5, 0.1, 0.4, 0.3]), monitor="val/loss", patience=3)
-    one.fit()
-    assert one.state.best.value == 0.1
-    assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
-
-
 def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
     """Or an AP of 0.5 would be compared with losses."""
     for stop, monitor, values, best, step in (
@@ -313,14 +302,6 @@ def test_sampler_position_and_metadata_are_saved(tmp_path: Path) -> None:
     content = load_checkpoint(tmp_path / "last.pt")
     assert content["sampler"] == {"epoch": 1, "cursor": 4}
     assert content["categories"] == [1, 2]
-
-
-def test_bfloat16_stays_close() -> None:
-    exact, half = trainer(), trainer(precision="bf16")
-    exact.fit()
-    half.fit()
-    difference = (weights(exact) - weights(half)).norm() / weights(exact).norm()
-    assert 0 < difference < 0.05
 
 
 def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,28 +364,6 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     # two steps after each validation's own (at 3, 6, 9 and 12), from which it counts anew
     assert sorted({content["step"] for content in saved}) == [2, 3, 5, 6, 8, 9, 11, 12]
     assert torch.equal(weights(timed), weights(whole))
-
-
-class Late(SingleDeviceStrategy):
-    """One of two ranks, as far as questions go: their answers come a step later."""
-
-    world_size = 2  # type: ignore[assignment]
-
-
-def test_no_timed_checkpoint_follows_another_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alarm at a step that saves anyway is answered after it."""
-    clock = [0.0]
-    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
-    timed = trainer(
-        tmp_path,
-        strategy=Late("cpu"),
-        validate_every="4steps",
-        checkpoint_minutes=2,
-        stop_reason=lambda: clock.__setitem__(0, clock[0] + 30),
-    )
-    timed.fit()
-    saved = {load_checkpoint(path)["step"] for path in tmp_path.glob("*.pt")}
-    assert saved == {4, 8, 12}  # not 5 and 9, whose alarms rang at 4 and 8
 
 
 def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(

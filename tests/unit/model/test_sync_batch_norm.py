@@ -81,13 +81,6 @@ def test_two_ranks_are_one_batch(sizes: tuple[int, int]) -> None:
         assert module.num_batches_tracked == 1
 
 
-def test_gradients_of_weight_and_bias_are_each_ranks_own() -> None:
-    """As those of every parameter: the strategy adds them up, and would count these twice if they were sums already."""
-    dy = [torch.full((1, CHANNELS, 2, 2), value, dtype=torch.float64) for value in (1.0, 10.0)]
-    results = on_two_ranks(list(drawn(2, CHANNELS, 2, 2).split(1)), dy)
-    assert [module.bias.grad.tolist() for _, _, module in results] == [[4.0] * 3, [40.0] * 3]
-
-
 def test_outputs_by_hand() -> None:
     """Rank 0 has 0 and 2, rank 1 has 4 and 6: mean 3, variance 5, unbiased 20/3."""
     x = torch.arange(0, 8, 2, dtype=torch.float64).reshape(2, 1, 1, 2).expand(2, CHANNELS, 1, 2)
@@ -96,17 +89,6 @@ def test_outputs_by_hand() -> None:
     torch.testing.assert_close(torch.stack((y0[0, 1], y1[0, 1])), 2 * expected)
     assert module.running_mean[0].item() == pytest.approx(0.25 * 3)
     assert module.running_var[0].item() == pytest.approx(0.75 + 0.25 * 20 / 3)
-
-
-def test_running_statistics_go_on_from_step_to_step() -> None:
-    x, dy = drawn(4, CHANNELS, 2, 2), torch.ones(4, CHANNELS, 2, 2, dtype=torch.float64)
-    whole = norm(nn.BatchNorm2d)
-    for _ in range(3):
-        forward_backward(whole, x, dy)
-    for _, _, module in on_two_ranks(list(x.split((3, 1))), list(dy.split((3, 1))), repeat=3):
-        torch.testing.assert_close(module.running_mean, whole.running_mean)
-        torch.testing.assert_close(module.running_var, whole.running_var)
-        assert module.num_batches_tracked == 3
 
 
 def test_one_value_on_each_rank_is_a_batch() -> None:
@@ -186,18 +168,6 @@ def test_evaluation_uses_the_running_statistics_and_asks_nobody() -> None:
     connect(own, refuse)
     assert torch.equal(own(x), whole(x))
     assert own.num_batches_tracked == 0
-
-
-def test_unconnected_it_is_torchs_norm() -> None:
-    x = drawn(2, CHANNELS, 4, 4)
-    assert torch.equal(norm(SyncBatchNorm2d)(x), norm(nn.BatchNorm2d)(x))
-
-
-def test_connect_reaches_every_sync_norm_and_no_other() -> None:
-    model = nn.Sequential(SyncBatchNorm2d(1), nn.Sequential(nn.BatchNorm2d(1), SyncBatchNorm2d(1)))
-    connect(model, refuse)
-    assert [getattr(m, "sum_over_ranks", None) for m in (model[0], model[1][0], model[1][1])] == [refuse, None, refuse]
-    assert SyncBatchNorm2d.sum_over_ranks is None
 
 
 def test_a_copy_stands_alone() -> None:
@@ -322,13 +292,6 @@ def test_a_pass_without_real_images_moves_nothing() -> None:
     assert module.num_batches_tracked == 1  # of passes
 
 
-def test_a_live_norm_without_fillers_is_torchs_own() -> None:
-    x = drawn(2, CHANNELS, 4, 4)
-    own = norm(BatchNorm2d)
-    with count_only(own, None):
-        assert torch.equal(own(x), norm(nn.BatchNorm2d)(x))
-
-
 class Devices(TorchDispatchMode):
     """Notes on which devices operators read and write."""
 
@@ -344,7 +307,7 @@ class Devices(TorchDispatchMode):
 
 @pytest.mark.parametrize("fillers", [False, True])
 def test_the_host_copies_nothing_to_the_device_and_waits_for_nothing(fillers: bool) -> None:
-    """So that a CUDA graph can hold the pass; nor is any activation widened to float64."""
+    """On the meta device no value can be read, and what comes from the CPU shows."""
     sizes = []
 
     def add_up(values: Tensor) -> Tensor:
@@ -358,46 +321,9 @@ def test_the_host_copies_nothing_to_the_device_and_waits_for_nothing(fillers: bo
         with (
             OperatorCount() as counted,
             Devices() as devices,
-            Widest() as widest,
             count_only(module, real if fillers else None),
         ):
             module(x).sum().backward()
     assert not counted.waits
     assert devices.seen == {"meta"}
-    assert widest.elements <= 4 * CHANNELS
     assert sizes == [(2 * CHANNELS + 1,), (2, CHANNELS)]  # one sum over ranks each way
-
-
-class Widest(TorchDispatchMode):
-    """Notes the largest float64 tensor that an operator made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        made = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor) and x.dtype == torch.float64]
-        self.elements = max(self.elements, *made, 0)
-        return result
-
-
-def test_it_compiles_into_one_graph_with_fillers_too() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = norm(SyncBatchNorm2d)
-            connect(self, lambda values: values.clone())
-
-        def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-            with count_only(self, real):
-                return self.layer(x)
-
-    x, plain = drawn(3, CHANNELS, 3, 4), Net()
-    compiled = Net()
-    compiled.compile(fullgraph=True, dynamic=False, backend="aot_eager")
-    for real in (None, torch.tensor([True, True, False]), None):
-        for model in (plain, compiled):
-            model(x, real).square().sum().backward()
-    for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(compiled.state_dict()[name], value)

@@ -39,12 +39,6 @@ def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, fl
     return {(g["weight_decay"], g["lr_scale"]): {names[id(p)] for p in g["params"]} for g in groups}
 
 
-def test_one_group_by_default() -> None:
-    groups = parameter_groups(Net(), settings(weight_decay=0.1))
-    assert len(groups) == 1
-    assert len(groups[0]["params"]) == 8
-
-
 def test_norms_and_biases_and_backbone_apart() -> None:
     model = Net()
     groups = parameter_groups(
@@ -109,11 +103,6 @@ def test_clipping_by_hand() -> None:
     assert sum(gradients, []) == pytest.approx([0.3, 0.4, 0.0, 1.2], rel=1e-5)
     assert sum(clipped("tensor_norm", 10.0)[1], []) == pytest.approx([3.0, 4.0, 0.0, 10.0], rel=1e-5)
     assert clipped("value", 3.5)[1] == [[3.0, 3.5], [0.0, 3.5]]
-
-
-def test_clipping_skips_parameters_without_gradient() -> None:
-    parameters = [*with_gradients([3.0, 4.0]), nn.Parameter(torch.zeros(2))]
-    assert float(clip_gradients(parameters, 1.0)) == 5.0
 
 
 def test_average_follows_by_hand() -> None:

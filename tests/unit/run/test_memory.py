@@ -138,18 +138,6 @@ def test_no_random_number_is_drawn_and_the_task_stays_as_it_was() -> None:
     assert task.strategy is strategy
 
 
-def test_accumulated_gradients_are_held_during_the_passes() -> None:
-    once, several = (step_memory(*CLASSIFIER, f"trainer.accumulate={k}")(2).parts for k in (1, 4))
-    assert several["gradients"] == pytest.approx(several["parameters"], rel=0.01)
-    assert once["gradients"] < several["gradients"]
-    assert several["batches"] == 4 * once["batches"]
-
-
-def test_a_gpu_holds_the_batches_of_two_steps() -> None:
-    once, twice = (step_memory(*CLASSIFIER, device=device)(4).parts["batches"] for device in (CPU, GPU))
-    assert twice == 2 * once
-
-
 def test_images_that_the_gpu_resizes_count_as_floats() -> None:
     shapes = [
         f"data.{x}"
@@ -302,13 +290,6 @@ def test_what_is_too_large_names_the_remedy_that_works(
     gpu: Callable[[float], str], gib: float, settings: list[str], sentence: str
 ) -> None:
     assert sentence in alone(gpu(gib), *settings).problem
-
-
-@pytest.mark.usefixtures("straight")
-def test_what_fits_without_room_is_said(gpu: Callable[[float], str]) -> None:
-    assert alone(gpu(9.5)).lines[-1] == "close to what there is; use trainer.accumulate=2, with 6.0 GiB"
-    compiled = alone(gpu(50), "trainer.compile=true")
-    assert compiled.lines[-1] == "estimated for the eager step: trainer.compile may take more or less"
 
 
 @pytest.mark.usefixtures("straight")
