@@ -15,8 +15,8 @@ import warnings
 import weakref
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -135,14 +135,9 @@ class StepMemory:
         self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
         self.task.strategy = self.strategy
         self.config = replace(config, trainer=replace(config.trainer, compile=False))
-
-        try:
-            with torch.random.fork_rng(devices=[]):
-                self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
-        except UserError:
-            raise
-        except Exception as error:  # a task from outside may need what `build_data` leaves
-            raise NotEstimated(f"the model cannot be built before its data ({first_line(error)})") from error
+        # a task from outside may need what `build_data` leaves
+        with _attempt("the model cannot be built before its data"), torch.random.fork_rng(devices=[]):
+            self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
         norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
         synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
         self.norm_ranks = self.world_size if synchronized else min(1, len(norms))
@@ -150,24 +145,17 @@ class StepMemory:
 
     def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
+        buckets = self.world_size > 1 and self.backend.startswith("DDP")  # gradients are views of them, and stay
+        with _attempt("the step does not run without data"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # the key of a folded norm
             with FakeCopyMode(fake):
                 state = copy.deepcopy(self.state)
-            with fake, _CudaAutocast() if self.on_gpu else nullcontext(), warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", "Accessing the data pointer of FakeTensor"
-                )  # the key of a folded norm
-                batch = largest_batch(self.task, images, self.device)
+            with fake, _CudaAutocast() if self.on_gpu else nullcontext():
+                if (batch := self.task.largest_batch(images, self.device)) is None:
+                    raise NotEstimated(f"{type(self.task).__name__}.largest_batch does not say what batches are like")
                 batch = batch.to("cpu") if self.on_gpu else batch  # as the copy to the device makes it
                 step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
-                buckets = self.world_size > 1 and self.backend.startswith(
-                    "DDP"
-                )  # gradients are views of them, and stay
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
-        except UserError:
-            raise
-        except Exception as error:  # a model from outside may do what fake tensors cannot
-            raise NotEstimated(f"the step does not run without data ({first_line(error)})") from error
         parts["batches"] *= plan.accumulate * (self.prefetched if self.on_gpu else 1)
         gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
         parts["communication"] = self._sending_bytes(gradients)
@@ -182,11 +170,15 @@ class StepMemory:
         return min(gradients, fused) + (0 if settings.compression == "none" else gradients // 2)
 
 
-def largest_batch(task: Task, images: int, device: torch.device) -> Any:
-    """`Task.largest_batch`; on fake tensors it takes no memory. Raises NotEstimated where the task does not define it."""
-    if (batch := task.largest_batch(images, device)) is None:
-        raise NotEstimated(f"{type(task).__name__}.largest_batch does not say what batches are like")
-    return batch
+@contextmanager
+def _attempt(problem: str) -> Iterator[None]:
+    """Raise NotEstimated with the `problem` for any error within it, as code from outside may raise, but a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise NotEstimated(f"{problem} ({first_line(error)})") from error
 
 
 class _Applied(NonFiniteGuard):
@@ -314,8 +306,8 @@ def plan_memory(
             return MemoryPlan(chosen, problem=problem)
         try:
             with FakeTensorMode():
-                batch = largest_batch(task, max(plan_of(chosen).micro_batches), device)
-                small = sum(tensor.nbytes for tensor in _tensors(batch)) < SMALL_BATCH
+                batch = task.largest_batch(max(plan_of(chosen).micro_batches), device)
+                small = batch is not None and sum(tensor.nbytes for tensor in _tensors(batch)) < SMALL_BATCH
             if small and not (memory.is_gpu or config.dry_run):
                 return MemoryPlan(chosen)
             plan = _fitted(config, strategy.world_size, StepMemory(config, task, device), plan_of, memory)
@@ -338,11 +330,9 @@ def _weights(task: Task) -> int:
     task = copy.copy(task)
     task.strategy = SingleDeviceStrategy("cpu")
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with _attempt("unknown"), torch.random.fork_rng(devices=[]), torch.device("meta"):
             return sum(p.nbytes for p in task.build_model(resumed=True).parameters())
-    except UserError:
-        raise
-    except Exception:  # a model from outside may do what tensors without values cannot
+    except NotEstimated:
         return 0
 
 
@@ -361,7 +351,6 @@ def _fitted(
     """The plan for a memory of which `SHARE` may be filled."""
     total, chosen, auto = config.data.batch_size, config.trainer.micro_batches, config.trainer.accumulate == "auto"
     most = max(1, total // world_size) if getattr(config.data, "synthetic", None) else total  # each has an image
-
     estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
     found, room, remedy, lines = estimate(chosen), memory.room, "", list[str]()
     if found.peak > SHARE * room and (memory.is_gpu or not auto):
@@ -373,9 +362,8 @@ def _fitted(
             remedy = f"use trainer.accumulate={enough}, with {format_bytes(least.peak)}"
             remedy += ", which may still run out" if least.peak > SHARE * room else ""
     if step.norm_ranks and (remedy or (auto and chosen > 1)):
-        lines.append(
-            f"with trainer.accumulate={enough}, batch norms see {step.norm_ranks * least.images} images at a time"
-        )
+        seen = f"batch norms see {step.norm_ranks * least.images} images at a time"
+        lines.append(f"with trainer.accumulate={enough}, {seen}")
     if SHARE * room < found.peak <= room:
         lines.append(f"close to what there is; {remedy or 'it may run out'}")
     lines = [str(found), f"{100 * found.peak / room:.0f} % of the {memory.words}", *lines]
@@ -383,7 +371,5 @@ def _fitted(
         return MemoryPlan(chosen, lines)
     half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
-    needed = (
-        f"data.batch_size={total} at trainer.accumulate={chosen} needs {format_bytes(found.peak)} of the {memory.words}"
-    )
-    return MemoryPlan(chosen, lines, f"{needed}; {remedy}.")
+    needs = f"needs {format_bytes(found.peak)} of the {memory.words}; {remedy}."
+    return MemoryPlan(chosen, lines, f"data.batch_size={total} at trainer.accumulate={chosen} {needs}")
