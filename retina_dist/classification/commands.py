@@ -2,47 +2,80 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from torch import Tensor
+
+from retina_dist.classification.artifacts import labelled
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.doctor import examine as examine
+from retina_dist.classification.evaluation import evaluate_as_text as evaluate  # noqa: F401  a command of this module
+from retina_dist.classification.export import export as export
+from retina_dist.classification.splits import read_splits
+from retina_dist.data.shards import Member, ShardSplit, write_splits
+from retina_dist.data.sources import sizes_of
+from retina_dist.errors import ConfigError
+from retina_dist.files import parse_path, write_atomically
+from retina_dist.predictor import predict_files
+from retina_dist.reporting.console import print_redacted
+from retina_dist.strategies.launch_environment import detect_launch
 
 if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
-    from retina_dist.evaluate import EvaluateConfig
-    from retina_dist.export import ExportConfig
     from retina_dist.predict import PredictConfig
-    from retina_dist.reporting.findings import DoctorReport
-    from retina_dist.shards import ShardsConfig
 
 
-def evaluate(config: EvaluateConfig) -> str:
-    """Metrics as a table; every rank calls it."""
-    from retina_dist.classification.evaluation import evaluate_as_text
+def predict(config: PredictConfig) -> Path:
+    """Write `output_dir`/NAME.jpg for each image and `output_dir`/predictions.csv; return the folder.
 
-    return evaluate_as_text(config)
+    A row has the file, its class, that one's probability and those of all classes. A file that cannot be read is named and left
+    out; with none left, DataError.
+    """
+
+    def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
+        best = int(output.argmax())
+        words = f"{classifier.classes[best]} {float(output[best]):.3f}"
+        return labelled(pixels, words), words
+
+    classifier, outputs = predict_files(config, TrainedClassifier, draw)
+    folder = Path(config.output_dir)
+    rows = [["file", "class", "probability", *classifier.classes]]
+    for file, output in outputs.values():
+        shares, best = output.tolist(), int(output.argmax())
+        rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(rows)
+    write_atomically(
+        folder / "predictions.csv",
+        lambda temporary: temporary.write_text(table.getvalue(), encoding="utf-8", errors="surrogateescape"),
+    )
+    print(f"{len(rows) - 1} images and predictions.csv in {folder}")
+    return folder
 
 
-def predict(config: PredictConfig) -> None:
-    """Write a CSV file of classes."""
-    from retina_dist.classification.prediction import predict
-
-    predict(config)
-
-
-def export(config: ExportConfig) -> None:
-    """Write the classifier for other runtimes, compared with the original."""
-    from retina_dist.classification.export import export
-
-    export(config)
+def write_shards(config: Any) -> dict[str, int]:
+    """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
+    if detect_launch().world_size > 1:
+        raise ConfigError("shards are written by one process; start it without a launcher.")
+    parts = zip(("train", "val"), read_splits(config.data), strict=True)
+    splits = {split: _split(part) for split, part in parts if part is not None}
+    return write_splits(
+        parse_path(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
+    )
 
 
-def examine(config: DoctorConfig) -> DoctorReport:
-    """Check the data of a training's settings."""
-    from retina_dist.classification.doctor import examine
-
-    return examine(config)
+def _split(part: Samples) -> ShardSplit:
+    members = [Member(i, *facts) for i, facts in enumerate(zip(part.sources, sizes_of(part.sources), strict=True))]
+    return ShardSplit(members, lambda: _annotations(part), part.warnings)
 
 
-def write_shards(config: ShardsConfig) -> None:
-    """Write the images of a training's settings into tar files."""
-    from retina_dist.classification.write_shards import write_shards
-
-    write_shards(config)
+def _annotations(part: Samples) -> bytes:
+    """COCO's form of a list of images, with a label for each."""
+    rows = enumerate(zip(part.names, part.labels.tolist(), strict=True))
+    images = [{"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows]
+    return (json.dumps({"images": images}) + "\n").encode()
