@@ -7,6 +7,10 @@ import os
 
 from retina_dist.redaction import redacted
 
+# torch's messages, without an exception class of their own, when the other end of a connection is gone or silent.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
+        "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
+
 
 class UserError(ValueError):
     """Something outside the program is wrong: input, configuration or a file.
@@ -36,6 +40,16 @@ class CollectiveError(UserError):
 def is_collective(error: BaseException) -> bool:
     """Whether every rank raises `error`, so that a strategy may still communicate while it leaves."""
     return isinstance(error, UserError) and error.collective
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone or silent."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class ConfigError(UserError):

@@ -46,8 +46,8 @@ from retina_dist.run.build import build_plan, build_state, build_strategy, build
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.start_processes import command, environment, why_missing
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, environment, why_missing
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = {"single": None, "ddp": "torchrun", "horovod": "horovodrun"}

@@ -32,7 +32,7 @@ from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
-from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, environment, why_missing
 
 MARKERS = "osD^vPX"
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure

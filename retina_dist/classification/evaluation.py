@@ -22,8 +22,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import Url, parse_path
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.nccl import apply_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
 

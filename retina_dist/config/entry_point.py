@@ -28,7 +28,7 @@ from retina_dist.config.compose import (
 )
 from retina_dist.config.help import help_page
 from retina_dist.config.messages import HABITS, command_of, settings_by_key, translate_hydra_errors
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.settings import limits_of
@@ -221,7 +221,11 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
                 sys.stderr,
             )
             raise SystemExit(2) from None
-        print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
+        if launch.world_size > 1 and lost_connection(error) and not debug:
+            why = f"lost another process ({first_line(error)}); what that one printed last says more."
+            print_redacted(f"{label}error: rank {launch.rank} {why}", sys.stderr)
+        else:
+            print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
         raise SystemExit(1) from None
 
 

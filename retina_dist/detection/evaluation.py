@@ -33,8 +33,8 @@ from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.devices import apply_nccl, describe_nccl
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.nccl import apply_nccl, describe_nccl
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
 

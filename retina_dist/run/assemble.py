@@ -55,8 +55,8 @@ from retina_dist.run.mlflow_run import tracked_run, tracking_server
 from retina_dist.run.training import Training
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
+from retina_dist.strategies.devices import describe_nccl
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.nccl import describe_nccl
 from retina_dist.strategies.select import why_alone
 from retina_dist.task import Task, TaskData
 from retina_dist.text import pluralize

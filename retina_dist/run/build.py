@@ -26,7 +26,7 @@ from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.nccl import apply_nccl
+from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.select import strategy_of
 from retina_dist.task import Task
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.errors import PeerLost, UserError
+from retina_dist.errors import PeerLost, UserError, first_line
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.text import format_ranks
@@ -230,8 +230,3 @@ def peer_lost_message(rank: int, missing: list[int], phase: str, error: BaseExce
         return f"rank {rank} lost another process at {phase} ({first_line(error)})."
     names = format_ranks(missing)
     return f"rank {rank} waited for {names} at {phase} ({first_line(error)}); what {names} printed last says more."
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
-from retina_dist.errors import ConfigError, PeerLost, is_collective
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp, first_line, missing_ranks, peer_lost_message
+from retina_dist.errors import ConfigError, PeerLost, first_line, is_collective, lost_connection
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
@@ -29,10 +29,6 @@ from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.text import format_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# torch's messages, without a specific exception class, when the other end of a connection is gone or silent.
-LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
-        "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
-
 # No exchange of buffers in each forward pass, by the name that this torch has for it.
 BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
     inspect.signature(DistributedDataParallel).parameters
@@ -191,7 +187,7 @@ class DDPStrategy(DistributedStrategy):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
             gc.collect()
             dist.destroy_process_group()
-        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+        elif lost_connection(error):
             raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), self.phase, error)) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(

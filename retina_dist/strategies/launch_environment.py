@@ -9,7 +9,7 @@ Launchers say it in environment variables:
     Azure ML          `type: mpi` is mpirun with AZ_BATCH_MASTER_NODE; `type: pytorch` sets torchrun's variables without torchrun,
                       as Ray Train and Kubernetes' operators do ("variables")
 
-`python -m retina_dist.strategies.launchers` under a launcher shows what each process was told.
+`python -m retina_dist.strategies.start_processes` under a launcher shows what each process was told.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class StrategyConfig(StrategySettings):
 
 @dataclass
 class NcclConfig:
-    """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/nccl.py`."""
+    """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/devices.py`."""
 
     name: str = "none"
     socket_ifname: str | None = setting(

@@ -29,7 +29,7 @@ from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError, ImageError
 from retina_dist.files import Url, names_in, parse_path
-from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.azure.conftest import Storage
 from tests.chaos import alive, equal, rank_processes, steps_done
 from tests.unit.detection.test_module import same_steps

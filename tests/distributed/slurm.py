@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from retina_dist.strategies.launch_environment import slurm_port
-from retina_dist.strategies.launchers import environment
+from retina_dist.strategies.start_processes import environment
 from tests.distributed.hosts import CannotRun, find, run, with_sbin
 
 NODES = ("127.0.0.1", "127.0.0.2")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.strategies.launchers import command, environment, executable, why_missing
+from retina_dist.strategies.start_processes import command, environment, executable, why_missing
 from tests import chaos
 from tests.chaos import alive, differences, rank_processes, steps_done
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers

@@ -11,7 +11,7 @@ import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.reporting.loggers import read_metrics
-from retina_dist.strategies.launchers import environment, executable, why_missing
+from retina_dist.strategies.start_processes import environment, executable, why_missing
 from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts, why_no_ssh
 from tests.distributed.ranks import KINDS, ROOT
 from tests.e2e.conftest import SMALL, run_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retina_dist.strategies.launchers import executable, started
+from retina_dist.strategies.start_processes import executable, started
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun", "mpirun"])

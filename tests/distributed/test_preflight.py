@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.distributed.hosts import CannotRun, run
 from tests.distributed.ranks import ROOT
 from tests.distributed.test_hosts import TwoHosts, hosts, torchrun, variables

@@ -47,8 +47,8 @@ def wait_for(condition: Callable[[], bool], cluster: Cluster, job: str, log: Pat
 
 
 def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_path: Path) -> None:
-    alone = f'{sys.executable} -c "from retina_dist.strategies.launchers import described; print(described())"'
-    each = f"{sys.executable} -m retina_dist.strategies.launchers"
+    alone = f'{sys.executable} -c "from retina_dist.strategies.start_processes import described; print(described())"'
+    each = f"{sys.executable} -m retina_dist.strategies.start_processes"
     script = "\n".join([alone, f"srun {each}", f"srun --mpi=pmi2 {each}"])
     options = ("--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
     job = cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.strategies.launchers import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from ipykernel.kernelspec import install
 from nbclient import NotebookClient
 from PIL import Image
 
-from retina_dist.strategies.launchers import why_missing
+from retina_dist.strategies.start_processes import why_missing
 from tests.e2e.conftest import ROOT
 
 NOTEBOOK = ROOT / "scripts" / "notebooks" / "from_notebook_to_cluster.ipynb"

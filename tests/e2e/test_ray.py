@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.strategies.launchers import command, environment
+from retina_dist.strategies.start_processes import command, environment
 from tests.e2e.conftest import ROOT, SMALL
 
 pytestmark = pytest.mark.skipif(

@@ -17,8 +17,8 @@ from retina_dist.config.compose import load_config, settings_of
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
-from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.start_processes import command, environment, why_missing
 from retina_dist.testing.strategy_contract import strategy_contract
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
 

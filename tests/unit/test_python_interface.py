@@ -28,8 +28,8 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
-from retina_dist.strategies.launchers import command, environment, why_missing
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.plugins.jsonl_logger import JsonlSettings
 
 ROOT = Path(__file__).resolve().parents[2]

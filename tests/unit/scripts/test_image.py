@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from retina_dist.strategies.launchers import executable
+from retina_dist.strategies.start_processes import executable
 from tests.distributed.hosts import why_no_ssh
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -90,6 +90,14 @@ def test_what_is_no_users_error_shows_its_traceback_with_the_rank(end: End, rank
     assert lines[-2:] == [f"[rank {rank}] ZeroDivisionError: half", f"[rank {rank}] way"]
 
 
+def test_a_lost_connection_is_one_line_for_any_strategy(end: End) -> None:
+    """Another strategy than DDP lets torch's error pass."""
+    error = RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]:4711\nmore")
+    code, text = end(error, 1, 2)
+    lost = "lost another process ([gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]:4711)"
+    assert (code, text) == (1, f"[rank 1] error: rank 1 {lost}; what that one printed last says more.\n")
+
+
 def test_alone_what_is_no_users_error_shows_its_traceback_without_secrets(end: End) -> None:
     for size in (None, 1):
         code, text = end(RuntimeError("no https://me:secret@host/x"), rank=0, size=size)

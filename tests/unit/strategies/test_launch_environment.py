@@ -7,9 +7,9 @@ import os
 import pytest
 
 from retina_dist.errors import ConfigError
-from retina_dist.strategies import launchers
+from retina_dist.strategies import start_processes
 from retina_dist.strategies.launch_environment import Launch, detect_launch, first_host, slurm_port, tasks_of_node
-from retina_dist.strategies.launchers import described, main, started
+from retina_dist.strategies.start_processes import described, main, started
 from tests.unit.strategies.launch_examples import EXAMPLES
 
 # Rank 5 of 8, the second of four on its host, as each launcher says it.
@@ -244,7 +244,7 @@ def test_without_a_launcher_it_says_of_each_how_it_is_understood(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        launchers, "started", lambda name: ("rank 1 of 2, …", "") if name == "mpirun" else (None, f"no {name}")
+        start_processes, "started", lambda name: ("rank 1 of 2, …", "") if name == "mpirun" else (None, f"no {name}")
     )
     main()
     assert capsys.readouterr().out.splitlines()[2:] == [
@@ -257,5 +257,5 @@ def test_without_a_launcher_it_says_of_each_how_it_is_understood(
 
 
 def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "executable", lambda name: None)
+    monkeypatch.setattr(start_processes, "executable", lambda name: None)
     assert started("srun") == (None, "srun is not installed")

@@ -9,7 +9,7 @@ import pytest
 
 from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
-from retina_dist.strategies.nccl import VARIABLES, apply_nccl, describe_nccl
+from retina_dist.strategies.devices import VARIABLES, apply_nccl, describe_nccl
 
 TOPOLOGY = {"nd_a100": "/opt/microsoft/ndv4-topo.xml", "nd_h100": "/opt/microsoft/ndv5-topo.xml"}
 

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from retina_dist.errors import ConfigError
+from retina_dist.run.environment import describe_job
 from retina_dist.strategies import horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
@@ -217,3 +218,11 @@ def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
         make_strategy("horovod", launch=PYTHON, device="cpu")
+
+
+def test_the_log_names_a_strategy_from_outside() -> None:
+    class Mine(SingleDeviceStrategy):
+        backend = "gloo"
+
+    assert describe_job(Mine("cpu")).startswith("Mine, gloo, cpu, ")
+    assert describe_job(SingleDeviceStrategy("cpu")).startswith("one process, cpu, ")

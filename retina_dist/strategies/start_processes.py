@@ -1,7 +1,7 @@
 """The launchers that are installed, and how each starts N processes on this machine.
 
-    python -m retina_dist.strategies.launchers                  starts two processes with each installed launcher
-    srun -n 8 python -m retina_dist.strategies.launchers        under any launcher: how each process understands it
+    python -m retina_dist.strategies.start_processes                  starts two processes with each installed launcher
+    srun -n 8 python -m retina_dist.strategies.start_processes        under any launcher: how each process understands it
 
 For commands that start others (parity, benchmarks). A user types the launcher instead.
 """
@@ -110,7 +110,7 @@ def started(launcher: str) -> tuple[str | None, str]:
     if launcher != "torchrun" and executable(launcher) is None:
         return None, f"{launcher} is not installed"
     try:
-        line = [*_start(launcher, 2), "-m", "retina_dist.strategies.launchers"]
+        line = [*_start(launcher, 2), "-m", "retina_dist.strategies.start_processes"]
         done = subprocess.run(line, env=environment(1), capture_output=True, text=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"{launcher} has not started two processes ({type(error).__name__})"
