@@ -33,7 +33,8 @@ def help_page(name: str, schema: type, document: str, conf: Path) -> str:
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
     if groups:
         blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))
-    first, later = [], []
+    first: list[str] = []
+    later: list[str] = []
     for section, rows in _sections(schema):
         (later if section.partition(".")[0] in LATER else first).append(
             "\n".join([f"{section}:"] * bool(section) + rows)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -192,8 +192,9 @@ HABITS: dict[str, str | tuple[str, ...]] = {
 def settings_by_key(schema: type, prefix: str = "") -> dict[str, Any]:
     """Each dotted key of a schema and its type, sections included."""
     keys: dict[str, Any] = {}
+    own = {field.name for field in fields(schema)}  # without class variables
     for name, hint in get_type_hints(schema).items():
-        if name not in schema.__dataclass_fields__:  # a class variable
+        if name not in own:
             continue
         keys[prefix + name] = hint
         if is_dataclass(section := plain(hint)):

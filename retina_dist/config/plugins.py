@@ -77,7 +77,7 @@ def schema_with(schema: type, groups: Mapping[str, Any]) -> type:
         return schema
     sections: list[tuple[str, type, Any]] = []
     task = groups.get("task")
-    if names_class(task):
+    if isinstance(task, dict) and names_class(task):
         implementation, settings = _implementation(TASK, task["_target_"])
         schema = _with_sections(schema, settings)
         sections.append(_section(groups, "task", _OutsideTask, implementation))
@@ -153,7 +153,7 @@ def _implementation(seam: Seam, target: Any) -> tuple[type, type]:
     return found, settings
 
 
-def _section(groups: dict[str, Any], group: str, settings: type, implementation: type) -> tuple[str, type, Any]:
+def _section(groups: Mapping[str, Any], group: str, settings: type, implementation: type) -> tuple[str, type, Any]:
     """The field of `group`: `settings` whose instances know their class as `implementation`."""
     target = groups[group]["_target_"]
     named = ("_target_", str, setting(target, choices=(target,)))

@@ -103,8 +103,10 @@ class DetectionData(DataSettings):
         """Raise ConfigError where settings exclude each other."""
         super().check()
         check_category_map("data.category_map", self.category_map)
-        if not self.min_sizes or min(self.min_sizes) < 1:
-            raise ConfigError(f"data.min_sizes={self.min_sizes} needs at least one size in pixels, such as [800].")
+        if not self.min_sizes or min(self.min_sizes) < 32:
+            raise ConfigError(
+                f"data.min_sizes={self.min_sizes} needs at least one size, and each at least 32 px, such as [800]."
+            )
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
                 raise ConfigError(

@@ -38,7 +38,7 @@ class Decay(ABC):
         """The factor for optimizer step `step` (0 is the first)."""
 
     def describe(self, lr: float) -> str:
-        """For the table of the plan; `lr` is the learning rate of factor 1."""
+        """For the plan's line, after the learning rate itself, such as "cosine to 0"; `lr` is the rate of factor 1."""
         return str(self.settings.name)
 
 

@@ -12,9 +12,10 @@ import torch
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.strategies.start_processes import environment, executable, why_missing
+from tests.commands import run_command
 from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts, why_no_ssh
 from tests.distributed.ranks import KINDS, ROOT
-from tests.e2e.conftest import SMALL, run_module
+from tests.e2e.conftest import SMALL
 
 BACKENDS = {"mpi": "Horovod over MPI", "horovod": "Horovod over Gloo", "ddp": "DDP over Gloo"}
 LOSSES = ("train/loss", "train/loss_classification", "train/loss_bbox_regression", "val/loss")
@@ -75,7 +76,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process; the data it drew is beside it."""
     folder = tmp_path_factory.mktemp("shared")
-    run_module("retina_dist.train", *settings(folder, folder / "alone"), cwd=folder)
+    run_command("retina_dist.train", *settings(folder, folder / "alone"), cwd=folder)
     return folder / "alone"
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import io
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,55 +28,19 @@ SMALL = (
 )
 
 
-def run_module(module: str, *arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE ARGUMENTS` as a user would, from `cwd`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if check:
-        assert result.returncode == 0, result.stdout + result.stderr
-    return result
-
-
-def run_inside(module: str, *arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """The same within this process, which has torch already: for what does not need a process of its own."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, folder, code = sys.argv, os.getcwd(), 0
-    os.chdir(cwd)
-    sys.argv = [module, *arguments]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            importlib.import_module(module).main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = argv
-        os.chdir(folder)
-    result = subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
-    if check:
-        assert result.returncode == 0, result.stdout + result.stderr
-    return result
-
-
 @pytest.fixture(scope="session")
 def inside() -> Callable[..., subprocess.CompletedProcess[str]]:
-    return run_inside
+    return run_command
 
 
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    return run_module
+    return run_command
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a two-epoch run on small shapes was started in; its run is runs/shapes."""
     folder = tmp_path_factory.mktemp("trained")
-    run_module("retina_dist.train", *SMALL, "trainer.max_duration=2epochs", "model.score_threshold=0.001", cwd=folder)
+    run_command("retina_dist.train", *SMALL, "trainer.max_duration=2epochs", "model.score_threshold=0.001", cwd=folder)
     return folder

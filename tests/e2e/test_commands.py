@@ -19,6 +19,7 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
     names = {p.name for p in (trained / RUN).iterdir()}
     assert names == {
         "checkpoints",
+        "command.json",
         "config.yaml",
         "curves.png",
         "first_batch.jpg",
@@ -109,7 +110,7 @@ def test_predict_names_what_it_cannot_read(trained: Path, inside: Callable, tmp_
     checkpoint = f"checkpoint={trained}/{RUN}/checkpoints/best.pt"
     result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
     assert "cut.jpg cannot be decoded" in result.stderr
-    assert "1 unreadable files left out" in result.stdout
+    assert "1 images and results.json" in result.stdout
     (tmp_path / "good.jpg").unlink()
     result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
     assert result.returncode == 2
@@ -162,7 +163,10 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, inside: Callable) 
     [
         (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
         (["data.batch_size=0"], "data.batch_size=0"),
-        (["data=coco"], "data.shapes.num_train"),  # SMALL sets what only data=shapes has
+        (
+            ["data=coco"],
+            "data.shapes.image_size is read with data=parity or data=shapes only",
+        ),  # SMALL sets what only data=shapes has
         (["data=coco", "data.shapes=null"], "needs data.root"),
         (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is not a folder"),
         (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),

@@ -63,10 +63,13 @@ def test_the_folder_of_hydra_and_the_settings_of_an_earlier_run(tmp_path: Path) 
     assert "8 images a step" in run_command("retina_dist.train", *again, cwd=tmp_path).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_launchers_of_hydra_run_jobs_beside_each_other(tmp_path: Path, launcher: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason=f"no {launcher} launcher")
-    run_command("retina_dist.train", "-m", f"hydra/launcher={launcher}", *TINY, "seed=1,2", cwd=tmp_path)
+    command = (sys.executable, "-m", "retina_dist.train", "-m", f"hydra/launcher={launcher}")
+    result = launched(*command, *TINY, "seed=1,2", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
     assert [row["status"] for row in table(tmp_path)] == ["ok", "ok"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -219,7 +220,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is not within 0 and 1."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
         ("data.min_sizes=[]", "data.min_sizes=[] needs at least one size"),
-        ("data.min_sizes=[0]", "data.min_sizes=[0] needs at least one size"),
+        ("data.min_sizes=[16]", "data.min_sizes=[16] needs at least one size, and each at least 32 px, such as [800]."),
         ("data.scale_jitter=[2,1]", "data.scale_jitter=[2.0, 1.0] is not a pair of rising factors"),
         ("optimizer.lr=0", "optimizer.lr=0.0 is too small; it must be above 0."),
         ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
@@ -404,3 +405,21 @@ def test_who_resizes_depends_on_the_device_unless_it_is_said():
             on_cpu,
             on_gpu,
         )
+
+
+@pytest.mark.parametrize(("task", "other"), [("detection", "classification"), ("classification", "detection")])
+def test_a_training_imports_what_it_needs(task: str, other: str, tmp_path: Path) -> None:
+    code = f"""import sys
+from pathlib import Path
+sys.argv = ["train", "dry_run=true", "task={task}"]
+from retina_dist.train import main
+main()
+files = {{name: module.__file__ for name, module in sys.modules.items() if name.startswith("retina_dist")}}
+print(sorted(name.split(".")[1] for name in files if "." in name))
+print(sum(len(Path(file).read_text().splitlines()) for file in files.values() if file))"""
+    environment = {**os.environ, "PYTHONPATH": str(CONF.parent), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", code]
+    printed = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    *_, rooms, lines = printed.splitlines()
+    assert not {"benchmark", "serving", "preflight", "doctor", other} & set(ast.literal_eval(rooms))
+    assert int(lines) <= 15_200
