@@ -44,9 +44,9 @@ def redacted(text: str) -> str:
         containers = iter(_CONTAINER.findall(text))
         text = _CONTAINER.sub("\0", text)
         text = _USER.sub("", text)
-        text = re.sub("\0", lambda found: next(containers), text)
-        text = _QUERY.sub(lambda found: found[1] + _without_values(found[2]), text)
-    text = _NAMED.sub(lambda found: f"{found['name']}{found['equals']}{_masked(found['value'])}", text)
+        text = re.sub("\0", lambda match: next(containers), text)
+        text = _QUERY.sub(lambda match: match[1] + _without_values(match[2]), text)
+    text = _NAMED.sub(lambda match: f"{match['name']}{match['equals']}{_masked(match['value'])}", text)
     return _HEADER.sub(rf"\1 {MASK}", text)
 
 

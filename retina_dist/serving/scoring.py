@@ -1,4 +1,4 @@
-"""From the body of a request to the content of its response, without a web server: Azure's server calls it too."""
+"""From the body of a request to its images, and from an image to its answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from python_multipart import parse_form
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
 
 from retina_dist.data.images import MAX_PIXELS, decode_image
 from retina_dist.errors import ImageError, UserError
@@ -63,11 +67,6 @@ class Scorer:
             for image, output in zip(images, outputs, strict=True)
         ]
 
-    def score(self, content_type: str, body: bytes, max_images: int = MAX_IMAGES) -> dict[str, Any]:
-        """The response to a request, one image at a time. Raises RequestError."""
-        images = [self.prepare(data, i) for i, data in enumerate(read_images(content_type, body, max_images))]
-        return {"images": [answer for image in images for answer in self.predict([image])]}
-
 
 def read_images(content_type: str, body: bytes, max_images: int = MAX_IMAGES) -> list[bytes]:
     """The image files in a request's body, at least one.
@@ -106,12 +105,6 @@ def _read_json(body: bytes, max_images: int) -> list[bytes]:
 
 def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
     """The content of every file of the form, in order, whatever its name; other fields are ignored."""
-    try:
-        from python_multipart import parse_form
-        from python_multipart.exceptions import FormParserError
-        from python_multipart.multipart import parse_options_header
-    except ImportError as error:
-        raise RequestError(415, 'forms need python-multipart here: pip install "retina-dist[serve]".') from error
     images: list[bytes] = []
 
     def keep(file: Any) -> None:

@@ -15,7 +15,6 @@ import torch
 from retina_dist.errors import ConfigError
 from retina_dist.predictor import Predictor
 from retina_dist.reporting.console import print_redacted
-from retina_dist.serving.scoring import Scorer
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -35,6 +34,7 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
         import uvicorn
 
         from retina_dist.serving.app import create_app
+        from retina_dist.serving.scoring import Scorer
     except ImportError as error:
         raise ConfigError(
             f'serving needs {error.name}, which is not installed; pip install "retina-dist[serve]".'

@@ -113,7 +113,7 @@ def request_case(_: Path, __: Path, draw: random.Random) -> None:
         body = mutated_bytes(body, draw, head=draw.choice((64, 300)))
     if draw.random() < 0.2:
         kind = mutated_bytes(kind.encode(), draw).decode(errors="replace")
-    (scorer().score if draw.random() < 0.25 else read_images)(kind, body)
+    server.score(scorer(), kind, body) if draw.random() < 0.25 else read_images(kind, body)
 
 
 REQUIRED = ["checkpoint=a.pt", "input=a", "output=o.json", "event=e.json", "annotations=a.json", "format=csv"]

@@ -24,6 +24,7 @@ from retina_dist.run.build import task_of
 from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.classification.test_task import SMALL
+from tests.unit.serving.server import score
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def test_doctor_and_training_agree_on_a_data_set_of_one_class(drawn: Path, tmp_p
 
 def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:
     image = (drawn / "val" / "circle" / "000000.png").read_bytes()
-    found = Scorer(TrainedClassifier.from_checkpoint(checkpoint)).score("image/png", image)["images"]
+    found = score(Scorer(TrainedClassifier.from_checkpoint(checkpoint)), "image/png", image)
     assert [(image["width"], image["height"], len(image["classes"])) for image in found] == [(16, 16, 5)]
     scores = [entry["score"] for entry in found[0]["classes"]]
     assert scores == sorted(scores, reverse=True)

@@ -15,6 +15,7 @@ from retina_dist.data.images import decode_image
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.serving.scoring import Scorer, read_images
 
 SPREAD = 7
 ARGUMENTS = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.05}
@@ -64,6 +65,12 @@ def as_multipart(*images: bytes) -> tuple[str, bytes]:
     )
     note = b'--XX\r\nContent-Disposition: form-data; name="note"\r\n\r\nnot an image\r\n'
     return "multipart/form-data; boundary=XX", note + parts + b"--XX--\r\n"
+
+
+def score(scorer: Scorer, content_type: str, body: bytes) -> list[dict[str, Any]]:
+    """The answers to a request, one image at a time."""
+    images = [scorer.prepare(data, i) for i, data in enumerate(read_images(content_type, body))]
+    return [answer for image in images for answer in scorer.predict([image])]
 
 
 def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], float]]:

@@ -24,7 +24,17 @@ from retina_dist.errors import ConfigError
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.server import listen
 from retina_dist.serving.settings import ServeConfig
-from tests.unit.serving.server import MAX_PIXELS, as_json, as_multipart, make_image, small_detector
+from tests.unit.serving.server import (
+    MAX_PIXELS,
+    REFUSALS,
+    as_json,
+    as_multipart,
+    expected,
+    found_in,
+    make_image,
+    score,
+    small_detector,
+)
 
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
@@ -92,6 +102,28 @@ def metric(client: TestClient, name: str) -> float:
 # Requests
 
 
+def test_answers_are_those_of_predict(client: TestClient, detector: Detector) -> None:
+    wide, turned = make_image(1, (120, 50)), make_image(2, (80, 60), "JPEG", orientation=6)
+    answer = client.post("/score", content=as_json(wide, turned), headers=JSON).json()
+    first, second = answer["images"]
+    assert [(p["width"], p["height"]) for p in (first, second)] == [(120, 50), (60, 80)]  # as it is displayed
+    assert len(found_in(first)) > 5
+    assert found_in(first) == expected(detector, wide)
+    assert found_in(second) == expected(detector, turned)
+    assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {(3, "cat"), (8, "dog")}
+    assert client.post("/score", content=wide, headers=PNG).json() == {"images": [first]}
+    kind, body = as_multipart(wide, turned)
+    assert client.post("/score", content=body, headers={"Content-Type": kind}).json() == answer
+
+
+@pytest.mark.parametrize(("content_type", "body", "status", "words"), REFUSALS)
+def test_refusals_have_a_status_and_a_reason(
+    client: TestClient, content_type: str, body: bytes, status: int, words: str
+) -> None:
+    response = client.post("/score", content=body, headers={"Content-Type": content_type})
+    assert (response.status_code, words in response.json()["detail"]) == (status, True), response.json()
+
+
 def test_the_content_types() -> None:
     one, two = make_image(), make_image(1)
     assert read_images("Image/JPEG; q=1", one) == [one]
@@ -122,7 +154,7 @@ def test_a_bomb_is_not_decoded(detector: Detector, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
     with pytest.raises(RequestError, match="more than max_pixels"):
-        Scorer(detector, max_pixels=MAX_PIXELS).score("image/png", make_image(size=(150, 134)))
+        Scorer(detector, max_pixels=MAX_PIXELS).prepare(make_image(size=(150, 134)), 0)
 
 
 def test_brackets_are_not_parsed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +164,9 @@ def test_brackets_are_not_parsed(client: TestClient, monkeypatch: pytest.MonkeyP
 
 
 def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
-    everything = Scorer(detector).score("image/png", make_image())["images"][0]["detections"]
+    everything = score(Scorer(detector), "image/png", make_image())[0]["detections"]
     middle = everything[len(everything) // 2]["score"]
-    (entry,) = Scorer(detector, score_threshold=middle).score("image/png", make_image())["images"]
+    (entry,) = score(Scorer(detector, score_threshold=middle), "image/png", make_image())
     assert entry["detections"] == [found for found in everything if found["score"] >= middle]
     assert 0 < len(entry["detections"]) < len(everything)
 
@@ -287,7 +319,8 @@ class Slow:
 class Predictor:
     run_each = print
 
-server.Scorer = lambda *_, **__: Slow()
+from retina_dist.serving import scoring
+scoring.Scorer = lambda *_, **__: Slow()
 server.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=2), lambda device: Predictor())
 """
 
