@@ -7,12 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from retina_dist.preflight.facts import Facts, Link, is_loopback, offset
+from retina_dist.preflight.facts import DATA, Facts, Link
 from retina_dist.reporting.findings import Finding, Level
 from retina_dist.text import format_bytes, format_ranks, pluralize
 
 TOLERABLE = ("driver", "python")  # training runs with different ones, but not always equally fast
-CLOCK_S = 1.0  # beyond it log files cannot be merged; beyond minutes, signed URLs and tokens fail
 SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
 SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
 LEAST_DISK = 2**30
@@ -23,11 +22,9 @@ def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder:
     workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
     return [
         *version_findings(ranks),
-        *gpu_findings(ranks),
         *data_findings(ranks),
         *limit_findings(ranks, workers, folder),
         *name_findings(ranks),
-        *clock_findings(ranks),
         *step_findings(ranks),
         *link_findings(links, len(ranks), config.expect_gb_s),
         *unread_findings(ranks),
@@ -57,36 +54,11 @@ def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding("warning", "devices", text, "Take hosts of one kind, or every step waits for the slowest.")
 
 
-def gpu_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """A GPU that two ranks use: containers of one machine may share it under different host names."""
-    owners = defaultdict(list)
-    for facts in ranks:
-        if facts.uuid:
-            owners[facts.uuid].append(facts)
-    for uuid, sharing in owners.items():
-        if len(sharing) > 1:
-            hosts = ", ".join(dict.fromkeys(f.host for f in sharing))
-            text = f"{format_ranks(f.rank for f in sharing)} on {hosts} have the same GPU, {uuid}"
-            remedy = (
-                "Start at most as many processes on a host as it has GPUs, and let each of them, and each container, see another "
-                "one (CUDA_VISIBLE_DEVICES, docker run --gpus)."
-            )
-            yield Finding("error", "devices", text, remedy)
-
-
 def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """Training data that some host cannot read, or that differs from the main rank's."""
-    read = {}
-    remedy = "Copy the data anew, or mount the same storage on every host."
-    for facts in first_of_hosts(ranks):
-        data = facts.data or ""
-        if data.startswith("error: "):
-            text = f"{facts.host} cannot read the data ({data.removeprefix('error: ').rstrip('.')})"
-            yield Finding("error", "data", text, remedy)
-        elif data:
-            read[facts.rank] = data
+    """Training data that differs from the main rank's."""
+    read = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
     if text := _odd_ones("the training data", read, ranks):
-        yield Finding("error", "data", text, remedy)
+        yield Finding("error", "data", text, "Copy the data anew, or mount the same storage on every host.")
 
 
 def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
@@ -118,7 +90,7 @@ def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterato
 
 
 def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """Two machines of one name; a host whose own name does not resolve, or to loopback or to another host."""
+    """Two machines of one name; a host whose own name resolves to loopback."""
     hosts = first_of_hosts(ranks)
     for host, machines in Counter(facts.host for facts in hosts).items():
         if machines > 1:
@@ -127,32 +99,9 @@ def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
             yield Finding("error", "host names", text, remedy)
     remedy = "Map the host's name to its address on the cluster's network in /etc/hosts there, or set GLOO_SOCKET_IFNAME=INTERFACE."
     for facts in hosts if len(hosts) > 1 else ():
-        loopback = [address for address in facts.addresses if is_loopback(address)]
-        if loopback:
+        if loopback := [address for address in facts.addresses if address.startswith("127.") or address == "::1"]:
             text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
             yield Finding("warning", "host names", text, remedy)
-        elif facts.foreign:
-            text = f"{facts.host} resolves its own name to {facts.foreign[0]}, which is the address of another host"
-            yield Finding("warning", "host names", text, remedy)
-
-
-def clock_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """A host's clock that certainly differs from the median; of two hosts the main rank's counts as that."""
-    hosts = first_of_hosts(ranks)
-    if not all(facts.clock for facts in hosts):
-        return
-    ordered = sorted(hosts, key=lambda facts: offset(hosts[0].clock, facts.clock).ahead_s)
-    middle = ordered[(len(hosts) - 1) // 2 : len(hosts) // 2 + 1]
-    reference = min(middle, key=lambda facts: facts.rank)
-    for facts in (facts for facts in hosts if facts is not reference):
-        ahead_s, bound_s = offset(reference.clock, facts.clock)
-        if abs(ahead_s) - bound_s > CLOCK_S:
-            direction = "ahead of" if ahead_s > 0 else "behind"
-            text = f"the clock of {facts.host} is {abs(ahead_s):.3f} s {direction} that of {reference.host} (+- {bound_s:.3f} s)"
-            remedy = (
-                "Start a time service there (chrony or systemd-timesyncd): logs disagree, and signed URLs are refused."
-            )
-            yield Finding("warning", "clock", text, remedy)
 
 
 def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
@@ -193,7 +142,11 @@ def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
             reasons[fact, why].append(facts.rank)
     for (fact, why), without in reasons.items():
         who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
-        yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
+        if fact == DATA:
+            remedy = "Copy the data anew, or mount the same storage on every host."
+            yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", remedy)
+        else:
+            yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
 
 
 def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,19 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from retina_dist.errors import UserError
-from retina_dist.files import Url, first_line, parse_path
+from retina_dist.files import Url, parse_path
 from retina_dist.preflight.checks import findings, first_of_hosts
-from retina_dist.preflight.facts import (
-    Facts,
-    Link,
-    gather_facts,
-    measure_links,
-    offset,
-    read_clock,
-    read_machine,
-    time_step,
-)
+from retina_dist.preflight.facts import DATA, Facts, Link, gather_facts, measure_links, read_machine, time_step
 from retina_dist.reporting.findings import DoctorReport
 from retina_dist.run.build import build_strategy, build_task, task_class
 from retina_dist.strategies.base import DistributedStrategy
@@ -49,18 +38,17 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
 
 def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]) -> int:
     def on_each(phase: str, work: Callable[[], T]) -> T:
-        """What `work`, which does not communicate, returns once every rank has done it; an error on one ends all."""
+        """What `work`, which does not communicate, returns once every rank has done it; a UserError on one ends all."""
         strategy.phase = phase
-        return strategy.run_collectively(lambda: _or_user_error(phase, work), CPU)
+        return strategy.run_collectively(work, CPU)
 
     folder = _written_folder(config)
     facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
     on_each("the drawing of the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
-    facts.data = on_each("the reading of the data", lambda: None if strategy.local_rank else _data(config, strategy))
+    if_first = (lambda: None) if strategy.local_rank else (lambda: _describe_data(config, strategy))
+    facts.data = on_each("the reading of the data", lambda: facts.attempt(DATA, if_first))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
-    strategy.phase = "the comparison of clocks"
-    facts.clock = read_clock(strategy)
     strategy.phase = "the gathering of facts"
     ranks = gather_facts(strategy, facts)
     job = f"{strategy.backend} under {detect_launch()}"
@@ -74,18 +62,6 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     if strategy.is_main:
         show(report)
     return report.errors
-
-
-def _or_user_error(phase: str, work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except UserError:
-        raise
-    except Exception as error:  # of a broken machine; the other ranks must hear of it
-        host = socket.gethostname()
-        raise UserError(
-            f"{phase} failed on {host} ({first_line(error)}); repair the host, or remove it from the job."
-        ) from error
 
 
 def build_report(
@@ -104,7 +80,6 @@ def build_report(
     details = {
         "job": job,
         "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
-        "clock": {facts.host: offset(ranks[0].clock, facts.clock)._asdict() for facts in hosts[1:]},
         "ranks": [asdict(facts) for facts in ranks],
     }
     return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
@@ -112,19 +87,17 @@ def build_report(
 
 def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[str]:
     width = max(4, *(len(facts.host) for facts in hosts))
-    titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}{'clock':>20}"
+    titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}"
     yield f"  {'host':<{width}}  {'ranks':<15}{'device':<34}{titles}"
     for facts in hosts:
         mine = [other for other in ranks if other.machine == facts.machine]
         numbers = f"{mine[0].rank} to {mine[-1].rank}" if len(mine) > 1 else str(facts.rank)
         device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
         steps = [other.step_ms for other in mine if other.step_ms]
-        ahead_s, bound_s = offset(ranks[0].clock, facts.clock)
-        clock = f"{ahead_s * 1e3:+.1f} +- {bound_s * 1e3:.1f} ms" if facts is not hosts[0] else "reference"
         shm, disk = ("?" if size is None else format_bytes(size) for size in (facts.shm_bytes, facts.disk_free))
         yield (
             f"  {facts.host:<{width}}  {numbers:<15}{device:<34}{shm:>10}{disk:>11}{facts.open_files or '?':>9}"
-            f"{f'{max(steps):.1f} ms' if steps else '?':>10}{clock:>20}"
+            f"{f'{max(steps):.1f} ms' if steps else '?':>10}"
         )
 
 
@@ -136,12 +109,7 @@ def _written_folder(config: DoctorConfig) -> Path:
     return checkpoints
 
 
-def _data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
-    """The fingerprint of the training data; an error is a finding, not the end."""
-    try:
-        task = build_task(config, strategy)
-        return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
-    except UserError as error:
-        return f"error: {error}"
-    except Exception as error:  # whatever a storage answers
-        return f"error: {first_line(error)}"
+def _describe_data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
+    """The fingerprint of the training data, and what the task says of it."""
+    task = build_task(config, strategy)
+    return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import resource
@@ -10,7 +9,7 @@ import shutil
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -28,12 +27,10 @@ T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a machine, and on no other machine
-CLOCK_ROUNDS = 20
 STEP_S, FEWEST_STEPS = 2.0, 3  # enough to show a power cap; heat shows after minutes only
 SIZES_MB = (1, 64)  # 1e6 bytes: a latency, and more than a bucket of gradients
 MOST_REPETITIONS = 20
-
-Readings = Sequence[Sequence[float]]  # (before, after) each all-reduce, in seconds since 1970
+DATA = "training data"  # the fact whose absence is an error
 
 
 @dataclass
@@ -44,17 +41,14 @@ class Facts:
     host: str
     boot_id: str | None = None
     gpu: str | None = None  # its name; None on the CPU
-    uuid: str | None = None
     memory_gib: float | None = None  # of the GPU
     versions: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)  # every installed distribution
     addresses: list[str] = field(default_factory=list)  # that the host's own name resolves to
-    foreign: list[str] = field(default_factory=list)  # those of them that this host does not have
     shm_bytes: int | None = None  # free in /dev/shm
     open_files: int | None = None  # the soft limit
     disk_free: int | None = None  # bytes where the run folder will be
-    data: str | None = None  # fingerprint of the training data, or "error: ..."; the first rank of a host reads it
-    clock: list[tuple[float, float]] = field(default_factory=list)  # see `read_clock`
+    data: str | None = None  # fingerprint of the training data; the first rank of a host reads it
     step_ms: float | None = None
     unread: dict[str, str] = field(default_factory=dict)  # fact -> why it could not be read
 
@@ -84,8 +78,8 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
         read = {"driver": facts.attempt("driver", driver_version), "NCCL": facts.attempt("NCCL", nccl_version)}
         facts.versions |= {name: version for name, version in read.items() if version is not None}
     if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):  # then no name is resolved
-        facts.addresses = facts.attempt("address of the host's name", lambda: _addresses(facts.host)) or []
-        facts.foreign = [address for address in facts.addresses if not is_own(address)]
+        resolved = facts.attempt("address of the host's name", lambda: socket.getaddrinfo(facts.host, None)) or []
+        facts.addresses = sorted({str(entry[4][0]) for entry in resolved})
     facts.shm_bytes = facts.attempt(str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free)
     facts.open_files = facts.attempt("limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     facts.disk_free = facts.attempt("disk of the run folder", lambda: shutil.disk_usage(_existing(run_folder)).free)
@@ -100,26 +94,6 @@ def gather_facts(strategy: DistributedStrategy, facts: Facts) -> list[Facts]:
     return [Facts(**json.loads(bytes(part.tolist()))) for part in everyone.split(lengths)]
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address, such as 127.0.1.1, leads to no other machine."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def is_own(address: str) -> bool:
-    """Whether this host has the address: only such a one can be bound."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:  # an error where the host has no IPv6
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
-def _addresses(host: str) -> list[str]:
-    return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
-
-
 def _existing(folder: Path) -> Path:
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
@@ -128,40 +102,6 @@ def _existing(folder: Path) -> Path:
 def _read_gpu(facts: Facts, device: torch.device) -> None:
     properties = torch.cuda.get_device_properties(device)
     facts.gpu, facts.memory_gib = properties.name, round(properties.total_memory / 2**30, 1)
-    facts.uuid = str(properties.uuid)
-
-
-class Offset(NamedTuple):
-    """Seconds by which a clock is ahead of another: `ahead_s`, give or take `bound_s`."""
-
-    ahead_s: float
-    bound_s: float
-
-
-def read_clock(strategy: DistributedStrategy) -> list[tuple[float, float]]:
-    """This host's time before and after each of `CLOCK_ROUNDS` all-reduces on the CPU. Every rank calls it.
-
-    No rank leaves an all-reduce before every rank has entered it, which bounds the difference of two clocks from both sides,
-    whatever the network does, as a request and its answer do in Cristian 1989, https://doi.org/10.1007/BF01784024.
-    """
-    readings = []
-    for _ in range(CLOCK_ROUNDS):
-        before = time.time()
-        float(strategy.all_reduce(torch.zeros(1), "sum"))
-        readings.append((before, time.time()))
-    return readings
-
-
-def offset(reference: Readings, other: Readings) -> Offset:
-    """How far `other` is ahead of `reference`.
-
-    >>> offset([(0.0, 2.0)], [(10.5, 12.0)])
-    Offset(ahead_s=10.25, bound_s=1.75)
-    """
-    rounds = list(zip(reference, other, strict=True))
-    least = max(there[0] - here[1] for here, there in rounds)
-    most = min(there[1] - here[0] for here, there in rounds)
-    return Offset((least + most) / 2, abs(most - least) / 2)
 
 
 def time_step(device: torch.device) -> float:

@@ -1,12 +1,11 @@
 """`python -m tests.distributed.broken_host ARGUMENTS`: the doctor on a host where all is wrong that a test cannot arrange outside.
 
-Another version of torchvision, a clock 90 s ahead, and a step that sleeps.
+Another version of torchvision, and a step that sleeps.
 """
 
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import torchvision
@@ -15,7 +14,6 @@ from torch import nn
 from retina_dist import doctor
 from retina_dist.preflight import facts
 
-AHEAD_S = 90.0
 SLEEP_S = 2.0
 
 
@@ -36,7 +34,5 @@ if __name__ == "__main__":
     build = facts.resnet18
     setattr(facts, "resnet18", lambda **options: Slow(build(**options)))  # noqa: B010 - mypy knows modules' attributes
     setattr(facts, "FEWEST_STEPS", 1)  # noqa: B010
-    clock = {"monotonic": time.monotonic, "perf_counter": time.perf_counter, "time": lambda: time.time() + AHEAD_S}
-    setattr(facts, "time", SimpleNamespace(**clock))  # noqa: B010
     setattr(torchvision, "__version__", "0.0.1")  # noqa: B010
     doctor.main()

@@ -88,7 +88,6 @@ def test_each_thing_that_is_broken_on_a_host_is_named(hosts: TwoHosts) -> None: 
         "disk": ("error", "{good} has 1.0 MiB free for runs, where checkpoints go"),
         "network": ("error", "an all-reduce of 64 MB reaches "),
         "open files": ("warning", "{bad} lets a process open 300 files, and a rank may need about "),
-        "clock": ("warning", "the clock of {bad} is 90."),
         "step": ("warning", "rank 1 on {bad} takes "),
     }
     for check, (level, begin) in expected.items():
