@@ -244,8 +244,9 @@ class CocoEvaluator:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts; the same on every rank."""
         was_training = model.training
         model.eval()
-        rows, image_ids, losses = self._run(model)
+        rows, image_ids, sums, images = self._run(model)
         model.train(was_training)
+        losses = self._mean_losses(sums, images)  # outside inference mode, whose tensors Horovod cannot write to
         self.last_rows = rows = self._gathered(rows)
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
@@ -255,8 +256,8 @@ class CocoEvaluator:
         return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
 
     @torch.inference_mode()
-    def _run(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, float]]:
-        """This rank's rows and images, and the mean losses over all ranks' images."""
+    def _run(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
+        """This rank's rows, the ids of its images, the sums of their losses and their number; without communication."""
         device = self.strategy.device
         parts = [np.zeros((0, COLUMNS))]
         sums: dict[str, Tensor] = {}
@@ -278,7 +279,7 @@ class CocoEvaluator:
                     fresh.setdefault(image_id, detected)
             seen.update(fresh)
             parts.append(detections_to_rows(list(fresh.values()), list(fresh), self.categories))
-        return np.concatenate(parts), sorted(seen), self._mean_losses(sums, images)
+        return np.concatenate(parts), sorted(seen), sums, images
 
     def _read(self, image_ids: list[int]) -> list[int] | None:
         """The images that some rank has read, None for all. Raises DataError on every rank if there is none."""
