@@ -55,12 +55,12 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     num_images = config.num_images or 0
     for turn in range(config.rounds):
         for job in jobs:
-            found = _launch(*job)
-            speed = found["images_per_s"][0]
+            figures = _launch(*job)
+            speed = figures["images_per_s"][0]
             speeds[job].append(speed)
-            backends[job] = found["backend"]
-            num_images = num_images or found["num_images"]
-            print(f"round {turn + 1}: {found['job']}: {speed:.2f} img/s", flush=True)
+            backends[job] = figures["backend"]
+            num_images = num_images or figures["num_images"]
+            print(f"round {turn + 1}: {figures['job']}: {speed:.2f} img/s", flush=True)
     rows = [
         row_of(job, values, speeds[jobs[0]], num_images) | {"backend": backends[job]} for job, values in speeds.items()
     ]
@@ -118,7 +118,7 @@ def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float],
 
 def _launch(launcher: str, processes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "found.json"
+        result = Path(folder) / "figures.json"
         arguments = [*sys.argv[1:], f"worker={result}"]
         if launcher == "python":
             line = [sys.executable, "-m", "retina_dist.benchmark.scaling", *arguments]
@@ -128,8 +128,8 @@ def _launch(launcher: str, processes: int) -> dict[str, Any]:
         if done.returncode or not result.exists():
             words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
             raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        figures: dict[str, Any] = json.loads(result.read_text())
+        return figures
 
 
 def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[str] = ()) -> None:
@@ -171,9 +171,9 @@ def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[st
 def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
-        found = measure(config, warmup=config.warmup, steps=config.steps)
-        if found["is_main"]:
-            text = json.dumps(found)
+        figures = measure(config, warmup=config.warmup, steps=config.steps)
+        if figures["is_main"]:
+            text = json.dumps(figures)
             write_atomically(Path(config.worker), lambda temporary: temporary.write_text(text))
     else:
         benchmark(config)

@@ -119,22 +119,22 @@ def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
 
 def benchmark(config: SyntheticBenchmarkConfig) -> dict[str, Any] | None:
     """Measure the job that this process is of; its main rank prints, writes and returns the figures."""
-    found = measure(
+    figures = measure(
         config,
         warmup=config.num_warmup_batches,
         steps=config.num_batches_per_iter,
         rounds=config.num_iters,
         report=print_redacted,
     )
-    if not found.pop("is_main"):
+    if not figures.pop("is_main"):
         return None
-    processes, rounds = found["processes"], found["images_per_s"]
+    processes, rounds = figures["processes"], figures["images_per_s"]
     one, all_ = mean_and_deviation([value / processes for value in rounds]), mean_and_deviation(rounds)
     print_redacted(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
     print_redacted(f"img/s of {pluralize(processes, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
-    if found["peak_memory_gib"]:
-        print_redacted(f"peak memory: {found['peak_memory_gib']:.2f} GiB")
-    facts = found | {"images_per_s_per_process": one, "images_per_s": all_, "rounds": [round(v, 3) for v in rounds]}
+    if figures["peak_memory_gib"]:
+        print_redacted(f"peak memory: {figures['peak_memory_gib']:.2f} GiB")
+    facts = figures | {"images_per_s_per_process": one, "images_per_s": all_, "rounds": [round(v, 3) for v in rounds]}
     return finish(config, "synthetic", {"images_per_s_per_process": one["mean"]}, **facts)
 
 

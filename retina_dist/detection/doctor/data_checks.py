@@ -66,7 +66,7 @@ def check_images(
         yield from checks
     except BrokenProcessPool as error:
         raise DataError(
-            "a process that decoded images was ended from outside, most likely for want of memory; free some, or look at "
+            "a process that decoded images was ended from outside, most likely because memory ran out; free some, or read "
             "the headers only with images=header."
         ) from error
     finally:
@@ -114,11 +114,11 @@ def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collecti
     }
     findings = []
     for problem, remedy in remedies.items():
-        found = [check.detail for check in checks if check.problem == problem]
+        details = [check.detail for check in checks if check.problem == problem]
         if problem in tolerated:
-            findings += _finding("warning", split, f"images {problem}", found, "left out of training, as you set")
+            findings += _finding("warning", split, f"images {problem}", details, "left out of training, as you set")
         else:
-            findings += _finding("error", split, f"images {problem}", found, remedy)
+            findings += _finding("error", split, f"images {problem}", details, remedy)
     if checks and all(check.problem in tolerated for check in checks):
         findings += [Finding("error", split, "images, and none can be used", "restore some", len(checks))]
 
@@ -188,19 +188,19 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         "reaching out of the image": "clipped to the image in training, left as they are in the metric",
     }
     record_of = {record.image_id: record for record in data.records}
-    found = defaultdict(list)
+    faulty = defaultdict(list)
     for entry in data.coco["annotations"]:
         record = record_of[entry["image_id"]]
         fault = fault_of(entry["bbox"], record.width or math.inf, record.height or math.inf)
         if fault and not entry["iscrowd"]:
             size = f"{record.width} x {record.height}" if record.width and record.height else "an unknown size"
             box = ", ".join(f"{value:g}" for value in entry["bbox"])
-            found[fault].append(f"annotation {entry['id']}: [{box}] in {record.file_name} of {size}")
+            faulty[fault].append(f"annotation {entry['id']}: [{box}] in {record.file_name} of {size}")
     level: Level
     findings = []
     for fault, remedy in remedies.items():
         level = "info" if fault == "reaching out of the image" else "warning"
-        findings += _finding(level, split, f"boxes {fault}", found[fault], remedy)
+        findings += _finding(level, split, f"boxes {fault}", faulty[fault], remedy)
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
@@ -210,7 +210,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         return findings + (
             [] if split == "train" else _finding("warning", split, "images, and none has a box", empty, remedy)
         )
-    remedy = "background to learn from" if split == "train" else "whatever is found there is wrong"
+    remedy = "background to learn from" if split == "train" else "every detection there is wrong"
     return findings + _finding("info", split, "images without boxes", empty, remedy)
 
 

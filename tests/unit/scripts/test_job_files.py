@@ -31,7 +31,7 @@ def commands_of(path: Path) -> Iterator[tuple[str, list[str]]]:
     text = path.read_text().replace("\\\n", " ")
     if path.suffix in (".yaml", ".yml"):
         loaded = list(yaml.safe_load_all(text))
-        inputs = {"lr": "1e-3", "batch_size": 16} | {k: v for d in loaded for k, v in (d.get("inputs") or {}).items()}
+        inputs = {k: v for d in loaded for k, v in (d.get("inputs") or {}).items()}
 
         def filled(found: re.Match[str]) -> str:
             value = inputs.get(found[1], "/folder")
@@ -72,13 +72,13 @@ def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, w
     config = load_config(name, [word for word in words if "$" not in word])
     if path.suffix != ".md" and path.parent.name != "ray":
         assert config.strategy.device == "cuda", "on paid machines, a run must not fall back on the CPU"
-        if name == "train" and path.stem != "sweep":
+        if name == "train":
             assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, "some GPUs would wait for others"
 
 
 def test_every_file_has_its_commands() -> None:
     with_commands = {case.id.rpartition("-")[0] for case in cases()}
-    azure = {f"azure/{name}.yml" for name in ("synthetic", "figure10", "sweep", "train", "train-spot")}
+    azure = {f"azure/{name}.yml" for name in ("synthetic", "figure10", "train", "train-spot")}
     assert with_commands >= {
         *azure,
         "kubernetes/mpijob.yaml",
@@ -114,7 +114,6 @@ LOADERS = {
     "environment": "load_environment",
     "amlCompute": "load_compute",
     "commandJob": "load_job",
-    "sweepJob": "load_job",
     "model": "load_model",
     "managedOnlineEndpoint": "load_online_endpoint",
     "managedOnlineDeployment": "load_online_deployment",
@@ -130,7 +129,7 @@ def load_by_sdk(path: Path, content: dict[str, Any]) -> None:
         warnings.simplefilter("ignore")
         entity = getattr(ml, LOADERS[kind[1]])(io.StringIO(yaml.safe_dump(content)), relative_origin=str(path))
         entity = entity._to_job() if hasattr(entity, "_to_job") else entity
-        if kind[1] in ("commandJob", "sweepJob"):
+        if kind[1] == "commandJob":
             entity._to_rest_object()  # private: the only place where some errors show
 
 
