@@ -1,4 +1,4 @@
-"""Being asked to end by a signal."""
+"""Being asked to end by a signal, and ranks that agree on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from retina_dist.engine import preemption
-from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.preemption import PreemptionWatch, StopAction, StopConsensus
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -79,3 +81,43 @@ def test_the_documented_watcher_of_azures_events_ends_the_job(tmp_path: Path) ->
         (tmp_path / "new").rename(tmp_path / "scheduledevents")
         assert watcher.wait(20) != 0
         server.shutdown()
+
+
+# the consensus
+
+
+class TwoRanks(SingleDeviceStrategy):
+    """This rank never requests a stop; the other does from its third step on."""
+
+    world_size = 2  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.asked = 0
+        self.open = 0
+
+    def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
+        self.asked += 1
+        self.open += 1
+        found = max(level, StopAction.STOP if self.asked >= 3 else StopAction.NONE)
+
+        def answer() -> int:
+            self.open -= 1
+            return found
+
+        return answer
+
+
+def test_the_action_is_known_one_step_later_and_no_collective_is_left_in_flight() -> None:
+    strategy = TwoRanks()
+    consensus = StopConsensus(strategy)
+    requests = (StopAction.NONE, StopAction.SAVE, StopAction.SAVE, StopAction.NONE)
+    assert [consensus.poll(r) for r in requests] == [StopAction.NONE, StopAction.NONE, StopAction.SAVE, StopAction.STOP]
+    assert strategy.open == 1
+    consensus.close()
+    assert strategy.open == 0
+
+
+def test_one_process_gets_its_own_request() -> None:
+    consensus = StopConsensus(SingleDeviceStrategy("cpu"))
+    assert [consensus.poll(request) for request in StopAction] == list(StopAction)

@@ -19,7 +19,9 @@ from retina_dist.engine.checkpoint import when
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.nonfinite import Divergence
+from retina_dist.engine.preemption import StopAction
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
@@ -366,30 +368,30 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     assert torch.equal(weights(timed), weights(whole))
 
 
-def test_a_run_that_died_after_a_timed_checkpoint_writes_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = trainer(log_every=5, validate_every="100epochs")
-    whole.fit()
-    clock = [0.0]
-    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
+def test_a_save_that_was_asked_for_is_not_repeated_at_once() -> None:
+    """The answer of all ranks comes a step later, when a checkpoint of the plan may have been written."""
+    checkpointer = trainer().checkpointer
+    checkpointer.state.step = 5
+    for saved, planned, action, due in (
+        (3, False, StopAction.SAVE, True),
+        (4, False, StopAction.SAVE, False),
+        (4, True, StopAction.NONE, True),
+        (4, False, StopAction.NONE, False),
+        (4, False, StopAction.STOP, True),
+    ):
+        checkpointer.saved_step = saved
+        assert checkpointer.is_due(planned, action) == due
 
-    def step() -> None:
-        clock[0] += 30
-        if clock[0] == 30 * 8:
-            raise KeyError("died")
 
-    first = trainer(tmp_path, log_every=5, validate_every="100epochs", checkpoint_minutes=1.5, stop_reason=step)
-    with pytest.raises(KeyError, match="died"):
-        first.fit()
-    newest = load_checkpoint(tmp_path / "last.pt")
-    assert newest["step"] == 6
-    second = trainer(log_every=5, validate_every="100epochs")
-    second.state.load_state_dict(newest)
-    second.fit()
-    rows = first.train_logger.metric_logger.rows + second.train_logger.metric_logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.train_logger.metric_logger.rows]
-    assert torch.equal(weights(second), weights(whole))
+def test_the_meter_is_averaged_once_and_loaded_on_any_rank_without_a_collective() -> None:
+    meter, other = StepMeter(lambda x: x / 2), StepMeter(lambda x: pytest.fail("a collective"))
+    meter.update({"loss": torch.tensor(3.0)}, images=4)
+    content = meter.state_dict()
+    assert (content["sums"].tolist(), content["steps"], content["images"]) == ([1.5], 1, 4)
+    other.load_state_dict(content)
+    assert other.state_dict()["sums"].tolist() == [1.5]
+    other.update({"loss": torch.tensor(1.0), "another": torch.tensor(1.0)}, images=4)  # of another version: starts anew
+    assert other.names == ["loss", "another"]
 
 
 def without_times(row: tuple[int, dict[str, float]]) -> tuple[int, dict[str, float]]:

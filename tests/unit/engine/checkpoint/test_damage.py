@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError
 from retina_dist.torch_files import SEAL_LENGTH
 
@@ -160,31 +159,6 @@ def damage(path: Path, dice: random.Random) -> None:
     while changed == data:
         changed = dice.choice(DAMAGES)(data, dice)
     path.write_bytes(changed)
-
-
-@pytest.mark.parametrize("name", ["last.pt", "best.pt", "anything.pt"])
-def test_copies_under_other_names_are_verified_too(sound: Path, tmp_path: Path, name: str) -> None:
-    dice = random.Random(1)
-    data = (sound / NEWEST).read_bytes()
-    (tmp_path / name).write_bytes(data)
-    assert is_as_written(load_checkpoint(tmp_path / name))
-    for _ in range(40):
-        (tmp_path / name).write_bytes(data)
-        damage(tmp_path / name, dice)
-        with pytest.raises(CheckpointError):
-            load_checkpoint(tmp_path / name)
-
-
-def test_a_step_in_the_manifest_that_is_not_there(sound: Path, tmp_path: Path, said: list[str]) -> None:
-    shutil.copytree(sound, tmp_path / "run")
-    entries = read_manifest(sound)
-    (tmp_path / "run" / MANIFEST).write_text(
-        json.dumps([*entries, {**entries[1], "step": 300, "file": "step_00000300.pt"}])
-    )
-    newest = load_latest(tmp_path / "run")
-    assert newest is not None
-    assert newest[0].name == NEWEST
-    assert said == [f"there is no checkpoint {tmp_path}/run/step_00000300.pt; going back to the checkpoint before it."]
 
 
 def test_no_damaged_checkpoint_gives_weights(tmp_path: Path) -> None:

@@ -61,12 +61,6 @@ def test_fresh_runs_are_numbered() -> None:
     assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
 
 
-def test_a_name_is_no_pattern() -> None:
-    Path("runs/a[1]").mkdir(parents=True)
-    assert open_run(settings("data.name='a[1]'")).folder == Path("runs/a[1]-2")
-    assert open_run(settings("data.name='a*'")).folder == Path("runs/a*")
-
-
 def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
     save("mine", 1)
     with pytest.raises(ConfigError, match="mine already holds a run; go on with resume=auto"):
@@ -223,15 +217,6 @@ def test_the_run_s_settings_are_the_base_of_a_resume() -> None:
     assert settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer
 
 
-def test_debug_runs_keep_out_of_the_way() -> None:
-    assert open_run(settings("trainer=debug")).folder == Path("runs/debug")
-
-
-def test_a_fresh_start_of_auto_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    open_run(settings("resume=auto", "output_dir=typo"))
-    assert caplog.messages == ["resume=auto: no checkpoint in typo; a fresh start"]
-
-
 def test_checkpoints_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
@@ -263,13 +248,6 @@ def test_a_missing_driver_is_one_sentence() -> None:
         open_run(settings("trainer.checkpoint_dir=oss://box/run"))
     with pytest.raises(UserError, match="nonsense://box.* cannot be opened"):
         open_run(settings("resume=nonsense://box", "output_dir=x"))
-
-
-def test_without_its_manifest_a_run_goes_on_from_its_files(caplog: pytest.LogCaptureFixture) -> None:
-    save("mine", 1, 2)
-    Path("mine/checkpoints/manifest.json").unlink()
-    assert open_run(settings("resume=auto", "output_dir=mine")).resume_step == 2
-    assert caplog.messages == ["mine/checkpoints/manifest.json is missing; going by the checkpoint files themselves."]
 
 
 class Remembering(ThreadRank):

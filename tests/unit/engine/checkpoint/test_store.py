@@ -76,13 +76,6 @@ def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
     assert ("best.pt" in names_in(folder)) == isinstance(folder, Path)  # elsewhere it is a name in the manifest
 
 
-def test_lower_can_be_better_and_the_first_of_equals_stays_best(folder: PathOrUrl) -> None:
-    store = CheckpointStore(folder, best=BestMetric("val/loss"))
-    for step, metric in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.4)):
-        save(store, content(step), step, metric)
-    assert value_of(folder / "best.pt") == 2
-
-
 def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: PathOrUrl, tmp_path: Path) -> None:
     CheckpointStore(folder / "new").claim()
     assert names_in(folder / "new") == ["manifest.json"]
@@ -147,15 +140,6 @@ def test_the_metric_of_each_file_is_known_without_a_manifest(folder: PathOrUrl) 
         (folder / "manifest.json").unlink()
     save(CheckpointStore(folder, best=best, keep_last=3, resumed_at=2), content(3), 3, 1.7)
     assert value_of(folder / "best.pt") == 2
-
-
-def test_going_back_replaces_the_later_steps(folder: PathOrUrl) -> None:
-    store = CheckpointStore(folder, keep_last=5)
-    for step in (1, 2, 3):
-        save(store, content(step), step)
-    save(store, content(20), 2)
-    assert steps_in(folder) == ["step_00000001.pt", "step_00000002.pt"]
-    assert load_latest(folder)[1]["model"]["w"][0] == 20
 
 
 def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: PathOrUrl, said: list[str]) -> None:
@@ -264,13 +248,6 @@ def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: str | byt
     assert value_of(folder / "best.pt") == 1  # the metrics were read from the files
 
 
-def test_all_damaged_is_an_error(folder: PathOrUrl) -> None:
-    path = save(CheckpointStore(folder), content(), 1)
-    path.write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="every checkpoint"):
-        load_latest(folder)
-
-
 def test_a_file_under_the_name_of_another_is_refused(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, keep_last=2)
     first, second = save(store, content(1), 1), save(store, content(2), 2)
@@ -313,13 +290,6 @@ def test_a_crash_between_file_and_manifest_loses_nothing(
     assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
     with contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError):  # the metric is that of the file
         assert load_checkpoint(folder / "best.pt")["step"] == 5
-
-
-def test_damage_is_found_before_the_file_is_parsed(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "mine.pt", {**content(), "step": 1})
-    DAMAGE["flip"](tmp_path / "mine.pt")
-    with pytest.raises(CheckpointError, match=r"mine\.pt is damaged: its SHA-256 is not the one at its end"):
-        load_checkpoint(tmp_path / "mine.pt")
 
 
 def sha256_of(path: Path) -> str:
@@ -368,37 +338,6 @@ def test_file_and_folder_are_flushed_before_anything_older_goes(
         assert done[begin : begin + 3] == [f"sync {file}", f"name {file}", "sync checkpoints"]
     assert done.index("name step_00000002.pt") < done.index("name manifest.json")
     assert done[-1] == "remove step_00000001.pt"
-
-
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """A real one: two checkpoints fit, three do not."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", disk], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip() or mounted.returncode}")
-    try:
-        store = CheckpointStore(disk / "checkpoints", keep_last=3)
-        megabyte = torch.zeros(250_000)
-        for step in (1, 2):
-            save(store, {"model": {"w": megabyte + step}}, step)
-        before = sorted((p.name, p.read_bytes()) for p in store.folder.iterdir())  # type: ignore[union-attr]
-        with pytest.raises(
-            CheckpointError, match=r"step 3 was not saved.*disk/checkpoints.*make room.* 0\.\d MiB free"
-        ):
-            save(store, {"model": {"w": megabyte}}, 3)
-        assert sorted((p.name, p.read_bytes()) for p in store.folder.iterdir()) == before  # type: ignore[union-attr]
-        assert value_of(disk / "checkpoints" / "last.pt") == 2
-        store.keep_last = 1
-        with pytest.raises(CheckpointError):  # the old ones go only after the new one is there
-            save(store, {"model": {"w": megabyte}}, 3)
-        (disk / "checkpoints" / "step_00000001.pt").unlink()
-        assert save(store, {"model": {"w": megabyte}}, 3).name == "step_00000003.pt"
-        assert steps_in(store.folder) == ["step_00000003.pt"]
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
@@ -512,31 +451,22 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
         ({"format": "1"}, "its format is '1'"),
         ({"format": 1}, "its step is missing"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
+        ({"sealed": 1, "step": "5"}, "its step is of type str"),
+        ({"sealed": 1, "step": True}, "its step is of type bool"),
+        ({"sealed": 1, "step": 5, "model": [1]}, "its model is of type list"),
+        ({"sealed": 1, "step": 5, "optimizer": None}, "its optimizer is of type NoneType"),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> None:
     path = tmp_path / "some.pt"
     if isinstance(made, bytes):
         path.write_bytes(made)
+    elif isinstance(made, dict) and "sealed" in made:
+        write_checkpoint(path, made)
     elif made is not None:
         torch.save(made, path)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"step": "5"}, "its step is of type str"),
-        ({"step": True}, "its step is of type bool"),
-        ({"step": 5, "model": [1]}, "its model is of type list"),
-        ({"step": 5, "optimizer": None}, "its optimizer is of type NoneType"),
-    ],
-)
-def test_sealed_files_of_wrong_types_are_named(tmp_path: Path, content: dict, message: str) -> None:
-    write_checkpoint(tmp_path / "some.pt", content)
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(tmp_path / "some.pt")
 
 
 def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
