@@ -85,9 +85,9 @@ def test_a_damaged_newest_is_reported_and_passed_over(caplog: pytest.LogCaptureF
     save("mine", 1, 2)
     Path("mine/checkpoints/step_00000002.pt").write_bytes(b"torn")
     assert open_run(settings("resume=auto", "output_dir=mine")).resume_step == 1
-    assert "step_00000002.pt is damaged" in caplog.messages[0]
+    assert "step_00000002.pt cannot be read" in caplog.messages[0]
     assert open_run(settings("resume=mine")).resume_step == 1
-    with pytest.raises(CheckpointError, match="step_00000002.pt is damaged"):  # asked for by name
+    with pytest.raises(CheckpointError, match="step_00000002.pt cannot be read"):  # asked for by name
         open_run(settings("resume=mine/checkpoints/step_00000002.pt"))
     Path("mine/checkpoints/step_00000001.pt").unlink()
     with pytest.raises(CheckpointError, match="every checkpoint in mine/checkpoints is damaged or missing"):
