@@ -80,7 +80,7 @@ class DiscTask(Task):
 
     def build_data(self) -> DiscBatches:
         buckets = make_buckets([[SIZE, SIZE]] * self.num_images, min_sizes=[SIZE], max_size=SIZE)
-        options = {"batch_size": self.config.data.batch_size, "accumulate": self.config.trainer.accumulate}
+        options = {"batch_size": self.config.data.batch_size, "accumulate": self.config.trainer.micro_batches}
         options |= {"rank": self.strategy.rank, "world_size": self.strategy.world_size, "seed": self.config.seed}
         return DiscBatches(TrainSampler(buckets=buckets, **options))
 
