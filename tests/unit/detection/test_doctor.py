@@ -280,23 +280,6 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
     assert [check.record for check in alone] == list(data.records)
 
 
-def test_a_process_that_dies_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class BrokenPool:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        def map(self, *_: object, **__: object) -> None:
-            raise checks.BrokenProcessPool
-
-        def shutdown(self, **_: object) -> None: ...
-
-    defective(tmp_path)
-    data = load_annotations(tmp_path / "annotations/instances_train.json", tmp_path / "train", missing_images="ignore")
-    monkeypatch.setattr(checks, "WORTH_A_PROCESS", 3)
-    monkeypatch.setattr(checks, "ProcessPoolExecutor", BrokenPool)
-    with pytest.raises(DataError, match="images=header"):
-        list(check_images(data.records, decode=True, max_pixels=100, max_processes=2))
-
-
 def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
     for how in ("decode", "header"):
@@ -432,26 +415,6 @@ def test_remedies_are_tried(
     else:
         assert report.details["anchor_coverage"]["remedies"] == [{"settings": first_remedy, "unreached": 0.0}]
         assert f"0.0% are left, tried on these boxes, with\n     {first_remedy[0]}\n" in text
-
-
-def test_many_classes_are_cut_in_the_middle(tmp_path: Path) -> None:
-    categories = [{"id": i, "name": f"class-{i:03}"} for i in range(1, 61)]
-    entries = [
-        {"id": 100 * i + j, "image_id": 1, "category_id": i, "bbox": [0, 0, 30, 30]}
-        for i in range(1, 51)
-        for j in range(i)
-    ]
-    images = [{"id": 1, "file_name": "a", "width": 64, "height": 64}]
-    (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": entries, "categories": categories}))
-    options = ["data=coco", f"data.train_annotations={tmp_path}/a.json", "images=none"]
-    lines = examine(load_config("doctor", options)).text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("  ... "))
-    assert lines[at] == "  ... 10 more classes; output=FILE.json has all"
-    assert lines[at - 20].split() == ["class-050", "50", "0", "0", "50"]
-    assert [line.split()[0] for line in lines[at - 1 : at + 2]] == ["class-031", "...", "class-020"]
-    assert lines[at + 20].split()[0] == "class-001"
-    assert lines[at + 21].split() == ["all", "classes", "1275", "0", "0", "1275"]
-    assert len({len(line) for line in lines[at - 20 : at]}) == 1
 
 
 def test_real_photos(real_data: Path) -> None:
