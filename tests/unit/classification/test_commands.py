@@ -129,6 +129,7 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     shutil.copy(train / "circle" / "000000.png", val / "ring" / "leak.png")
     shutil.copy(train / "cross" / "000001.png", train / "cross" / "again.png")
     (train / "star" / "bad.png").write_bytes(b"no image")
+    (train / "empty").mkdir()
     for i in range(12):
         Image.new("RGB", (30 + i, 30)).save(train / "square" / f"more{i}.png")
     command = [*SMALL, f"data.root={tmp_path / 'data'}", "data.drawn=null"]
@@ -138,6 +139,7 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     assert found.errors == 3
     assert by_what["train", "unreadable files"].examples[0].startswith("star/bad.png")
     assert by_what["val", "images that are in train too"].examples == ("train/circle/000000.png = val/ring/leak.png",)
+    assert by_what["train", "folders without an image"].examples == ("empty",)
     assert by_what["labels", "images with different labels"].level == "error"
     assert by_what["train, val", "images that occur more than once"].level == "warning"
     assert any(what.startswith("square has 14 images") for _, what in by_what)
