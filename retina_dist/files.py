@@ -98,8 +98,8 @@ def check_regular(path: str | Path) -> None:
     _check_mode(os.stat(path), path)
 
 
-def _check_mode(found: os.stat_result, path: object) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_mode(facts: os.stat_result, path: object) -> None:
+    if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
 
 
@@ -317,11 +317,11 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
         ) from error
     if "\0" in text:
         raise ConfigError(f"{text[:120]!r} has a NUL, which no path or URL has; give another place.")
-    protocol, found, rest = text.partition("://")
+    protocol, separator, rest = text.partition("://")
     too_long = len(max(parts, key=len)) > NAME_BYTES or sum(map(len, parts)) + len(parts) > PATH_BYTES
-    if too_long and (not found or protocol in ("file", "local")):
+    if too_long and (not separator or protocol in ("file", "local")):
         raise ConfigError(f"{text[:120]}… is too long for the name of a file; give another place.")
-    if not found:
+    if not separator:
         return Path(text)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.:-]*", protocol) or not rest.strip("/"):
         raise ConfigError(f"{text} is no URL, which has the form PROTOCOL://PLACE; give a path or a URL.")

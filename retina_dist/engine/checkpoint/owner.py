@@ -21,6 +21,7 @@ from typing import Any
 
 from retina_dist.errors import ConfigError
 from retina_dist.files import PathOrUrl, read_bytes
+from retina_dist.text import escape
 
 LOCK = "run.lock"
 
@@ -29,7 +30,7 @@ def describe_owner(owner: Any) -> str:
     """ "process 17 on node3 since 2026-01-31 12:00:00", of what `Owner.name` wrote."""
     if not isinstance(owner, dict):
         return "another process"
-    return f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}"
+    return escape(f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}")
 
 
 class Owner(contextlib.AbstractContextManager["Owner"]):
