@@ -181,7 +181,7 @@ def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dict
         known = settings_by_key(schema_with(schema_of(name), content))
         for key in sorted({key for key, _ in leaves(content)} - known.keys() - given):
             section, _, last = key.rpartition(".")
-            parent = OmegaConf.select(run, section) if section else run
+            parent: Any = OmegaConf.select(run, section) if section else run
             parent.pop(last)
             logger.info(f"{file}: {key} is not a setting of this version")
     except (OSError, OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:

@@ -153,7 +153,7 @@ class StepMemory:
             with fake, _CudaAutocast() if self.on_gpu else nullcontext():
                 if (batch := self.task.largest_batch(images, self.device)) is None:
                     raise NotEstimated(f"{type(self.task).__name__}.largest_batch does not say what batches are like")
-                batch = batch.to("cpu") if self.on_gpu else batch  # as the copy to the device makes it
+                batch = batch.to(torch.device("cpu")) if self.on_gpu else batch  # as the copy to the device makes it
                 step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
         parts["batches"] *= plan.accumulate * (self.prefetched if self.on_gpu else 1)

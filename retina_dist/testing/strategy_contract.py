@@ -60,7 +60,7 @@ def check_collectives(strategy: DistributedStrategy) -> None:
     rank, world = strategy.rank, strategy.world_size
     ranks = range(world)
     assert 0 <= rank < world, f"rank {rank} of {world}"
-    assert strategy.is_main == (rank == 0)
+    assert strategy.is_main == (rank == 0), f"is_main is {strategy.is_main} on rank {rank}"
     for device in {strategy.device, torch.device("cpu")}:
         for dtype in (torch.float32, torch.float64, torch.int64):
             big = 2**20 + 1 if dtype == torch.float32 else 2**40 + 1  # exact in this type, but in no smaller one

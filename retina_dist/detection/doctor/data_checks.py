@@ -90,8 +90,8 @@ def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageC
     except (ImageError, OSError) as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(record, "missing", str(record.path))
-        reason = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
-        reason = "not an image" if isinstance(reason, UnidentifiedImageError) else reason
+        cause = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
         return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
     orientation = orientation_of(io.BytesIO(content) if content is not None else Path(str(record.path)))
     stored = size[::-1] if orientation in SWAPPING else size

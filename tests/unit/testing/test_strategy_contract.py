@@ -182,7 +182,7 @@ MUTANTS = {
     Unscaled: "training, plain",
     HidesInfinity: "reduce first",
     OwnLevel: "highest level",
-    EveryoneIsMain: "",
+    EveryoneIsMain: "is_main is True on rank 1",
     EndsAlone: "must raise on every rank",
     Forgetful: "resumed",
 }
