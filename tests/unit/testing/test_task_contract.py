@@ -205,7 +205,10 @@ MUTANTS = {
     ),
     "one loss, no dict": (changed_model(lambda net, batch, losses: losses["centre"]), "not a dict of losses"),
     "a fingerprint that changes": (changed_task(fingerprint=lambda task: str(next(count))), "changes by itself"),
-    "a checkpoint with objects": (changed_task(metadata=lambda task, model: {"model": model}), "Weights only load failed"),
+    "a checkpoint with objects": (
+        changed_task(metadata=lambda task, model: {"model": model}),
+        "Weights only load failed",
+    ),
     "a lock that is no setting": (changed_task(locked_settings=frozenset(("data.classes",))), "which is no setting"),
 }
 
