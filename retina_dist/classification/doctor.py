@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import UnidentifiedImageError
 from retina_dist.classification.data.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.classification.splits import check_trainable, read_splits
-from retina_dist.data.images import SUFFIXES, image_size, read_image
+from retina_dist.data.images import image_size, read_image
 from retina_dist.data.sources import read_in_turn
 from retina_dist.errors import ConfigError, ImageError
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
@@ -39,12 +38,6 @@ def examine(config: Any) -> DoctorReport:
         check_trainable(config.model, data, train)
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
-    folder = Path(data.root or "") / "train"
-    if data.format == "folders" and folder.is_dir():
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if empty := tuple(name for name in names if name not in train.classes):
-            remedy = f"not a class of the model; images end with {', '.join(sorted(SUFFIXES))}"
-            findings.append(Finding("warning", "train", "folders without an image", remedy, len(empty), empty))
     findings += [finding for split, part in parts.items() for finding in _balance(split, part)]
     sizes: list[tuple[int, int]] = []
     if config.images != "none":

@@ -12,7 +12,7 @@ import torch
 from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.data.dataset import ClassificationDataModule
-from retina_dist.classification.data.samples import Samples, read_samples, root_of
+from retina_dist.classification.data.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_settings_of
@@ -53,7 +53,7 @@ def evaluate_on(
 ) -> ClassificationResult:
     """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
-        val = strategy.run_collectively(lambda: _validation_set(data, classifier, f"data.root={data.root}"))
+        val = strategy.run_collectively(lambda: _validation_set(data, classifier, "data.root"))
         with classifier.on(strategy.device):
             return _evaluated(classifier, data, val, strategy)
 
@@ -97,14 +97,14 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
     content = load_checkpoint(path)
     classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)
     data = data_of_checkpoint(content, config.root, path)
-    return classifier, data, _validation_set(data, classifier, path)
+    return classifier, data, _validation_set(data, classifier, "root")
 
 
-def _validation_set(data: ClassificationData, classifier: TrainedClassifier, source: str) -> Samples:
+def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key: str) -> Samples:
     root = root_of(data.root, data.name)
     val = read_samples(root, "val", data.format, classes=classifier.classes, missing_images=data.missing_images)
     if val is None:
-        raise ConfigError(f"{source} names no validation set; give root=FOLDER with val in it.")
+        raise ConfigError(absent(key, root, "val", data.format))
     return val
 
 

@@ -69,15 +69,14 @@ def read_samples(
     rows = readers[form](root, split)
     if rows is None:
         if split == "train":
-            what = {
-                "folders": "folder train with a folder for each class",
-                "csv": "file train.csv",
-                "shards": "train shards",
-            }
-            raise DataError(f"data.root={root} has no {what[form]}; give the right data.root, or another data.format.")
+            raise DataError(absent("data.root", root, split, form))
         return None
     rows.sort(key=lambda row: row[0])
     rows, warnings = _present(rows, missing_images, root)
+    if form == "folders" and split == "train" and not isinstance(root, Url):
+        used = {label for _, _, label in rows}
+        if empty := [f"{split}/{name}" for name in _folders_in(root / split) if name not in used]:
+            warnings.append(f"no image in {truncate(empty)}; left out of the classes")
     if not rows:
         raise DataError(f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}.")
     known = tuple(classes) if classes is not None else tuple(sorted({label for _, _, label in rows}))
@@ -92,6 +91,40 @@ def read_samples(
     return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, tuple(warnings))
 
 
+def absent(key: str, root: PathOrUrl, split: str, form: str) -> str:
+    """A sentence that says that `root`, the value of `key`, lacks a split, and what to change."""
+    wanted = {
+        "folders": f"folder {split} with a folder for each class",
+        "csv": f"file {split}.csv",
+        "shards": f"{split} shards",
+    }
+    file = f"{split}.csv" if form == "csv" else split
+    remedy = f"give {key}=FOLDER with {split} in it, or another data format"
+    if not isinstance(root, Url) and root.is_dir():
+        names = sorted(path.name for path in root.glob("*"))
+        alike = [name for name in names if name.lower() == file != name]
+        classes = sorted({path.parent.name for path in root.glob("*/*") if _is_image(path.name)})
+        if root.resolve().name in ("train", "val") and (root / ".." / file).exists():
+            remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
+        elif alike:
+            remedy = f"rename {root / alike[0]} to {file}"
+        elif form != "csv" and f"{split}.csv" in names:
+            remedy = f"{split}.csv is there: give data=labels_csv"
+        elif form != "folders" and split in names:
+            remedy = f"a folder {split} is there: give data=folders"
+        elif form == "folders" and split not in names and classes:
+            remedy = f"move {truncate(classes)} into {root / split}"
+    return f"{key}={root} has no {wanted[form]}; {remedy}."
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
 Row = tuple[str, Source, str]  # name, source, class
 
 
@@ -99,16 +132,19 @@ def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
     folder = root / split
     if isinstance(folder, Url):
         there = objects_in(folder)
+        top = [name for name in there if "/" not in name]
         listed: list[Row] = [(name, file, name.split("/")[0]) for name, file in there.items() if "/" in name]
     else:
         if not folder.is_dir():
             return None
         above = set(map(str, (folder.resolve(), *folder.resolve().parents)))
-        labels = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
-        files = ((file, label) for label in labels for file in _files(folder / label, above))
+        top = os.listdir(folder)
+        files = ((file, label) for label in _folders_in(folder) for file in _files(folder / label, above))
         listed = [(file.removeprefix(f"{folder}/"), file, label) for file, label in files]
     shown = [row for row in listed if not any(part.startswith(".") for part in row[0].split("/"))]
-    images = [row for row in shown if os.path.splitext(row[0])[1].lower() in SUFFIXES]
+    images = [row for row in shown if _is_image(row[0])]
+    if not images and any(_is_image(name) and not name.startswith(".") for name in top):
+        raise DataError(f"{folder} holds images but no folder for each class; move each image into {folder}/CLASS.")
     return images if images or split == "train" or listed else None
 
 
@@ -144,7 +180,15 @@ def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
             continue
         name, label = (row[0].strip().replace("\\", "/"), row[1].strip()) if len(row) == 2 else ("", "")
         if not name or not label:
-            raise DataError(f"{path}: line {number} is {escape(','.join(row), 80)}, not file,label.")
+            raise DataError(
+                f"{path}: line {number} is {escape(','.join(row), 80)}, not file,label with a comma between."
+            )
+        if _is_image(label) and not _is_image(name):
+            raise DataError(f"{path}: the columns are label,file; write file,label.")
+        if number == 1 and not _is_image(name) and any(map(_is_image, (read[1:] or [[]])[0][:1])):
+            raise DataError(
+                f"{path}: line 1 is {escape(','.join(row), 80)}, a header other than file,label; remove it."
+            )
         inside = os.path.normpath(name)
         if os.path.isabs(inside) or inside.split(os.sep)[0] == ".." or "://" in name:
             raise DataError(f"{path}: line {number} names {escape(name, 80)}, which is outside {root}; move it there.")

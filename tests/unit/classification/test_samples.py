@@ -11,7 +11,7 @@ from PIL import Image
 
 from retina_dist.classification import commands
 from retina_dist.classification.data.drawn import CLASSES, draw_classes
-from retina_dist.classification.data.samples import Samples, read_samples
+from retina_dist.classification.data.samples import Samples, absent, read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.errors import DataError
@@ -74,7 +74,8 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a.png", "line 2 is a.png, not file,label"),
+        ("a.png", "line 2 is a.png, not file,label with a comma between"),
+        ("x,a.png", "the columns are label,file; write file,label"),
         ("../a.png,x", "is outside"),
         ("/etc/a.png,x", "is outside"),
         ("here.png,y", "gives here.png a second label"),
@@ -101,6 +102,32 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="has no image of the split train"):
         read(tmp_path)
+    Image.new("RGB", (4, 4)).save(tmp_path / "train" / "a.png")
+    with pytest.raises(DataError, match=r"train holds images but no folder for each class; move each image into"):
+        read(tmp_path)
+    (tmp_path / "train.csv").write_text("filename,class\na.png,x\n")
+    with pytest.raises(DataError, match=r"line 1 is filename,class, a header other than file,label; remove it"):
+        read(tmp_path, form="csv")
+
+
+@pytest.mark.parametrize(
+    ("root", "split", "form", "remedy"),
+    [
+        ("cls/train", "train", "folders", "give the folder above, data.root={}/cls."),
+        ("cls/val", "val", "folders", "give the folder above, data.root={}/cls."),
+        ("title", "train", "folders", "rename {}/title/Train to train."),
+        ("cls/one", "train", "folders", "give data.root=FOLDER with train in it, or another data format."),
+        ("flat", "train", "folders", "move cat, dog into {}/flat/train."),
+        ("cls", "train", "csv", "a folder train is there: give data=folders."),
+        ("rows", "train", "folders", "train.csv is there: give data=labels_csv."),
+    ],
+)
+def test_a_missing_split_names_the_remedy(tmp_path: Path, root: str, split: str, form: str, remedy: str) -> None:
+    for name in ("cls/train/cat", "cls/val/cat", "title/Train/cat", "flat/cat", "flat/dog", "rows"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "a.png")
+    (tmp_path / "rows" / "train.csv").write_text("a.png,x\n")
+    assert absent("data.root", tmp_path / root, split, form).endswith(f"; {remedy.format(tmp_path)}")
 
 
 def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
