@@ -44,15 +44,15 @@ class Predictor(ABC, Generic[Input, Output]):
     Answer: ClassVar[type]
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32") -> None:
-        if precision not in get_args(Precision):
-            raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
-        self.device, self.precision = resolve_device(str(device)), precision
+        self.device, self.precision = _checked(device, precision), precision
         self.autocast = autocast(self.device, precision)
         self.model: Any = model.to(self.device).eval()
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError."""
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
         return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision)
 
     @classmethod
@@ -67,6 +67,7 @@ class Predictor(ABC, Generic[Input, Output]):
         """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
         if (task := task_of_checkpoint(content)) != cls.task:
             raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
+        device = _checked(device, precision)  # an error of these is none of the checkpoint
         try:
             model, arguments = cls._read(content)
             model.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
@@ -110,6 +111,13 @@ class Predictor(ABC, Generic[Input, Output]):
         return [self.run([self.prepare(image)])[0] for image in images_of(images)]
 
 
+def _checked(device: str | torch.device, precision: str) -> torch.device:
+    """The device by its name. Raises ConfigError for a device or a precision that cannot be used."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
+    return resolve_device(str(device))
+
+
 def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     """One image or several as a list. Raises DataError for anything else."""
     if isinstance(images, AnyImage):
@@ -128,10 +136,15 @@ def predict_files(
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
     `draw` makes the picture and a few words about it. An unreadable file is named and left out; with none left, DataError.
+    ConfigError where a drawing would overwrite an image of `input`.
     """
-    files = find_images(config.input)
+    files, folder = find_images(config.input), Path(config.output_dir)
+    pictures = {(folder / f"{file.stem}.jpg").resolve() for file in files}
+    if lost := [file for file in files if file.resolve() in pictures]:
+        raise ConfigError(
+            f"output_dir={folder} is the folder of {lost[0]} of the input, which would be overwritten; give another output_dir."
+        )
     predictor = kind.from_checkpoint(config.checkpoint, device=config.device, precision=config.precision)
-    folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
     for number, file, pixels, name in read_images(files, config.input, config.max_pixels):

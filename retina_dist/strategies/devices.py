@@ -33,6 +33,10 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     processes, or has NVIDIA's GPUs that torch cannot use, which "auto" does not replace by the CPU.
     """
     asked = name
+    try:
+        torch.device("cpu" if name == "auto" else name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name} is not a device; give auto, cpu, cuda or cuda:0.") from error
     usable = name != "cpu" and torch.cuda.is_available()
     unusable = [] if name == "cpu" or usable else nvidia_gpus()
     if name == "auto":

@@ -381,7 +381,7 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
         ({"categories": ["red", "white"]}, "2 categories do not fit a model of 1 classes"),
         ({"categories": "r"}, "categories='r' is not a list of names"),
         ({"precision": "half"}, "precision=half is not one of fp32"),
-        ({"device": "gpu"}, "device=gpu cannot be used"),
+        ({"device": "gpu"}, "device=gpu is not a device"),
         ({"model": torch.nn.Linear(1, 1)}, "torch.nn.modules.linear.Linear; give rd.build_retinanet"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -15,7 +15,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
-from retina_dist.errors import CheckpointError, DataError, ImageError
+from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
 
@@ -101,6 +101,10 @@ def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
     assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         Detector.from_checkpoint(tmp_path / "absent.pt")
+    with pytest.raises(ConfigError, match="checkpoint is of type NoneType; give the path of a .pt file"):
+        Detector.from_checkpoint(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="^device=gpu is not a device"):
+        Detector.from_checkpoint(path, device="gpu")
 
 
 def test_the_average_is_preferred() -> None:

@@ -97,10 +97,20 @@ def test_without_gpus_auto_is_the_cpu_for_any_number_of_processes(
     assert host.current is None
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu", "is not a device; give auto, cpu, cuda or cuda:0"),
+        ("0", "is not a device; .*"),
+        ("", "is not a device; .*"),
+        ("cuda:99", r"cannot be used \(.+\); use auto or cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, message: str
+) -> None:
     monkeypatch.setattr(devices, "DEV", tmp_path)
-    with pytest.raises(ConfigError, match=rf"^device={name} cannot be used \(.+\); use auto or cpu\."):
+    with pytest.raises(ConfigError, match=rf"^device={name} {message}\."):
         resolve_device(name)  # strategy.device of train, device of predict, evaluate, serve
 
 
