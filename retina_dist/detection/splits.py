@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
@@ -215,9 +217,12 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     for pattern in patterns:
         files += sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))
     if not files:
+        if isinstance(root, Path) and (hint := _other_layout(root, split)):
+            raise DataError(f"{root} has no {split} annotations: {hint}.")
+        alone = "; to train without one, name data.train_annotations and data.train_images in place of data.root"
         raise DataError(
-            f"data.root={root} has no {split} annotations: looked for {', '.join(patterns)}; name the file with "
-            f"data.{split}_annotations=FILE."
+            f"{root} has no {split} annotations: looked for {', '.join(patterns[: len(LAYOUTS)])} and the like; name the file with "
+            f"data.{split}_annotations=FILE (evaluate: annotations=FILE){alone if split == 'val' else ''}."
         )
     annotations = files[0]
     stem = annotations.stem.removeprefix("instances_")
@@ -225,6 +230,26 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
     folders += [*(root / "images" / name for name in names), root / "images"]
     return annotations, next((folder for folder in folders if folder.is_dir()), root)
+
+
+def _other_layout(root: Path, split: str) -> str:
+    """What a folder without COCO annotations holds instead, and what to do; "" where it has some, or is not known."""
+
+    def described(folder: Path, name: str) -> bool:
+        return any(any(folder.glob(pattern.format(split=name))) for pattern in LAYOUTS)
+
+    if described(root, "train"):
+        return ""
+    for pattern in ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"):
+        if any(root.glob(pattern)):
+            return f"{pattern} is YOLO's format, which is not read; convert it to COCO json"
+    if any(root.glob("Annotations/*.xml")):
+        return "it looks like Pascal VOC; give data=voc"
+    if (root / f"{split}.csv").is_file():
+        return f"it holds {split}.csv; give data=csv"
+    if any(file.suffix.lower() in SUFFIXES for file in root.glob("train/*/*")):
+        return "it holds a folder for each class; give task=classification data=folders"
+    return f"give the folder above, {root.absolute().parent}" if described(root.absolute().parent, split) else ""
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:

@@ -100,7 +100,7 @@ def load_annotations(
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
         records = [make_record(entry, images, annotations, slices) for entry in entries]
         if missing_images != "ignore":
-            records = drop_missing(records, images, missing_images, warnings)
+            records = drop_missing(records, images, missing_images, warnings, split)
             records = fill_sizes(records, bad_images, max_pixels, warnings)
         return records
 

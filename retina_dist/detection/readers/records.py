@@ -5,6 +5,7 @@ Names come out of files that others wrote: one that leaves the folder of the ima
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from retina_dist.data.images import image_size
+from retina_dist.data.images import SUFFIXES, image_size
+from retina_dist.data.shards import has_shards
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl, Url
@@ -78,8 +80,10 @@ def _within_url(name: str, images: Url) -> str | None:
     return None if ".." in unquote(inside).split("/") else inside  # a web server takes %2e%2e for ..
 
 
-def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str]) -> list[ImageRecord]:
-    """The records whose files are there. Others are an error, or are left out with a warning ("skip").
+def drop_missing(
+    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str = "train"
+) -> list[ImageRecord]:
+    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip").
 
     Behind a URL one listing of the folder gives them and their versions.
     """
@@ -95,18 +99,27 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, war
     named = truncate([record.file_name for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
     if policy == "error":
-        remedy = "or leave them out with data.missing_images=skip"
+        remedy = "check the folder, or leave them out with data.missing_images=skip"
         if len(missing) == len(records):
-            remedy = "or, where there are shards, use data=shards"
-            name = missing[0].file_name.replace("\\", "/").rpartition("/")[2]
-            if isinstance(images, Path) and (images / name).is_file():
-                remedy = (
-                    f"which holds {name}: the file names begin with a folder, so name the one above in data.*_images"
-                )
-        raise DataError(f"{text}; check the folder, {remedy}.")
+            remedy = _remedy(missing[0], images, split)
+        raise DataError(f"{text}; {remedy}.")
     warnings.append(f"{text}; left out, also of the metrics")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]
+
+
+def _remedy(missing: ImageRecord, images: PathOrUrl, split: str) -> str:
+    """What to do where no image of a split is there, such as `missing`."""
+    name = missing.file_name.replace("\\", "/").rpartition("/")[2]
+    if isinstance(images, Path) and isinstance(missing.path, Path):
+        if _is_there(images / name):
+            return f"the folder holds {name}: name the one above it with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
+        alike = missing.path.parent.glob(f"{glob.escape(missing.path.stem)}.*")
+        for other in (file for file in alike if file.suffix.lower() in SUFFIXES):
+            return f"the folder holds {escape(other.name, 80)}: correct the file names"
+        if has_shards(images, split):
+            return "the folder holds shards: give data=shards"
+    return f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
 
 
 def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem) -> bool:

@@ -165,6 +165,15 @@ def test_missing_images(tmp_path: Path):
     Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
     with pytest.raises(DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"):
         load(tmp_path, COCO, missing_images="error")
+    (tmp_path / "b.png").rename(tmp_path / "b.jpg")
+    with pytest.raises(
+        DataError, match=r"2 of 2 .*; name their folder with data.train_images=FOLDER \(evaluate: images="
+    ):
+        load(tmp_path, COCO, missing_images="error")
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(DataError, match=r"2 of 2 .*; the folder holds a.jpg: correct the file names"):
+        load(tmp_path, COCO, missing_images="error")
+    (tmp_path / "b.jpg").rename(tmp_path / "b.png")
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]

@@ -40,6 +40,24 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
         find_split(tmp_path / "absent", "val")
 
 
+@pytest.mark.parametrize(
+    ("file", "root", "message"),
+    [
+        ("labels/val/a.txt", "", r"labels/\*/\*.txt is YOLO's format, which is not read; convert it to COCO json"),
+        ("Annotations/a.xml", "", "looks like Pascal VOC; give data=voc"),
+        ("val.csv", "", "it holds val.csv; give data=csv"),
+        ("train/cat/a.jpg", "", "a folder for each class; give task=classification data=folders"),
+        ("annotations/instances_val.json", "annotations", "give the folder above, "),
+        ("annotations/train.json", "", "; to train without one, name data.train_annotations and data.train_images"),
+    ],
+)
+def test_another_layout_is_named(tmp_path: Path, file: str, root: str, message: str):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(DataError, match=f"has no val annotations: .*{message}"):
+        find_split(tmp_path / root, "val")
+
+
 def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
     """What lies beside the instances in COCO's own annotation folder."""
     (tmp_path / "annotations").mkdir()
