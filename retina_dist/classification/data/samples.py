@@ -99,8 +99,10 @@ def absent(key: str, root: PathOrUrl, split: str, form: str) -> str:
         "shards": f"{split} shards",
     }
     file = f"{split}.csv" if form == "csv" else split
-    remedy = f"give {key}=FOLDER with {split} in it, or another data format"
-    if not isinstance(root, Url) and root.is_dir():
+    remedy = f"give {key}=FOLDER with {split} in it" + (", or another data.format" if split == "train" else "")
+    if not isinstance(root, Url) and not root.exists():
+        return f"{key}={root} does not exist; {remedy}."
+    if not isinstance(root, Url):
         names = sorted(path.name for path in root.glob("*"))
         alike = [name for name in names if name.lower() == file != name]
         classes = sorted({path.parent.name for path in root.glob("*/*") if _is_image(path.name)})
@@ -108,10 +110,10 @@ def absent(key: str, root: PathOrUrl, split: str, form: str) -> str:
             remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
         elif alike:
             remedy = f"rename {root / alike[0]} to {file}"
-        elif form != "csv" and f"{split}.csv" in names:
-            remedy = f"{split}.csv is there: give data=labels_csv"
-        elif form != "folders" and split in names:
-            remedy = f"a folder {split} is there: give data=folders"
+        elif form != "csv" and split == "train" and "train.csv" in names:
+            remedy = "train.csv is there: give data=labels_csv"
+        elif form != "folders" and split == "train" and "train" in names:
+            remedy = "a folder train is there: give data=folders"
         elif form == "folders" and split not in names and classes:
             remedy = f"move {truncate(classes)} into {root / split}"
     return f"{key}={root} has no {wanted[form]}; {remedy}."

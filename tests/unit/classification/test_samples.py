@@ -115,8 +115,9 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
     [
         ("cls/train", "train", "folders", "give the folder above, data.root={}/cls."),
         ("cls/val", "val", "folders", "give the folder above, data.root={}/cls."),
+        ("gone", "val", "csv", "give data.root=FOLDER with val in it."),
         ("title", "train", "folders", "rename {}/title/Train to train."),
-        ("cls/one", "train", "folders", "give data.root=FOLDER with train in it, or another data format."),
+        ("cls/one", "train", "folders", "give data.root=FOLDER with train in it, or another data.format."),
         ("flat", "train", "folders", "move cat, dog into {}/flat/train."),
         ("cls", "train", "csv", "a folder train is there: give data=folders."),
         ("rows", "train", "folders", "train.csv is there: give data=labels_csv."),
