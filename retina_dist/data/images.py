@@ -270,7 +270,8 @@ def _orientation_of_annotations(
         return 1
     raise ImageError(
         f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: it belongs "
-        "to another version of the image; annotate this file, or set data.bad_images=skip."
+        "to another version of the image; give the images that were annotated, or leave it out of a training with "
+        "data.bad_images=skip."
     )
 
 
@@ -295,6 +296,11 @@ def find_images(pattern: str) -> list[Path]:
         return [path]
     candidates = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
     files = sorted(f for f in candidates if f.is_file() and f.suffix.lower() in SUFFIXES)
+    if not files and path.is_dir():
+        for file in (f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES):
+            raise DataError(
+                f'input={pattern} has images in subfolders alone; give a glob such as "input={path}/**/*{file.suffix}".'
+            )
     if not files:
         raise DataError(
             f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "
@@ -332,10 +338,13 @@ def pixels_of(image: AnyImage) -> Tensor:
     """
     if isinstance(image, str | Path):
         if not Path(image).is_file():
-            raise DataError(
-                f"{image} is not a local file; give a file, or a list such as [*Path(FOLDER).glob('*.jpg')]."
-            )
-        return read_image(Path(image))
+            if Path(image).is_dir():
+                raise DataError(f"{image} is a folder; give a list such as [*Path({str(image)!r}).glob('*.jpg')].")
+            raise DataError(f"{image} is not a local file; give the path of one.")
+        try:
+            return read_image(Path(image))
+        except ImageError as error:  # without the settings of a run
+            raise ImageError(f"{str(error).rpartition(';')[0]}; give another file.") from error
     if isinstance(image, Image.Image):
         try:
             return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)

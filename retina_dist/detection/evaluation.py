@@ -63,6 +63,8 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
+    if config.images and not config.annotations:
+        raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
         result = _of_results(config)

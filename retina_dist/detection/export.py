@@ -33,6 +33,8 @@ def export(config: ExportConfig) -> dict[str, float]:
     check_ending(output)
     if config.size is not None and (len(config.size) != 2 or min(config.size) < 1):
         raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
+    if output.suffix == ".pt" and config.size is not None:
+        raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
     detector = Detector.from_checkpoint(config.checkpoint)
     if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
         raise ConfigError(

@@ -65,10 +65,9 @@ def read_split(
     if part is None:
         return None
     if not part.records:
-        raise DataError(
-            f"{source} leaves no image for {split}; name the right annotations (data.{split}_annotations=FILE, evaluate: "
-            "annotations=FILE), or look at it with retina_dist.doctor."
-        )
+        remedy = f"name the right annotations (data.{split}_annotations=FILE, evaluate: annotations=FILE)"
+        remedy = "give a dataset with items" if isinstance(data, TorchDatasetConfig) else remedy
+        raise DataError(f"{source} leaves no image for {split}; {remedy}.")
     if check and (problem := implausible_boxes(part, split, has_corners(data))):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
     return part
@@ -113,9 +112,9 @@ def implausible_boxes(part: Annotations, split: str, corners: bool = False) -> t
     sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(-1, 2)
     ends, known = boxes[:, :2] + boxes[:, 2:], sizes.min(axis=1, initial=np.inf) > 0
     fits = _fits(np.hstack((boxes[:, :2], ends)), sizes)[known]
-    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.5:
+    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.9:
         other = np.hstack((boxes[:, :2], boxes[:, :2] + ends if corners else boxes[:, 2:]))
-        if _fits(other, sizes)[known].mean() >= 0.95:
+        if _fits(other, sizes)[known].mean() >= (0.95 if fits.mean() < 0.5 else 1):
             form = "x, y, width, height" if corners else "two corners, x1, y1, x2, y2"
             return (
                 f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if they are {form}",
@@ -129,7 +128,7 @@ def implausible_boxes(part: Annotations, split: str, corners: bool = False) -> t
         return what, "subtract half of width and height"
     if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
-        return f"no box is left ({', '.join(causes)})", f"correct the boxes, or name the right data.{split}_annotations"
+        return f"no box is left ({', '.join(causes)})", "correct the boxes, or give the right annotations"
     return None
 
 

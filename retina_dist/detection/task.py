@@ -31,7 +31,7 @@ from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, DataError, UserError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
-from retina_dist.text import format_bytes
+from retina_dist.text import format_bytes, pluralize
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,10 @@ class DetectionTask(Task):
             size = sum({str(record.path): 3 * record.height * record.width for record in records}.values())
             lines.append(f"  {'cache':<9}up to {format_bytes(size)} of decoded pixels in {data.cache}")
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        if spare := len(self.train.categories.names) - len(names):
+            stated = self.config.model.num_classes
+            shown += f"; {pluralize(spare, 'label')} without a category"
+            shown += f" (model.num_classes={stated}; there is no background class)" if stated else ""
         lines.append(f"  {'classes':<9}{len(names)}: {shown}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
         return "\n".join(lines)

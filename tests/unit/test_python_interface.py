@@ -398,11 +398,15 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
 def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"train=Items is a class; give an instance, Items\("):
+        rd.TorchDatasetConfig(train=Items, categories=["a"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="categories.0.='__background__' is a background; labels count from 0"):
+        rd.TorchDatasetConfig(train=Items(), categories=["__background__", "a"])
     with pytest.raises(ConfigError, match="categories='cat' is not a list of names"):
         rd.TorchDatasetConfig(train=Items(), categories="cat")
     with pytest.raises(ConfigError, match="categories={0: 'cat'} is not a list of names"):
         rd.TorchDatasetConfig(train=Items(), categories={0: "cat"})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="data=own leaves no image for train"):
+    with pytest.raises(DataError, match="data=own leaves no image for train; give a dataset"):
         read_split(rd.TorchDatasetConfig(train=Items(), categories=["a"], name="own"), "train")
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
     with pytest.raises(DataError, match="train dataset: id 3 stands 2 times in 'images'"):

@@ -42,11 +42,6 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
         raise ConfigError(
             f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
         )
-    if stated == num_classes + 1:
-        logger.warning(
-            f"model.num_classes={stated} is one more than the data's {num_classes} labels, but background does not count here; "
-            "leave it out unless another label follows."
-        )
     return stated or num_classes
 
 

@@ -30,8 +30,8 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
     Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
     does, and torchvision's COCO_V1 needs 0. Norms that are not frozen never take 0, because a batch can have no variance.
     `categories` are the names of the model's labels, "" for one without: where the source names its own, the class layer is put
-    into their order, or left out if it is of other categories. Raises CheckpointError when the source cannot be had or nothing
-    in it fits.
+    into their order, or left out if it is of other categories. Raises CheckpointError when the source cannot be had or holds
+    no more than half of the detector.
     """
     state, eps, theirs = _weights_of(source)
     others = None
@@ -41,10 +41,11 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
         model,
         source,
         state,
-        check=CHECK,
+        check=f"{CHECK}, or give model.backbone_weights={source} if it is of a classifier",
         rename=_new_head_name,
         misfit=lambda name: others if name.endswith(CLASS_LAYER) else None,
     )
+    _check_half(report, "detector", "give the model=… of that run")
     _take_eps(model, eps)
     return report
 
@@ -69,13 +70,18 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     report = load_fitting(
         model, source, state, check=CHECK, rename=lambda name: BODY + name.removeprefix(prefix), within=BODY
     )
+    _check_half(report, backbone, "set model.backbone to its network")
+    _take_eps(model, eps)
+    return report
+
+
+def _check_half(report: WeightsReport, network: str, remedy: str) -> None:
+    """Raise CheckpointError unless more than half of a network's tensors were loaded."""
     size = len(report.loaded) + len(report.missing) + len(report.misfits)
     if 2 * len(report.loaded) <= size:
         raise CheckpointError(
-            f"{source} holds only {len(report.loaded)} of the {size} tensors of a {backbone}; set model.backbone to its network."
+            f"{report.source} holds only {len(report.loaded)} of the {size} tensors of a {network}; {remedy}."
         )
-    _take_eps(model, eps)
-    return report
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:

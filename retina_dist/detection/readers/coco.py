@@ -132,6 +132,13 @@ def annotations_of(
     _number_from_one(coco["annotations"])
     if categories is None:
         known = Categories.from_coco(coco["categories"], label_mapping)
+        for name, times in Counter(known.names).items():
+            if name and times > 1:
+                ids = ", ".join(str(i) for i, other in zip(known.ids, known.names, strict=True) if other == name)
+                warnings.append(
+                    f"{source}: categories {ids} have one name, {name!r}, and stay {times} classes; rename them, or give their "
+                    "boxes one id (data.category_map maps only the names of a validation set)"
+                )
     else:
         known = categories.matched(coco["categories"], category_map or {}, source)
         coco = _without_unknown(coco, known)
@@ -152,6 +159,8 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
         raise DataError(f"{path} does not exist; name it with data.root or data.*_annotations.") from error
     except UserError as error:
         raise DataError(str(error)) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; give the json file in it.") from error
     except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} cannot be read as JSON ({error}); restore the file.") from error
     if not isinstance(content, dict):

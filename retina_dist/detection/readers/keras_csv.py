@@ -34,7 +34,9 @@ def read_csv(annotations: PathOrUrl, classes: PathOrUrl) -> dict[str, Any]:
         if not label and not any(corners):
             continue
         if label not in categories:
-            raise DataError(f"{annotations}:{line} has class {label!r}, which {classes} does not list.")
+            if line == 1 and not any(map(math.isfinite, map(parse_number, corners))):
+                raise DataError(f"{annotations}: line 1 is a header; remove it.")
+            raise DataError(f"{annotations}:{line} has class {label!r}, which {classes} does not list; add it there.")
         x1, y1, x2, y2 = (_number(text, annotations, line) for text in corners)
         if x2 <= x1 or y2 <= y1:
             raise DataError(
@@ -79,10 +81,14 @@ def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
             if not row:
                 continue
             if len(row) != columns:
-                raise DataError(f"{path}:{reader.line_num} has {len(row)} columns, not {columns}.")
+                form = "path,x1,y1,x2,y2,class" if columns == 6 else "class,index"
+                raise DataError(
+                    f"{path}:{reader.line_num} has {len(row)} columns, not {columns}; write {form}, separated by commas."
+                )
             yield reader.line_num, row
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; name it with data.train_annotations or data.classes.") from error
+        key, form = ("train_annotations", "path,x1,y1,x2,y2,class") if columns == 6 else ("classes", "class,index")
+        raise DataError(f"{path} does not exist; write {form} into it, or name it with data.{key}=FILE.") from error
     except UserError:
         raise
     except (OSError, ValueError, csv.Error) as error:

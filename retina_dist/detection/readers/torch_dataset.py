@@ -57,6 +57,10 @@ class TorchDatasetConfig(DetectionData):
         given = {"train": train, "val": val}
         self.datasets = {split: ItemReader(data, split) for split, data in given.items() if data is not None}
         check_names(categories)
+        if categories[0].strip("_").lower() == "background":
+            raise ConfigError(
+                f"categories[0]={categories[0]!r} is a background; labels count from 0 without one, leave it out."
+            )
         self.names = tuple(categories)
 
     def read(self, split: str, **options: Any) -> Annotations | None:
@@ -69,6 +73,9 @@ class ItemReader:
     """Images and boxes of a map-style dataset. Raises ConfigError for another, and DataError, naming the item."""
 
     def __init__(self, dataset: Any, split: str) -> None:
+        if isinstance(dataset, type):
+            name = dataset.__name__
+            raise ConfigError(f"{split}={name} is a class; give an instance, {name}(…).")
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise ConfigError(
                 f"{split}={type(dataset).__name__} has no __getitem__ and __len__; give a map-style dataset, so that any item can "

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from retina_dist.data.images import SUFFIXES
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
-from retina_dist.text import is_text, parse_number
+from retina_dist.text import is_text, parse_number, truncate
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
@@ -64,6 +65,9 @@ def read_voc(root: Path, split: str) -> dict[str, Any]:
 
 def _read_list(root: Path, split: str) -> list[str]:
     path = root / "ImageSets" / "Main" / f"{split}.txt"
+    others = sorted(file.stem for file in path.parent.glob("*.txt"))
+    if others and split not in others:
+        raise DataError(f"{path.parent} has {truncate(others)}, not {split}; write train.txt and val.txt.")
     try:
         lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -72,6 +76,9 @@ def _read_list(root: Path, split: str) -> list[str]:
     for name in names:
         if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
+        ending = Path(name).suffix
+        if ending.lower() in SUFFIXES and not (root / "Annotations" / f"{name}.xml").exists():
+            raise DataError(f"{path} lists {name}; write names without {ending}.")
     return list(dict.fromkeys(names))
 
 

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from retina_dist.data.images import MAX_PIXELS, count_scans, decode_image, image_size, read_image, read_images
+from retina_dist.data.images import (
+    MAX_PIXELS,
+    count_scans,
+    decode_image,
+    find_images,
+    image_size,
+    read_image,
+    read_images,
+)
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import DataError, ImageError
@@ -294,6 +302,13 @@ def test_scans_are_counted_as_libjpeg_reads_them():
     assert (
         count_scans(content[:-2] + b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000 + content[-2:], 100) == 101
     )  # nor no marker
+
+
+def test_images_in_subfolders_need_a_glob(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.png").touch()
+    with pytest.raises(DataError, match=r'images in subfolders alone; give a glob such as "input=.*/\*\*/\*.png"'):
+        find_images(str(tmp_path))
 
 
 def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

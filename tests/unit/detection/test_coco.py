@@ -258,6 +258,8 @@ def test_files_that_are_no_json(tmp_path: Path, content: bytes):
 def test_files_that_are_not_there(tmp_path: Path):
     with pytest.raises(DataError, match="a.json does not exist"):
         load_annotations(tmp_path / "a.json", tmp_path)
+    with pytest.raises(DataError, match="is a folder; give the json file in it"):
+        load_annotations(tmp_path, tmp_path)
     with pytest.raises(DataError, match="data.format=yolo is unknown"):
         load_annotations(tmp_path, tmp_path, format="yolo")  # type: ignore[arg-type]
 
@@ -298,6 +300,12 @@ def test_names_decide_between_files(tmp_path: Path):
     assert found.coco == other  # the metric sees the file as it is
 
 
+def test_two_categories_of_one_name_are_told(tmp_path: Path):
+    (warning,) = load(tmp_path, changed("categories", name="person")).warnings
+    assert "categories 1, 18 have one name, 'person', and stay 2 classes; rename them" in warning
+    assert "data.category_map" in warning
+
+
 def test_a_category_map_renames_and_leaves_out(tmp_path: Path):
     train = Categories((5,), ("human",))
     found = load(tmp_path, COCO, categories=train, category_map={"person": "human", "dog": None})
@@ -328,9 +336,14 @@ def corners_of(box: list[float]) -> list[float]:
         ),
         ([[x / 100 for x in box] for box in OBJECTS], {}, "train: no box is larger than one pixel; multiply shares"),
         (
+            [[5, 5, 10, 10], [50, 40, 90, 75]] * 6,  # as corners, half of which happen to stay inside
+            {},
+            "train: 6 of 12 boxes leave .* two corners.*; set data.box_format=xyxy",
+        ),
+        (
             [],
             {},
-            r"train: no box is left \(none is annotated\); correct the boxes, or name the right data.train_annotations",
+            r"train: no box is left \(none is annotated\); correct the boxes, or give the right annotations",
         ),
         ([[500, 10, 20, 20]] * 5, {}, r"train: no box is left \(5 outside the image\)"),
         ([[*box[:2], -box[2], box[3]] for box in OBJECTS], {}, r"train: no box is left \(5 zero or negative size\)"),

@@ -151,7 +151,8 @@ PIXELS = torch.zeros(3, 8, 8)
         ({"a.jpg": 1}, "images is of type dict"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
         ([None], "an image is of type NoneType"),
-        ("absent.jpg", r"absent.jpg is not a local file; give a file, or a list such as .*glob"),
+        ("absent.jpg", "absent.jpg is not a local file; give the path of one"),
+        (".", r"\. is a folder; give a list such as .*glob"),
     ],
 )
 def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
@@ -203,5 +204,5 @@ def test_a_crafted_checkpoint_is_an_error(tmp_path: Path, changes: dict[str, Any
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_text("no image")
-    with pytest.raises(ImageError, match="a.jpg"):
+    with pytest.raises(ImageError, match=r"a.jpg is not a readable image \(.*\); give another file\.$"):
         Detector.from_content(content(), "a checkpoint").predict([tmp_path / "a.jpg"])

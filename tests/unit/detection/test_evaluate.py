@@ -25,7 +25,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import DataError
+from retina_dist.errors import ConfigError, DataError
 from retina_dist.evaluate import EvaluateConfig
 
 BACKENDS = [
@@ -223,6 +223,11 @@ def test_a_dictionary_with_scores_is_read_by_its_names(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"results.json: image 1 is 'x.png', and '1.png' in the ground truth"):
         evaluate(settings)
+
+
+def test_images_without_annotations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="images=nowhere needs annotations=FILE.json; give both, or root=FOLDER"):
+        evaluate(EvaluateConfig(checkpoint="a.pt", images="nowhere"))
 
 
 def rows_of(entries: list[dict[str, Any]], folder: Path, truth: dict[str, Any]) -> np.ndarray:

@@ -132,6 +132,7 @@ def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, m
         ({"output": "model.trt"}, "output=model.trt has no known ending; use one of .onnx, .pt2, .pt"),
         ({"size": [64]}, r"size=\[64\] is not a height and a width"),
         ({"size": [64, 0]}, "is not a height and a width"),
+        ({"size": [64, 64]}, r"size=\[64, 64\] has no effect on a .pt; leave it out"),
         ({"images": "nowhere"}, "nowhere is neither an image"),
     ],
 )

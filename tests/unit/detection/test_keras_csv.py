@@ -41,7 +41,7 @@ def test_spreadsheet_quirks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a.jpg,1,2,3,4", "annotations.csv:2 has 5 columns, not 6"),
+        ("a.jpg,1,2,3,4", "annotations.csv:2 has 5 columns, not 6; write path,x1,y1,x2,y2,class, separated by commas"),
         ("a.jpg,1,2,3,4,cow,1", "annotations.csv:2 has 7 columns, not 6"),
         ("a.jpg,1,2,three,4,cow", "annotations.csv:2 has 'three' where a coordinate"),
         ("a.jpg,1,,3,4,cow", "annotations.csv:2 has '' where a coordinate"),
@@ -59,6 +59,11 @@ def test_spreadsheet_quirks(tmp_path: Path):
 def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
     with pytest.raises(DataError, match=message):
         read_csv(*write(tmp_path, f"a.jpg,1,2,3,4,cow\n{row}\n"))
+
+
+def test_a_header_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match="annotations.csv: line 1 is a header; remove it"):
+        read_csv(*write(tmp_path, "path,x1,y1,x2,y2,class\na.jpg,1,2,3,4,cow\n"))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path
     assert report.details["objects"]["val"]["dog"]["all"] == 1
 
 
+def test_a_label_without_a_category_is_told(tmp_path: Path) -> None:
+    told = "3: person, dog, cat; 1 label without a category (model.num_classes=4; there is no background class)"
+    assert told in task(tmp_path, FIRST, FIRST, "model.num_classes=4").describe()
+
+
 def checkpoint_of(folder: Path, **data: Any) -> Path:
     """A checkpoint of an untrained detector of FIRST's categories whose settings name this data."""
     torch.manual_seed(0)

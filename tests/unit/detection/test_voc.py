@@ -96,8 +96,13 @@ def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str)
 
 def test_errors_of_the_folder(tmp_path: Path):
     root = make(tmp_path, {"train": {"a": SIZE}})
-    with pytest.raises(DataError, match="val.txt cannot be read"):
+    with pytest.raises(DataError, match="Main has train, not val; write train.txt and val.txt"):
         read_voc(root, "val")
+    (root / "ImageSets" / "Main" / "val.txt").write_text("a.jpg\n")
+    with pytest.raises(DataError, match="val.txt lists a.jpg; write names without .jpg"):
+        read_voc(root, "val")
+    with pytest.raises(DataError, match="train.txt cannot be read"):
+        read_voc(root / "Annotations", "train")
     (root / "Annotations" / "a.xml").unlink()
     with pytest.raises(DataError, match="a.xml cannot be read as an annotation"):
         read_voc(root, "train")

@@ -72,6 +72,15 @@ def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Pa
     assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
 
 
+def test_a_detector_of_another_network_is_refused(tmp_path: Path) -> None:
+    torch.save(small(3).state_dict(), tmp_path / "r18.pth")
+    large = build_retinanet(num_classes=3, backbone="resnet50", fpn_channels=64)
+    with pytest.raises(
+        CheckpointError, match=r"r18.pth holds only \d+ of the \d+ tensors of a detector; give the model="
+    ):
+        load_weights(large, str(tmp_path / "r18.pth"))
+
+
 def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> None:
     """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
     source = small(num_classes=3)
@@ -294,7 +303,9 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read as a torch file"):
         load_weights(small(), str(tmp_path / "text.pt"))
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no tensor that fits"):
+    with pytest.raises(
+        CheckpointError, match="no tensor that fits.*give model.backbone_weights=.*if it is of a classifier"
+    ):
         load_weights(small(), str(tmp_path / "other.pt"))
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="does not hold a state_dict"):
