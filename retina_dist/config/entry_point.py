@@ -89,8 +89,11 @@ def entry_point(
             with configure_logging(detect_launch().rank):
                 if attempt and sweeps:
                     return attempt(composed_settings, function, Path(os.path.relpath(folder)))
-                with reported_errors(debug=bool(composed.get("debug"))):
-                    return function(composed_settings())
+                debug = bool(composed.get("debug"))
+                with reported_errors(debug, collective=True):  # every rank composes the same settings
+                    config = composed_settings()
+                with reported_errors(debug):
+                    return function(config)
 
         def main() -> None:
             arguments = sys.argv[1:]
@@ -203,7 +206,7 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
         if launch.rank == error.reporter or not (error.collective or collective):
             print_redacted(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
-        elif error.collective:
+        elif error.collective or collective:
             time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
