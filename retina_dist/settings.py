@@ -42,8 +42,10 @@ class Limits:
     def problem(self, key: str, value: Any) -> str:
         """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
         if self.choices and value not in self.choices:
-            near = difflib.get_close_matches(str(value), [str(c) for c in self.choices], 1)
+            near = difflib.get_close_matches(str(value).lower(), [str(c) for c in self.choices], 1)
             hint = f"; did you mean {near[0]}?" if near else "."
+            if key.endswith("format") and str(value).lower().startswith("yolo"):
+                hint = "; YOLO's labels are not read, convert them to COCO json."
             return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"
         if self.words and isinstance(value, str) and value not in self.words:
             return f"{key}={value} is neither a number nor {' or '.join(self.words)}."
@@ -94,7 +96,8 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
         if not _is_of(value, hint):
             wanted = " or ".join(_name_of(kind) for kind in _kinds(hint))
             shown = f"={value!r}" if isinstance(value, _PLAIN) else ""  # not the pages of a module
-            raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}.")
+            such = ' such as "12epochs"' if key.endswith("max_duration") else ""
+            raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}{such}.")
         if is_dataclass(value):
             if type(value) not in _kinds(hint):  # alone it does not say which class it is for
                 raise ConfigError(

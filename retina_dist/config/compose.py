@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from retina_dist.config.messages import (
+    no_value,
     plain,
     settings_by_key,
     translate_hydra_errors,
@@ -31,6 +33,7 @@ from retina_dist.config.plugins import load_plugins, names_class, schema_with, w
 from retina_dist.config.run_config import TASKS, RunConfig, schema_of_task
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import first_line
+from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
 from retina_dist.settings import leaves, limits_of, validate
 
@@ -55,6 +58,10 @@ def config_dir() -> str:
 def schema_of(name: str) -> type:
     """The settings of the command `name`, such as "train" or "benchmark_step"."""
     if name not in SCHEMAS:
+        if not Path(config_dir(), f"{name}.yaml").is_file():
+            commands = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
+            near = get_close_matches(str(name), commands, 1) or commands
+            raise ConfigError(f"there is no command {name}; did you mean {' or '.join(near)}?")
         import_module(f"retina_dist.{name.replace('benchmark_', 'benchmark.')}")
     return SCHEMAS[name]
 
@@ -73,7 +80,8 @@ def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | N
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         first, dot, _ = key.partition(".")
-        if first.isidentifier() and first != "hydra" and not (Path(config_dir()) / first).is_dir():
+        is_group = not dot and (Path(config_dir()) / first).is_dir()
+        if re.fullmatch(r"[A-Za-z_][\w-]*", first) and first != "hydra" and not is_group:
             node.setdefault(first, {} if dot else None)
     store = {
         key: OmegaConf.create(value, flags={"struct": False}) if isinstance(value, dict) else value
@@ -88,7 +96,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
     Raises ConfigError.
     """
-    check_numbers(overrides)
+    check_overrides(name, overrides)
     return to_object(_composed(name, overrides), name, overrides)
 
 
@@ -123,8 +131,10 @@ def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) ->
         config = OmegaConf.to_object(typed)
     try:
         validate(config)
+        if isinstance(optimizer := getattr(config, "optimizer", None), OptimizerConfig):
+            optimizer.check({key.removeprefix("optimizer.") for key in _keys(overrides)})
     except ConfigError as error:
-        raise _of_another_task(error, schema, composed) from None
+        raise _of_another_task(error, schema, composed, overrides) from None
     return config
 
 
@@ -147,7 +157,11 @@ def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> tuple[D
                     raise ConfigError(f"{key} is too large for a number.") from error
                 raise ConfigError(wrong_type(key, OmegaConf.select(composed, key), hint)) from error
     except ConfigError as error:
-        raise _of_another_task(error, schema, composed) from None
+        raise _of_another_task(error, schema, composed, overrides) from None
+
+
+def _keys(overrides: Iterable[str]) -> set[str]:
+    return {o.lstrip("+~").partition("=")[0].partition("@")[0] for o in overrides}
 
 
 def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> DictConfig:
@@ -157,7 +171,7 @@ def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dict
     are left out. Nothing that the file names is looked up. Raises ConfigError.
     """
     resume = composed.get("resume")
-    given = {o.lstrip("+~").partition("=")[0].partition("@")[0] for o in overrides}
+    given = _keys(overrides)
     if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
         return composed
     file = next((f / RUN_CONFIG for f in (Path(resume), *Path(resume).parents[:2]) if (f / RUN_CONFIG).is_file()), None)
@@ -178,6 +192,14 @@ def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dict
                 raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
             if isinstance(value, str) and "${" in value:
                 raise ConfigError(f"{file} has {key}={value}, which refers to something else; give {key}=… again.")
+        task = OmegaConf.select(run, "task.name")
+        for group in sorted({"data", "model"} & given):
+            tasks = _tasks_of(group, composed, given)
+            if task in TASKS and tasks and task not in tasks:
+                raise ConfigError(
+                    f"{resume} is a run of task={task}, and the given {group} is for task={tasks[0]}; leave {group} out, or "
+                    "start a new run."
+                )
         known = settings_by_key(schema_with(schema_of(name), content))
         for key in sorted({key for key, _ in leaves(content)} - known.keys() - given):
             section, _, last = key.rpartition(".")
@@ -214,7 +236,7 @@ def _check_keys(name: str, schema: type, content: Any, overrides: Sequence[str])
             raise ConfigError(unknown_key(name, key, schema, content))
         if isinstance(value, bool) and plain(known[key]) is str and str(value).lower() not in _choices(schema, key):
             raise ConfigError(f"{key}={str(value).lower()} is not a text such as a name or a path; give one, or null.")
-    given = {o.lstrip("+~").partition("=")[0] for o in overrides}
+    given = _keys(overrides)
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and known[section] is not plain(known[section])
@@ -233,13 +255,13 @@ def _choices(schema: type, key: str) -> tuple[Any, ...]:
     return (*limits.choices, *limits.words)
 
 
-def _of_another_task(error: ConfigError, schema: type, composed: DictConfig) -> ConfigError:
+def _of_another_task(error: ConfigError, schema: type, composed: DictConfig, overrides: Sequence[str]) -> ConfigError:
     """`error`, or the remedy where the data or model that caused it are those of another built-in task."""
     name = OmegaConf.select(composed, "task.name")
     if not (issubclass(schema, RunConfig) and name in TASKS and str(error).startswith(("data", "model"))):
         return error
     for section in ("data", "model"):
-        fits = [task for task in TASKS if _fits(schema_of_task(task), section, OmegaConf.select(composed, section))]
+        fits = _tasks_of(section, composed, _keys(overrides))
         if fits and name not in fits:
             part = OmegaConf.select(composed, section)
             named = f"{section}={part.name}" if "name" in part else f"this {section}"
@@ -281,15 +303,27 @@ def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object
     return settings
 
 
-def check_numbers(overrides: Iterable[str]) -> None:
-    """Raise ConfigError for 1_0, which Hydra reads as 10, in text too: a folder 2026_01 would become 202601."""
-    for override in overrides:
-        key, _, value = override.partition("=")
+def check_overrides(name: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for what is not KEY=VALUE, and for 1_0, which Hydra reads as 10, in text too: a folder 2026_01 would
+    become 202601.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
+    for number, override in enumerate(overrides):
+        key, equals, value = override.partition("=")
+        if not equals and not override.startswith("~"):
+            raise ConfigError(no_value(overrides, number, settings_by_key(schema_with(schema_of(name), {}))))
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
             without = value.replace("_", "")
             raise ConfigError(
                 f"{override} is not a plain number; write {key}={without}, or \"{key}='{value}'\" for a text."
             )
+
+
+def _tasks_of(section: str, composed: DictConfig, given: set[str]) -> list[str]:
+    """The built-in tasks that the chosen entry of data or model is for, whatever keys below it are given."""
+    part = {key: value for key, value in composed[section].items_ex(resolve=False) if f"{section}.{key}" not in given}
+    return [task for task in TASKS if _fits(schema_of_task(task), section, part)]
 
 
 def _fits(schema: type, section: str, part: Any) -> bool:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from retina_dist.config.compose import (
     SCHEMAS,
-    check_numbers,
+    check_overrides,
     config_dir,
     register,
     register_defaults,
@@ -27,7 +27,7 @@ from retina_dist.config.compose import (
     to_object,
 )
 from retina_dist.config.help import help_page
-from retina_dist.config.messages import HABITS, command_of, settings_by_key, translate_hydra_errors
+from retina_dist.config.messages import command_of, habit, no_format, settings_by_key, translate_hydra_errors
 from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
@@ -104,7 +104,7 @@ def entry_point(
                     document = sys.modules[function.__module__].__doc__ or ""
                     print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
                     return
-                check_numbers(values)
+                check_overrides(name, values)
                 prepare(name, values, options)
                 os.environ.setdefault(
                     "HYDRA_FULL_ERROR", "1"
@@ -139,13 +139,15 @@ def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], list[st
 def _no_option(name: str, argument: str, following: str | None) -> str:
     flag, _, value = argument.partition("=")
     key = flag.lstrip("-").replace("-", "_")
-    value = value or (following if following and not following.startswith("-") and "=" not in following else "true")
+    value = value or (following if following and not following.startswith("-") and "=" not in following else "")
     known = settings_by_key(SCHEMAS[name])
-    habit = HABITS.get(key.lower(), key)
-    choices = (habit,) if isinstance(habit, str) else habit
-    meant = next((k for k in choices if " " in k or k.partition("=")[0] in known), key)
+    meant = habit(key, known) or key
+    if key == "data" and key in known and (place := no_format(value)):
+        return f"{flag} is not an option; {place}"
     if " " in meant:
         return f"{flag} is not an option; {meant}."
+    if not value:
+        value = "true" if known.get(meant) is bool else "auto, or resume=RUN_FOLDER" if meant == "resume" else "…"
     if meant not in known and "=" not in meant:
         return f"{flag} is not an option; settings are written KEY=VALUE, and {command_of(name)} --help lists them."
     return f"{flag} is not an option; settings are written KEY=VALUE: {meant if '=' in meant else f'{meant}={value}'}."

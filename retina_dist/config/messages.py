@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -52,16 +53,48 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
 
 def _missing_entry(error: MissingConfigException) -> str:
     """Hydra found no file for a choice such as model=yolo."""
-    group, _, value = str(error.missing_cfg_file).rpartition("/")
+    group, slash, value = str(error.missing_cfg_file).partition("/")
     options = error.options or []
-    if not group:
-        return f"there is no configuration {value}; give another --config-name."
+    if not slash:
+        return f"there is no configuration {group}; give another --config-name."
+    if group == "data" and (place := no_format(value)):
+        return place
+    value = value.removesuffix(".yaml")
     near = difflib.get_close_matches(value, options, 1, 0.75)
     hint = f"did you mean {near[0]}? There" if near else "there"
     if group == "model" and value.lower().startswith(("resnet", "resnext")):
         hint = f"give model.backbone={value}, or task=classification model=classifier model.architecture={value}; there"
     own = "" if near else "; an entry of your own needs --config-dir FOLDER, where FOLDER/" + f"{group}/{value}.yaml is"
     return f"{group}={value} does not exist; {hint} are {', '.join(options)}{own}."
+
+
+def no_format(value: str) -> str:
+    """That data=VALUE names no format but a place or one that is not read; "" otherwise."""
+    if value.lower().startswith("yolo"):
+        return f"data={value} is not read; convert YOLO's labels to COCO json, and give data=coco data.root=FOLDER."
+    if not value or ("/" not in value and "." not in value and not Path(value).is_dir()):
+        return ""
+    place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
+    return f"data={value}: data is the format, not the place; write data=coco data.root={place}."
+
+
+def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:
+    """That `overrides[number]`, which has no "=", is not KEY=VALUE, and what may be meant."""
+    word, before = overrides[number], overrides[number - 1] if number else ""
+    after = "".join(overrides[number + 1 : number + 3])
+    if before.endswith("="):
+        return f'{before[:-1]} has no value; write {before}{word}, without spaces around "=".'
+    if after.startswith("="):
+        value = overrides[number + 1][1:] or after[1:]
+        return f'{word} has no value; write {word}={value}, without spaces around "=".'
+    if word in known:
+        return f"{word} has no value; write {word}=VALUE."
+    given = {o.partition("=")[0] for o in overrides}
+    if "input" in given:
+        return f'{word} is not KEY=VALUE; input takes one file, a folder or a glob, as in "input=photos/*.jpg".'
+    keys = ("checkpoint", "resume") if word.endswith(".pt") else ("data.root", "input", "root")
+    key = next((k for k in keys if k in known and k not in given), "KEY")
+    return f"{word} is not KEY=VALUE; write {key}={word}."
 
 
 def _sentence(name: str, error: Exception) -> str:
@@ -94,6 +127,13 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
     """That a value has another type than `hint`, and how it is written, where brackets are missing."""
     given = "null" if value is None else str(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
     given = given.replace("'", "").replace(", ", ",")
+    last = key.rpartition(".")[2]
+    if (key, given) == ("data.batch_size", "auto"):
+        return f"{key}=auto is not a whole number; give one, and trainer.accumulate=auto to fit it into the memory."
+    if last in PAIRS and not given.startswith("["):
+        return f"{key}={given} is not {_in_words(hint)}; write two, such as {key}={PAIRS[last]}."
+    if given.startswith("[") and "list[" not in str(hint):
+        return f"{key}={given} is not {_in_words(hint)}; write one, or several without brackets with --multirun."
     missing = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
     remedy = f"; write {key}={'[' * missing}{given}{']' * missing}." if missing > 0 and value is not None else "."
     return f"{key}={given} is not {_in_words(hint)}{remedy}"
@@ -112,17 +152,24 @@ def unknown_key(name: str, key: str, schema: type, content: Mapping[str, Any] | 
     section, _, end = key.rpartition(".")
     here = [k for k in known if k.rpartition(".")[0] == section]
     near = _spelled_like(end, here) if section else []
-    if not near and (other := HABITS.get(end.lower())):
-        choices = other if isinstance(other, tuple) else (other,)
-        near = [c for c in choices if c.partition("=")[0] in known][:1]
-        if not near and " " in choices[0]:
-            return f"{key} is not a setting; {choices[0]}."
+    if not near and (meant := habit(end, known)):
+        near = [meant]
+        if " " in meant:
+            return f"{key} is not a setting; {meant}."
     near = near or [k for k in known if k.rpartition(".")[2] == end]
     near = (
         near or difflib.get_close_matches(key, known, 1, 0.85) or _spelled_like(end, [] if section in known else known)
     )
     hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command_of(name)} --help."
     return f"{key} is not a setting; {hint}"
+
+
+def habit(end: str, known: Iterable[str]) -> str:
+    """What is called `end` elsewhere: the key of `known` that it is here, perhaps with a value, or a clause; "" for neither."""
+    names = HABITS.get(end.lower().replace("-", "_"), ())
+    return next(
+        (n for n in (names if isinstance(names, tuple) else (names,)) if " " in n or n.partition("=")[0] in known), ""
+    )
 
 
 def _spelled_like(end: str, keys: list[str]) -> list[str]:
@@ -148,12 +195,16 @@ _LENGTH, _STEPS, _EACH = (
     "trainer.max_duration=90ksteps",
     "trainer.validate_every=1epoch",
 )
-_SIZES = ("data.min_sizes=[640]", "data.image_size")
+_SIZES = ("data.min_sizes=[640]", "data.image_size", "size=[640,640]")
 _WEIGHTS = ("model.weights",)
 _PROCESSES = "the launcher starts the processes: torchrun --nproc-per-node N"
 _NONE = (
     "see data.hflip, data.photometric and data.iou_crop for detection, data.mixup and data.cutmix for classification"
 )
+
+# A list of two numbers for which one may be given, and what to write.
+PAIRS = {"size": "[640,640]", "canvas": "[640,640]", "growth": "[0,10]", "crop_scale": "[0.5,1.0]"}
+PAIRS |= {"scale_jitter": "[0.8,1.25]", "betas": "[0.9,0.999]"}
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case; the first
 # that the command has.
@@ -165,8 +216,9 @@ HABITS: dict[str, str | tuple[str, ...]] = {
     "warmup_epochs": "schedule.warmup=1epoch",
     **dict.fromkeys(("warmup_iters", "warmup_steps", "warmup"), "schedule.warmup=1000steps"),
     **dict.fromkeys(("batch", "batch_size", "ims_per_batch", "bs"), ("batch_size", "data.batch_size")),
-    **dict.fromkeys(("workers", "num_workers"), ("num_workers", "data.num_workers")),
+    **dict.fromkeys(("workers", "num_workers"), ("num_workers", "data.num_workers", "leave it out")),
     **dict.fromkeys(("imgsz", "img_size", "image_size", "img_scale", "min_size_train", "min_size"), _SIZES),
+    "min_sizes": ("data.min_sizes", *_SIZES),
     "max_size_train": "data.max_size",
     "accumulate_grad_batches": "trainer.accumulate",
     **dict.fromkeys(("gradient_clip_val", "clip_grad"), "trainer.gradient_clip"),
@@ -179,13 +231,22 @@ HABITS: dict[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("weights", "pretrained", "load_from"), ("checkpoint", *_WEIGHTS, "model.backbone_weights")),
     **dict.fromkeys(("ckpt_path", "resume_from", "resume_from_checkpoint"), ("resume", "checkpoint")),
     **dict.fromkeys(("default_root_dir", "save_dir", "work_dir", "project"), "output_dir"),
+    **dict.fromkeys(("path", "data_dir", "data_path"), ("data.root", "root")),
+    "output": "output_dir",
+    "format": ("data.format", "output=model.onnx"),
+    "opset": "leave it out",
+    "split": "there is no such split; give the files of one",
+    "val_split": "there is no such split; give the files of the validation set",
+    **dict.fromkeys(("iou", "nms"), ("model.nms_threshold", "the one of the checkpoint, model.nms_threshold, is used")),
+    "checkpoint": "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and the doctor checks data",
+    **dict.fromkeys(("multi_run", "sweep"), "give --multirun to train with each of several values"),
     "conf": "score_threshold",
     **dict.fromkeys(("source", "image"), "input"),
     "seed_everything": "seed",
-    "patience": "trainer.patience",
+    **dict.fromkeys(("patience", "early_stopping"), "trainer.patience"),
     **dict.fromkeys(("optim", "optimiser"), "optimizer"),
-    **dict.fromkeys(("classes", "nc"), "model.num_classes"),
-    **dict.fromkeys(("mosaic", "copy_paste"), _NONE),
+    **dict.fromkeys(("classes", "nc", "num_classes"), ("model.num_classes", "the data decides; leave it out")),
+    **dict.fromkeys(("mosaic", "copy_paste", "augment", "augmentations"), _NONE),
     **dict.fromkeys(("fliplr", "flip"), "data.hflip"),
     "flipud": "data.vflip",
 }

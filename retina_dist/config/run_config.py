@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from typing_extensions import Self
@@ -86,6 +87,11 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
+        root = getattr(self.data, "root", None)
+        if root and self.output_dir and "://" not in root and Path(root).resolve() == Path(self.output_dir).resolve():
+            raise ConfigError(
+                f"output_dir={self.output_dir} is data.root, the folder of the data; give another folder."
+            )
         accumulate = self.trainer.micro_batches
         # https://github.com/pytorch/pytorch/pull/187732
         if getattr(self.strategy, "static_graph", False) and accumulate > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from retina_dist.errors import ConfigError
@@ -36,8 +37,15 @@ class OptimizerConfig(OptimizerSettings):
     betas: list[float] = setting([0.9, 0.999])
     eps: float = setting(1e-8, above=0, at_most=1)
 
-    def check(self) -> None:
-        """Raise ConfigError where settings exclude each other."""
+    def check(self, given: Collection[str] = ()) -> None:
+        """Raise ConfigError where settings exclude each other; those `given` have a meaning even if they are the defaults."""
+        for key, of_sgd in {"momentum": True, "nesterov": True, "betas": False, "eps": False}.items():
+            value, default = getattr(self, key), getattr(OptimizerConfig(), key)
+            if (key in given or value != default) and of_sgd != (self.name == "sgd"):
+                raise ConfigError(
+                    f"optimizer.{key}={value} has no effect with optimizer={self.name}; leave it out, or give "
+                    f"optimizer={'sgd' if of_sgd else 'adamw'}."
+                )
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1.")
         if self.nesterov and self.momentum == 0:

@@ -20,6 +20,7 @@ from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import (
     Run,
     RunOpener,
+    check_resume,
     checkpoint_folder,
     load_strategy_state,
     open_run,
@@ -36,6 +37,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
+from retina_dist.files import parse_path
 from retina_dist.reporting.console import Console, configure_logging, doing, heartbeat
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.mlflow_logger import TrackedRun
@@ -195,7 +197,9 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     best_metric(config, validates=True)
     if config.gpu:
         find_gpu(config.gpu)
-    if fresh and not (config.resume or config.dry_run):
+    if fresh and config.resume not in (None, "", "auto"):
+        check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
+    elif fresh and not (config.resume or config.dry_run):
         open_run(config)
     task = task_class(config)
     num_images = task.planned_images(config)

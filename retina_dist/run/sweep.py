@@ -165,7 +165,7 @@ class SweepTable(Callback):
             return
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
-            if config.resume != "auto" and any(folder.glob(f"*/{CHECKPOINTS}")):
+            if config.resume != "auto" and not config.dry_run and any(folder.glob(f"*/{CHECKPOINTS}")):
                 raise ConfigError(
                     f"{folder} already holds a sweep; give resume=auto to go on with it, or another folder by output_dir=…."
                 )

@@ -55,7 +55,7 @@ ANY_SIZE += ("trainer.save_top_k", "trainer.max_nonfinite_steps", "strategy.comm
 
 @pytest.fixture(scope="module")
 def config() -> DetectionRunConfig:
-    return load_config("train", [])
+    return load_config("train", ["optimizer=sgd"])
 
 
 def keys(section: Any, kind: str, prefix: str = "") -> Iterator[str]:
