@@ -46,6 +46,8 @@ def translate_hydra_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except ValueError as error:  # Hydra's answer to model=3 or model=null
+        if "integer string conversion" in str(error):  # Python's answer to a whole number of 5000 digits
+            raise ConfigError("a value is too large for a number.") from error
         if "Config group override" not in str(error):
             raise
         raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
