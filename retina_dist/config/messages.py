@@ -174,6 +174,16 @@ def habit(end: str, known: Iterable[str]) -> str:
     )
 
 
+def no_argument(schema: type, key: str) -> str:
+    """That the settings `schema` have no argument `key` in Python, and which one may be meant."""
+    own = settings_by_key(schema)
+    known = {**{f"{section}.{k}": k for section in ("data", "model", "trainer") for k in own}, **{k: k for k in own}}
+    meant = habit(key, known)
+    near = [known.get(meant.partition("=")[0], meant)] if meant else _spelled_like(key, list(own))
+    hint = f"{meant}." if " " in meant else f"did you mean {near[0]}?" if near else "docs/settings.md lists them."
+    return f"{schema.__name__} has no argument {key}; {hint}"
+
+
 def _spelled_like(end: str, keys: list[str]) -> list[str]:
     """The one of `keys` whose last part is spelled like `end`, if any."""
     ends = {k.rpartition(".")[2]: k for k in reversed(keys)}

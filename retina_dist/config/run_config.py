@@ -29,8 +29,19 @@ class TaskConfig:
     name: str = setting(TASKS[0], choices=TASKS)
 
 
+class KnownArguments:
+    """Settings made in Python, where an unknown argument is a ConfigError with the one that may be meant."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):  # type: ignore[attr-defined]
+            from retina_dist.config.messages import no_argument  # imports Hydra
+
+            raise ConfigError(no_argument(cls, key))
+        return super().__new__(cls)
+
+
 @dataclass
-class DataSettings:
+class DataSettings(KnownArguments):
     """What every task's data has."""
 
     name: str = MISSING
@@ -52,7 +63,7 @@ class DataSettings:
 
 
 @dataclass
-class ModelSettings:
+class ModelSettings(KnownArguments):
     """What every task's model has: no setting."""
 
 

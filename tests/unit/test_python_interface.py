@@ -395,6 +395,19 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
     assert len(rd.load_annotations(str(file), str(folder)).records) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "meant"),
+    [
+        ("Trainer", "epochs", "max_duration"),
+        ("Trainer", "accelerator", "strategy.device"),
+        ("DetectionData", "imgsz", "min_sizes"),
+    ],
+)
+def test_unknown_arguments_are_named(name: str, argument: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} has no argument {argument}; did you mean {meant}\?$"):
+        getattr(rd, name)(**{argument: 1})
+
+
 def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
