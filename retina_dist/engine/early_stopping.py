@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -16,12 +17,12 @@ Mode = Literal["max", "min"]
 
 
 def default_mode(metric: str) -> Mode:
-    """A loss is best when it is lowest, every other metric when it is highest.
+    """A loss or an error is best when it is lowest, every other metric when it is highest.
 
-    >>> default_mode("val/loss_classification"), default_mode("val/accuracy")
-    ('min', 'max')
+    >>> default_mode("val/loss_classification"), default_mode("val/mae"), default_mode("val/accuracy")
+    ('min', 'min', 'max')
     """
-    return "min" if "loss" in metric else "max"
+    return "min" if re.search(r"loss|error|\b(?:mae|r?mse|nll|perplexity)\b", metric) else "max"
 
 
 class BestMetric:

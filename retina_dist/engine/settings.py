@@ -50,7 +50,9 @@ class TrainerConfig:
         None, "torch threads of this process; null: torch's own choice", at_least=1, at_most=10**4
     )
     monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own")
-    monitor_mode: str | None = setting(None, "null: min for a loss, else max", choices=(None, "max", "min"))
+    monitor_mode: str | None = setting(
+        None, "null: min for a loss, error, mae, mse, rmse, nll or perplexity, else max", choices=(None, "max", "min")
+    )
     patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
     max_nonfinite_steps: int = setting(
         5, "steps in a row with an infinite or NaN loss or gradient that are skipped", at_least=0
