@@ -42,8 +42,9 @@ class Limits:
     def problem(self, key: str, value: Any) -> str:
         """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
         if self.choices and value not in self.choices:
-            near = difflib.get_close_matches(str(value).lower(), [str(c) for c in self.choices], 1)
-            hint = f"; did you mean {near[0]}?" if near else "."
+            spelled = {str(choice).lower(): choice for choice in self.choices}
+            near = difflib.get_close_matches(str(value).lower(), spelled, 1)
+            hint = f"; did you mean {spelled[near[0]]}?" if near else "."
             if key.endswith("format") and str(value).lower().startswith("yolo"):
                 hint = "; YOLO's labels are not read, convert them to COCO json."
             return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"

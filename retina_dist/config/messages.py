@@ -84,6 +84,8 @@ def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str
     """That `overrides[number]`, which has no "=", is not KEY=VALUE, and what may be meant."""
     word, before = overrides[number], overrides[number - 1] if number else ""
     after = "".join(overrides[number + 1 : number + 3])
+    if before.endswith(","):
+        return f"{before} ends in a comma; write {before}{word}, without spaces after commas."
     if before.endswith("="):
         return f'{before[:-1]} has no value; write {before}{word}, without spaces around "=".'
     if after.startswith("="):
@@ -104,6 +106,9 @@ def _sentence(name: str, error: Exception) -> str:
     text = str(error)
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = several.groups()
+        if re.fullmatch(r"\d+,\d+", value) and not re.search("size|scale", key):
+            point = f"{key}={value.replace(',', '.')}"
+            return f"{key}={value} is more than one value; write {point}, or add --multirun for a run with each."
         return (
             f'{key}={value} is more than one value; write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, or add '
             "--multirun for a run with each."

@@ -304,7 +304,7 @@ def find_images(pattern: str) -> list[Path]:
     if not files:
         raise DataError(
             f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "
-            "glob that matches any; quote a glob for the shell."
+            "glob that matches any; convert other types to these, and quote a glob for the shell."
         )
     return files
 
@@ -324,7 +324,10 @@ def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterato
         names.add(name)
         yield ReadImage(number, file, pixels, name)
     if not names:
-        raise DataError(f"none of the {len(files)} files of input={pattern} is a readable image.")
+        raise DataError(
+            f"none of the {len(files)} files of input={pattern} is a readable image ({', '.join(sorted(SUFFIXES))}); "
+            "write a video's frames as images."
+        )
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor

@@ -169,6 +169,8 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
         detector = Detector.from_content(content, path, **options)  # type: ignore[arg-type]
         data = data_settings_of(content, DetectionData, path)
     if config.annotations:
+        if config.images and config.root:
+            raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
         data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
     else:

@@ -243,7 +243,10 @@ def _other_layout(root: Path, split: str) -> str:
         if any(root.glob(pattern)):
             return f"{pattern} is YOLO's format, which is not read; convert it to COCO json"
     if any(root.glob("Annotations/*.xml")):
-        return "it looks like Pascal VOC; give data=voc"
+        lists = "" if (root / "ImageSets/Main").is_dir() else ", and write ImageSets/Main/train.txt and val.txt"
+        return f"it looks like Pascal VOC; give data=voc{lists}"
+    if archives := sorted(file.name for file in root.glob("*.zip")):
+        return f"it holds {', '.join(archives[:3])}; unpack them"
     if (root / f"{split}.csv").is_file():
         return f"it holds {split}.csv; give data=csv"
     if any(file.suffix.lower() in SUFFIXES for file in root.glob("train/*/*")):

@@ -62,6 +62,5 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for invalid host names
-        raise ConfigError(
-            f"host={host} port={port} cannot be listened on ({error}); choose another, port=0 a free one."
-        ) from error
+        remedy = f"write host={host.partition('://')[2]}" if "://" in host else "choose another, port=0 a free one"
+        raise ConfigError(f"host={host} port={port} cannot be listened on ({error}); {remedy}.") from error

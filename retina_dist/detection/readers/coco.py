@@ -162,7 +162,8 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give the json file in it.") from error
     except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
-        raise DataError(f"{path} cannot be read as JSON ({error}); restore the file.") from error
+        remedy = "unpack it with gunzip" if str(path).endswith(".gz") else "restore the file"
+        raise DataError(f"{path} cannot be read as JSON ({error}); {remedy}.") from error
     if not isinstance(content, dict):
         raise DataError(
             f"{path} holds a JSON {type(content).__name__}, not the object with images, annotations and categories "
@@ -174,7 +175,9 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
 def _check_lists(coco: dict[str, Any], source: object) -> None:
     for key in ("images", "annotations", "categories"):
         if not isinstance(coco.get(key), list):
-            raise DataError(f"{source} has no list '{key}'; COCO annotations have images, annotations and categories.")
+            raise DataError(
+                f"{source} has no list '{key}'; COCO annotations have images, annotations and categories, as instances_*.json has."
+            )
         if not all(isinstance(entry, dict) for entry in coco[key]):
             raise DataError(f"{source}: an entry of '{key}' is not an object; restore the file.")
     if not coco["categories"]:

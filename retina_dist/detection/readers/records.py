@@ -48,9 +48,10 @@ def make_record(
     else:
         inside = _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
     if inside is None:
+        windows = re.match(r"[A-Za-z]:\\", name)
+        remedy = "write paths below it, such as train/0.jpg" if windows else "name a folder that holds all images"
         raise DataError(
-            f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; "
-            "name a folder that holds all images."
+            f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; {remedy}."
         )
     size = []
     for side in ("width", "height"):

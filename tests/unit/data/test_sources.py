@@ -183,7 +183,7 @@ def test_csv_behind_a_url(tmp_path: Path) -> None:
     assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
     with pytest.raises(DataError, match="local folders only"):
         train(f"remote://{tmp_path}", format="voc")
-    with pytest.raises(ConfigError, match="no local folder"):
+    with pytest.raises(ConfigError, match="not a local folder"):
         train(f"remote://{tmp_path}/new", shapes=ShapesConfig())
 
 
