@@ -174,7 +174,10 @@ def _with_run(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dict
     given = _keys(overrides)
     if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
         return composed
-    file = next((f / RUN_CONFIG for f in (Path(resume), *Path(resume).parents[:2]) if (f / RUN_CONFIG).is_file()), None)
+    place = Path(resume)  # a run folder, its checkpoints or one of them
+    place = place.parent if place.suffix == ".pt" else place
+    place = place.parent if place.name == "checkpoints" else place
+    file = place / RUN_CONFIG if (place / RUN_CONFIG).is_file() else None
     if file is None:
         return composed
     try:

@@ -171,7 +171,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
     if config.annotations:
         if config.images and config.root:
             raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
-        data = replace(data, format="coco", shapes=None, category_map=[], root=config.root)
+        data = replace(data, format="coco", shapes=None, category_map=[], root=config.root, box_format=None)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
     else:
         data = data_of_checkpoint(data, config.root, path)

@@ -12,7 +12,7 @@ from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations
+from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
 from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
@@ -55,7 +55,7 @@ def read_split(
         "label_mapping": data.label_mapping,
         "categories": categories,
         "category_map": category_names(data.category_map),
-        "keep_empty": data.keep_empty_images or split == "val",
+        "keep_empty": True,  # dropped below, once all boxes were judged
     }
     source: object = f"data={data.name}"
     if isinstance(data, TorchDatasetConfig):
@@ -70,7 +70,7 @@ def read_split(
         raise DataError(f"{source} leaves no image for {split}; {remedy}.")
     if check and (problem := implausible_boxes(part, split, has_corners(data))):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
-    return part
+    return part if data.keep_empty_images or split == "val" else without_empty(part)
 
 
 def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tuple[Annotations | None, object]:

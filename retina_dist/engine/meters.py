@@ -35,7 +35,6 @@ class StepMeter:
         if self.sums is None:
             return {}
         self.pause()
-        self.resume()
         sums = (self.mean_over_ranks(self.sums) if self._differs else self.sums).cpu()
         return {"names": self.names, "sums": sums, "steps": self.steps, "images": self.images, "seconds": self.seconds}
 
@@ -60,7 +59,8 @@ class StepMeter:
 
     def pause(self) -> None:
         """Stop the clock until `resume`."""
-        self.seconds += time.perf_counter() - self._started
+        now = time.perf_counter()
+        self.seconds, self._started = self.seconds + now - self._started, now  # once, where pauses overlap
 
     def resume(self) -> None:
         """Start the clock again."""

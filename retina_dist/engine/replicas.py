@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,11 +52,13 @@ def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
             yield from (module.running_mean, module.running_var)
 
 
-def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: int, tolerant: bool = False) -> bool:
+def check_shares(
+    weights: Sequence[float], strategy: DistributedStrategy, step: int, tolerant: bool = False, skips: bool = False
+) -> bool:
     """Raise ReplicaMismatch, on every rank, unless the ranks share out a step as the mean over its examples needs it.
 
     `weights` are those of this rank's micro-batches. All ranks have as many, at least one, and the sums have the mean 1 over ranks.
-    With `tolerant`, False is returned for another mean, as unreadable images may cause.
+    With `tolerant`, False is returned for another mean; with `skips`, for a lower one, as skipped images cause.
     """
     rows = [[sum(weights), len(weights)]]
     if strategy.world_size > 1:
@@ -68,7 +71,7 @@ def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: 
             "rank has no examples left, give any with weight 0."
         )
     right = abs(mean - 1) <= TOLERANCE
-    if not (right or tolerant):
+    if not (right or tolerant or (skips and 0 <= mean < 1)):
         raise ReplicaMismatch(
             f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
             "rank dropped examples, or a weight is not world_size x its examples / the examples of the step."
@@ -160,12 +163,14 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of every tensor, number and text below `tree`, in order."""
     if isinstance(tree, Tensor | bool | int | float | str | None):
         yield name, tree
+    elif id(tree) in above or isinstance(tree, logging.Logger):
+        return
     elif isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+            yield from _leaves(value, f"{name}.{key}" if name else str(key), (*above, id(tree)))
     elif hasattr(tree, "__dict__") and not isinstance(tree, nn.Module | type):  # such as a matcher
-        yield from _leaves(_public(tree), name)
+        yield from _leaves(_public(tree), name, (*above, id(tree)))

@@ -56,8 +56,10 @@ class TrainStep:
         gradient_clip_algorithm: str = "global_norm",
         guard: NonFiniteGuard | None = None,
         seed: int = 0,
+        skips_images: bool = False,
     ) -> None:
         self.state, self.plan, self.strategy, self.seed = state, plan, strategy, seed
+        self.skips_images = skips_images  # so that the weights of a step may add up to less
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
@@ -110,7 +112,7 @@ class TrainStep:
     def _check_shares(self, weights: list[float]) -> None:
         last_of_epoch = (self.state.step + 1) % self.plan.steps_per_epoch == 0
         if left := self._share_checks[last_of_epoch]:
-            right = check_shares(weights, self.strategy, self.state.step + 1, tolerant=left > 1)
+            right = check_shares(weights, self.strategy, self.state.step + 1, left > 1, self.skips_images)
             self._share_checks[last_of_epoch] = 0 if right else left - 1
 
     def _set_lr(self) -> None:

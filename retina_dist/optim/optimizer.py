@@ -33,10 +33,12 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
         body = set(model.backbone_parameters())  # type: ignore[operator]
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    seen: set[nn.Parameter] = set()  # tied weights are one parameter of two modules
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or parameter in seen:
                 continue
+            seen.add(parameter)
             special = settings.bias_weight_decay if name.endswith("bias") else None
             if isinstance(module, norms):
                 special = settings.norm_weight_decay

@@ -148,4 +148,5 @@ def build_train_step(
         gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,
         guard=guard,
         seed=config.seed,
+        skips_images=getattr(config.data, "bad_images", "error") == "skip",
     )

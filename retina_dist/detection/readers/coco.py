@@ -149,7 +149,7 @@ def annotations_of(
         coco = ground_truth_of(coco, {record.image_id for record in records})
     result = _clean(coco, records, known)
     result.warnings = warnings
-    return result if keep_empty else _without_empty(result)
+    return result if keep_empty else without_empty(result)
 
 
 def _read_json(path: PathOrUrl) -> dict[str, Any]:
@@ -330,7 +330,8 @@ def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Cat
     )
 
 
-def _without_empty(full: Annotations) -> Annotations:
+def without_empty(full: Annotations) -> Annotations:
+    """Leave out the images without boxes, with a warning that counts them."""
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
     full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")

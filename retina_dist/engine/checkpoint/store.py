@@ -391,6 +391,7 @@ def _link(path: Path, alias: Path) -> None:
     """Make `alias` a second name of `path`: a hard link, or a copy where the file system has none."""
 
     def link(temporary: Path) -> None:
+        temporary.unlink(missing_ok=True)  # a killed process with this number left a second name of an older checkpoint
         try:
             os.link(path, temporary)
         except OSError:

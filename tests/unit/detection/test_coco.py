@@ -500,3 +500,16 @@ def test_real_sets(
         assert (inside >= 0).all()
         assert (inside <= np.tile((record.width, record.height), 2)).all()
         assert (inside[:, :2] < inside[:, 2:]).all()
+
+
+def test_an_image_with_damaged_boxes_only_is_left_out_where_empty_images_are(tmp_path: Path) -> None:
+    content = with_boxes(*OBJECTS)
+    content["images"].append({**content["images"][0], "id": 99})
+    content["annotations"].append({**content["annotations"][0], "id": 999, "image_id": 99, "bbox": [10, 10, 0, 20]})
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (100, 80)).save(tmp_path / name)
+    files = {"train_annotations": str(tmp_path / "train.json"), "train_images": str(tmp_path)}
+    part = read_split(DetectionData(name="mine", **files, keep_empty_images=False), "train")
+    assert part is not None
+    assert 99 not in [record.image_id for record in part.records]

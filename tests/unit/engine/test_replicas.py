@@ -353,3 +353,16 @@ def test_metrics_that_differ_over_ranks_end_the_first_validation() -> None:
         assert "the metric val/loss is nan on rank 0 and 1 on rank 1" in str(error)
     for losses, _, _ in fitted(right, lambda rank: {"val/loss": 1.0 + 1e-9 * rank, "val/recall": math.nan}):
         assert len(losses) == 6  # four steps, two validations
+
+
+def test_skipped_images_lower_the_weights_of_a_sound_step() -> None:
+    alone = SingleDeviceStrategy("cpu")
+    assert not replicas.check_shares([0.75], alone, 1, skips=True)
+    with pytest.raises(ReplicaMismatch, match=r"add up to 0\.75"):
+        replicas.check_shares([0.75], alone, 1)
+
+
+def test_an_attribute_that_leads_back_to_itself_is_compared_once() -> None:
+    loop: dict[str, Any] = {"a": 1}
+    loop["b"] = loop
+    assert compare({"x": loop}, {"x": loop}) == [None, None]

@@ -289,3 +289,10 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     made(0, weight_decay=0.5).load_state_dict(content)
     with pytest.raises(CheckpointError, match="settings of the model and of weight decay"):
         made(0, weight_decay=0.5, norm_weight_decay=0.0).load_state_dict(content)
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    groups = parameter_groups(model, OptimizerConfig(name="sgd"))
+    assert sum(len(group["params"]) for group in groups) == 3
