@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ def storage(tools: Path, azcopy_binary: Path, tmp_path_factory: pytest.TempPathF
                 time.sleep(0.1)
             found = Storage(port, azcopy_binary, folder / "azcopy")
             patch.setenv("AZURE_STORAGE_CONNECTION_STRING", found.connection_string)
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs has the environment of its start
             yield found
         finally:
             server.kill()

@@ -255,7 +255,7 @@ def test_torn_uploads_of_checkpoints_fool_nobody(storage: Storage, said: list[st
     assert newest() == (3, [])
     (folder / "step_00000003.pt").write_bytes(whole[: len(whole) // 2])  # cut short
     assert newest()[0] == 2
-    assert "step_00000003.pt is damaged" in newest()[1][0]
+    assert "step_00000003.pt is a damaged" in newest()[1][0]
     (folder / "manifest.json").unlink()  # and the manifest is gone
     assert newest()[0] == 2
     (folder / "step_00000003.pt").write_bytes(whole)
