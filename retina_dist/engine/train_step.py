@@ -22,9 +22,8 @@ from retina_dist.optim.optimizer import check_layouts
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 
-SHARE_CHECKS = (
-    3  # steps of which one must be shared out right; images that cannot be read lower the weights of their step
-)
+# Steps of which one must be shared out right; images that cannot be read lower the weights of their step.
+SHARE_CHECKS = 3
 WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 
 
@@ -69,10 +68,8 @@ class TrainStep:
             self.timer.watch(state.model.parameters())
         self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
         self._layouts_checked = False
-        self._share_checks = {
-            False: SHARE_CHECKS,
-            True: SHARE_CHECKS,
-        }  # left to pass: of a full step, of an epoch's last
+        # checks left to pass, by whether a step is an epoch's last
+        self._share_checks = {False: SHARE_CHECKS, True: SHARE_CHECKS}
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
@@ -152,9 +149,8 @@ class TrainStep:
         with self.autocast():
             losses: dict[str, Tensor] = self.net(batch)
         loss = torch.stack(list(losses.values())).sum()
-        loss = (
-            loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
-        )  # a mean over no examples is NaN
+        # a mean over no examples is NaN
+        loss = loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
         self.timer.mark("forward")
         self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
         return losses
