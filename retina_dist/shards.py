@@ -1,7 +1,7 @@
 """The images of a data set into a few large tar files with an index, for training from object storage.
 
     python -m retina_dist.shards data=coco data.root=/data/coco output=/data/coco-shards
-    python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512 verify=true
+    python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512
     python -m retina_dist.train data=shards data.root=/data/coco-shards
 
 Takes the data settings of a training. The output is self-contained: annotations are copied too. Run an interrupted command
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.errors import ConfigError
 from retina_dist.run.build import command_of_task, task_class
 from retina_dist.settings import MISSING, setting
+from retina_dist.strategies.launch_environment import detect_launch
 
 
 @dataclass
@@ -26,12 +28,13 @@ class ShardsConfig(DetectionRunConfig):
     shard_mb: int = setting(
         256, "MiB; an interrupted conversion rewrites at most one shard, and reads request at most one", at_least=1
     )
-    verify: bool = setting(False, "read everything back and compare")
 
 
 @entry_point("shards", ShardsConfig)
 def main(config: ShardsConfig) -> None:
     """Write shards."""
+    if detect_launch().world_size > 1:
+        raise ConfigError("shards are written by one process; start it without a launcher.")
     command_of_task(task_class(config), "write_shards")(config)
 
 

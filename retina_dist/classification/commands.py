@@ -20,11 +20,9 @@ from retina_dist.classification.export import export as export
 from retina_dist.classification.splits import read_splits
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
-from retina_dist.errors import ConfigError
-from retina_dist.files import parse_path, write_atomically
+from retina_dist.files import write_atomically
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
-from retina_dist.strategies.launch_environment import detect_launch
 
 if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
@@ -60,13 +58,9 @@ def predict(config: PredictConfig) -> Path:
 
 def write_shards(config: Any) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
-    if detect_launch().world_size > 1:
-        raise ConfigError("shards are written by one process; start it without a launcher.")
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {split: _split(part) for split, part in parts if part is not None}
-    return write_splits(
-        parse_path(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
-    )
+    return write_splits(config.output, splits, shard_mb=config.shard_mb, report=print_redacted)
 
 
 def _split(part: Samples) -> ShardSplit:

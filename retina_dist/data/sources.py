@@ -198,7 +198,7 @@ def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
     if isinstance(source, ArchiveMember) and (len(content) != source.length or zlib.crc32(content) != source.crc32):
         what = f"only {len(content)} bytes are there" if len(content) != source.length else "its CRC-32 differs"
         return ImageError(
-            f"{source} is damaged: {what}; copy the shard again, write it again with retina_dist.shards, or set "
+            f"{source} is damaged: {what}; copy the shard again, or delete it and run the same retina_dist.shards, or set "
             "data.bad_images=skip."
         )
     return content

@@ -11,10 +11,8 @@ from retina_dist.data.sources import sizes_of
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, split_files
-from retina_dist.errors import ConfigError
-from retina_dist.files import parse_path, read_bytes
+from retina_dist.files import read_bytes
 from retina_dist.reporting.console import print_redacted
-from retina_dist.strategies.launch_environment import detect_launch
 
 if TYPE_CHECKING:
     from retina_dist.shards import ShardsConfig
@@ -22,16 +20,12 @@ if TYPE_CHECKING:
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
-    if detect_launch().world_size > 1:
-        raise ConfigError("shards are written by one process; start it without a launcher.")
     data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
     splits = {split: _split(data, split, part) for split, part in parts.items() if part is not None}
-    return write_splits(
-        parse_path(config.output), splits, shard_mb=config.shard_mb, verify=config.verify, report=print_redacted
-    )
+    return write_splits(config.output, splits, shard_mb=config.shard_mb, report=print_redacted)
 
 
 def _split(data: DetectionData, split: str, part: Annotations) -> ShardSplit:

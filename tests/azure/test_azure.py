@@ -65,7 +65,7 @@ def uploaded(storage: Storage, shards: Path) -> str:
 
 
 def write(source: Path | str, output: Path | str) -> dict[str, int]:
-    arguments = ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", "verify=true"]
+    arguments = ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1"]
     return write_shards(load_config("shards", arguments))
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
-from retina_dist.errors import DataError, ImageError, UserError
+from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
 from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
@@ -126,7 +125,7 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
 
 def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path: Path) -> None:
     shutil.copytree(coco, tmp_path / "copy")
-    write(tmp_path / "copy", tmp_path / "again", "verify=true")
+    write(tmp_path / "copy", tmp_path / "again")
     assert tree(tmp_path / "again") == tree(written)
     write(coco, "memory://again/shards")
     there = Url("memory://again/shards")
@@ -140,12 +139,12 @@ def test_an_interrupted_writing_goes_on(
     """Stopped in the middle of shard number `stop`, over both splits."""
     original, calls, output = module._write_tar, [], tmp_path / "output"
 
-    def interrupted(path: Path, members: list[Member], progress: Any) -> list:
+    def interrupted(path: Path, members: list[Member]) -> dict[str, Any]:
         if len(calls) == stop:
             path.write_bytes(b"half")
             raise KeyboardInterrupt
         calls.append(members)
-        return original(path, members, progress)
+        return original(path, members)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_write_tar", interrupted)
@@ -155,8 +154,8 @@ def test_an_interrupted_writing_goes_on(
         damaged = output / "train-00000.tar"
         with pytest.raises(DataError, match="are incomplete|has no train"):
             split(output, format="shards")
-        if stop == 3:  # and a finished one was damaged meanwhile
-            flip(damaged, 600)
+        if stop == 3:  # and a finished one was cut off meanwhile
+            damaged.write_bytes(damaged.read_bytes()[:600])
     total = sum(write(coco, output).values())
     assert total == len(list(written.glob("*.tar"))) - stop + (stop == 3)
     assert tree(output) == tree(written)
@@ -172,16 +171,6 @@ def test_shards_of_something_else_are_not_touched(coco: Path, written: Path, tmp
     with pytest.raises(DataError, match="or of another shard_mb"):
         write(coco, written, "shard_mb=2")
     assert tree(written) == before
-
-
-def test_a_small_disk_is_seen_before_anything_is_written(
-    coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(30_000))
-    with pytest.raises(UserError, match=r"free, and .* are needed; make room"):
-        write(coco, tmp_path / "not" / "yet")
-    assert not (tmp_path / "not").exists()
 
 
 def test_missing_images_and_other_formats(tmp_path: Path) -> None:
@@ -273,46 +262,15 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
         split(written, format="shards", bad_images="skip")
 
 
-def test_verifying_names_a_damaged_member_and_a_changed_image(coco: Path, written: Path) -> None:
-    paths = [Path(str(record.path)) for record in split(coco).records]
-    members = [Member(r.image_id, p, p.stat().st_size) for r, p in zip(split(coco).records, paths, strict=True)]
-    writer = ShardWriter(written, "train", members, 2**20)
-    writer.verify(str)
-    shard = json.loads((written / "train.index.json").read_text())["shards"][1]
-    _, member, offset, length, _ = shard["images"][1]
-    flip(written / shard["file"], offset + length - 1)
-    with pytest.raises(
-        DataError, match=rf"member {member}, {length} bytes from byte {offset}\) is damaged.*write it again"
-    ):
-        writer.verify(str)
-    flip(written / shard["file"], offset + length - 1)
-    flip(paths[1], -1)
-    with pytest.raises(DataError, match=rf"{re.escape(str(paths[1]))} differs from its copy in .*\.tar"):
-        writer.verify(str)
-    flip(paths[1], -1)
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ('"train-00000.tar"', '"../../secret.tar"', "not an index of shards"),
-        ('"shards":[', '"shards":[[],', "not an index of shards"),
-        ('"bytes":', '"bytes":-', "not an index of shards"),
         ("[1000,", "[null,", "not an index of shards"),
         (",512,", ",999999999,", "reaches out of train-00000.tar"),
         ('"format":1', '"format":2', "has format 2, not 1"),
-        ("[1000,", "[1007,", "image 1007 has the member 000000001000.jpg"),
         ('"split":"train"', '"split":"val"', "it is of split val"),
-        *(
-            (f'"{key}":', f'"{key[::-1]}":', "not an index of shards")
-            for key in ("bytes", "images", "complete", "input")
-        ),
+        ('"images":', '"segami":', "not an index of shards"),
     ],
 )
 def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:
