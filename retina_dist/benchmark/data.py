@@ -3,7 +3,7 @@
     python -m retina_dist.benchmark data                               made images of 640 x 480
     python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
 
-What a part takes is the processor's time, so that other processes disturb it little; on a GPU it is that of the clock.
+What a part takes is the processor's time, so that other processes disturb it little.
 Files have been read before: the system's cache and not the disk is measured. All parts take turns, `rounds` times. What is
 compared with: Pillow's decoder and a resize in float32, as torchvision's detectors do it, into the same batch. Neither normalises.
 """
@@ -76,10 +76,9 @@ def make_image(rng: np.random.Generator) -> np.ndarray:
 
 
 DECODE, CACHED = "read and decode", "read from data.cache"
-WORKERS, DEVICE = "whole, resize=workers", "whole, resize=device, in the worker"
-ON_GPU, ON_CPU = "copy, flip and resize on the GPU", "flip and resize, resize=device on this CPU"
+WHOLE = "whole, up to the batch"
 PLAIN = "Pillow, resize in float32, collate"
-COMPARED = ((WORKERS, PLAIN), (DEVICE, PLAIN), (CACHED, DECODE))  # which is faster, and than what
+COMPARED = ((WHOLE, PLAIN), (CACHED, DECODE))  # which is faster, and than what
 
 
 def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
@@ -96,10 +95,10 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             data = replace(config.data, train_annotations=f"{folder}/images.json", train_images=f"{folder}/images")
             config = replace(config, data=data)
         task = DetectionTask(config, strategy)
-        by_workers, by_device = (_module(task, resize=resize, cache=None) for resize in ("workers", "device"))
+        module = _module(task, cache=None)
         specs: list[BatchSpec] = []  # as many of the training's first batches as hold so many images
         while sum(len(spec.indices) for spec in specs) < config.num_images:
-            specs += by_workers.train_sampler.step(len(specs))[:1]
+            specs += module.train_sampler.step(len(specs))[:1]
         records = [task.train.records[i] for spec in specs for i in spec.indices]
         size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
         whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
@@ -108,7 +107,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         print(f"{what}; {how}\n", flush=True)
 
         files = [(as_source(record.path), (record.width, record.height)) for record in records]
-        parts = _parts(by_workers, by_device, specs, files, DecodedCache(folder / "cache"), strategy.device)
+        parts = _parts(module, specs, files, DecodedCache(folder / "cache"))
         times = _in_turns(parts, len(records), config.rounds)
         rows = _print_table("ms an image", times)
         ratios = {
@@ -132,16 +131,12 @@ def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
 
 
 def _parts(
-    by_workers: CocoDataModule, by_device: CocoDataModule, specs: list[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]],
-    cache: DecodedCache, device: torch.device,
-) -> dict[str, Callable[[], object]]:  # fmt: skip
+    module: CocoDataModule, specs: list[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]], cache: DecodedCache
+) -> dict[str, Callable[[], object]]:
     """What is timed, by name; each does its part for the images of all `specs`, whose `files` are in the same order."""
-    dataset, raw_dataset = by_workers.train_dataset, by_device.train_dataset
+    dataset = module.train_dataset
     for file in files:
         cache.read(*file)
-    raw = [raw_dataset[spec] for spec in specs]
-    if device.type == "cuda":
-        raw = [batch.pin_memory() for batch in raw]
     sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}
 
     def plain() -> None:
@@ -152,18 +147,10 @@ def _parts(
                 pixels = _by_pillow(next(sources)[0]).float().div_(255)
                 canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
 
-    def on_device() -> None:
-        for batch in raw:
-            batch.to(device, non_blocking=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     return {
         DECODE: lambda: _each(read_image, files),
         CACHED: lambda: _each(cache.read, files),
-        WORKERS: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
-        DEVICE: lambda: _each(raw_dataset.__getitem__, ((spec,) for spec in specs)),
-        ON_GPU if device.type == "cuda" else ON_CPU: on_device,
+        WHOLE: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
         PLAIN: plain,
     }
 
@@ -185,11 +172,10 @@ def _in_turns(parts: dict[str, Callable[[], object]], count: int, rounds: int) -
     times: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(rounds + 1):
         for name, part in parts.items():
-            clock = time.perf_counter if name == ON_GPU else time.process_time
-            started = clock()
+            started = time.process_time()
             part()
             if turn:
-                times[name].append((clock() - started) / count * 1e3)
+                times[name].append((time.process_time() - started) / count * 1e3)
     return times
 
 

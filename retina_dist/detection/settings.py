@@ -80,11 +80,6 @@ class DetectionData(DataSettings):
     max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
     val_batch_size: int = setting(8, at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
-    resize: str = setting(
-        "auto",
-        "where images are flipped and resized; auto: on the device where that is a GPU",
-        choices=("auto", "workers", "device"),
-    )
     cache: str | None = setting(
         None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
     )

@@ -20,7 +20,6 @@ from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.detection.data.deferred_resize import resized_by
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
@@ -242,20 +241,19 @@ class DetectionTask(Task):
             | super().metadata(model)
             | {
                 "categories": self.train.categories.state(),
-                "resize": resized_by(self.config.data.resize, self.strategy.device),
                 "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
             }
         )
 
     def largest_batch(self, size: int, device: torch.device) -> Batch:
-        """The largest canvas with the rows of boxes of the fullest image; a raw image is at most as large as its canvas."""
+        """The largest canvas with the rows of boxes of the fullest image."""
         data, sizes = self.config.data, [(record.height, record.width) for record in self.train.records]
         most_boxes = max(len(labels) for labels in self.train.labels)
         if data.synthetic:
-            return blank_batch(size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes, "workers")
+            return blank_batch(size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes)
         buckets = make_buckets(sizes, min_sizes=data.min_sizes, max_size=data.max_size, num_buckets=data.num_buckets)
         canvas = max(buckets.all_canvases(), key=lambda sides: sides[0] * sides[1])
-        return blank_batch(size, canvas, most_boxes, resized_by(data.resize, device))
+        return blank_batch(size, canvas, most_boxes)
 
     def fingerprint(self) -> str:
         """A digest of the training images' ids and names: the same order of images needs the same images."""

@@ -1,42 +1,39 @@
 """Samples of different sizes -> one `Batch` on a canvas.
 
-Imports nothing from retina_dist but the two kinds of batch.
+Imports nothing from retina_dist but the batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.deferred_resize import DeferredResizeBatch, ResizedBy
 
 FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
 NO_IMAGE = -1  # the image id of a filler
-RAW_MULTIPLE = 64  # pixels; few different shapes, so that memory made for one is used again
 
 
 class Sample(NamedTuple):
-    """One image as it goes onto the canvas, or into a raw batch."""
+    """One image as it goes onto the canvas."""
 
     image: Tensor  # [3, h, w] uint8
     boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels
     labels: Tensor  # [n] int64
     image_id: int
     original_size: tuple[int, int]  # (height, width) of the stored image
-    size: tuple[int, int] | None = None  # (height, width) on the canvas; None: that of `image`
-    flips: tuple[bool, bool] = (False, False)  # still to be made: top to bottom, left to right
     real: bool = True  # False for a filler
 
 
 def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
-    """A sample that only fills a batch up, of a black `image` [3, h, w] that will cover the canvas."""
-    return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, canvas, real=False)
+    """A sample that only fills a batch up, of a black `image` as large as the canvas."""
+    return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, real=False)
 
 
 def collate(
@@ -51,58 +48,43 @@ def collate(
     3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
     `images` are the batch's when the samples lie in them already.
     """
+    counts = [len(sample.labels) for sample in samples]
+    most = padded_rows(max(counts))
+    boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
+    labels = torch.zeros(len(samples), most, dtype=torch.int64)
+    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
+        boxes[i, :count] = sample.boxes
+        labels[i, :count] = sample.labels
+    if images is None:
+        images = blank_images(len(samples), canvas)
+        for place, sample in zip(images, samples, strict=True):
+            copy_to_canvas(sample, place)
     return Batch(
-        images=_side_by_side(samples, canvas) if images is None else images,
-        image_sizes=_sizes(samples),
+        images=images,
+        image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
+        original_sizes=torch.tensor([sample.original_size for sample in samples]),
+        image_ids=torch.tensor([sample.image_id for sample in samples]),
+        boxes=boxes,
+        labels=labels,
+        num_boxes=torch.tensor(counts),
         weight=weight,
-        **_rest(samples),
+        real=None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
     )
 
 
-def collate_raw(
-    samples: Sequence[Sample],
-    canvas: tuple[int, int],
-    weight: float = 1.0,
-    images: Tensor | None = None,
-) -> DeferredResizeBatch:
-    """As `collate`, of images that are still to be flipped and resized; those lie on a canvas of their own."""
-    raw_sizes = _sizes(samples)
-    height, width = raw_sizes.amax(dim=0).tolist()
-    return DeferredResizeBatch(
-        images=_side_by_side(samples, raw_canvas(height, width)) if images is None else images,
-        image_sizes=torch.tensor([sample.size or tuple(sample.image.shape[-2:]) for sample in samples]),
-        raw_sizes=raw_sizes,
-        flips=torch.tensor([sample.flips for sample in samples]),
-        canvas=canvas,
-        weight=weight,
-        **_rest(samples),
-    )
-
-
-def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int, resize: ResizedBy) -> Batch:
+def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
     """Black images without boxes, in the shapes of the largest batch on `canvas` whose fullest image has `most_boxes`."""
-    rows, sizes = padded_rows(most_boxes), torch.tensor([canvas]).repeat(count, 1)
-    rest: dict[str, Any] = {"image_sizes": sizes, "original_sizes": sizes.clone()}
-    rest |= {name: torch.zeros(count, dtype=torch.int64) for name in ("image_ids", "num_boxes")}
-    rest |= {"boxes": torch.zeros(count, rows, 4), "labels": torch.zeros(count, rows, dtype=torch.int64)}
-    if resize == "workers":
-        return Batch(images=blank_images(count, canvas), **rest)
-    raw: dict[str, Any] = {"raw_sizes": sizes.clone(), "flips": torch.zeros(count, 2, dtype=torch.bool)}
-    return DeferredResizeBatch(images=blank_images(count, raw_canvas(*canvas)), canvas=canvas, **raw, **rest)
+    image = torch.zeros(3, *canvas, dtype=torch.uint8)
+    batch = collate([filler(image, canvas)] * count, canvas)
+    rows = padded_rows(most_boxes)
+    return replace(
+        batch, boxes=torch.zeros(count, rows, 4), labels=torch.zeros(count, rows, dtype=torch.int64), real=None
+    )
 
 
 def padded_rows(count: int) -> int:
     """M of a batch whose fullest image has `count` boxes."""
     return max(FEWEST_ROWS, 1 << (max(1, count) - 1).bit_length())
-
-
-def raw_canvas(height: int, width: int) -> tuple[int, int]:
-    """The canvas of raw images of at most that size."""
-    return -(-height // RAW_MULTIPLE) * RAW_MULTIPLE, -(-width // RAW_MULTIPLE) * RAW_MULTIPLE
-
-
-def _sizes(samples: Sequence[Sample]) -> Tensor:
-    return torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples])
 
 
 def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
@@ -124,29 +106,3 @@ def copy_to_canvas(sample: Sample, place: Tensor) -> Sample:
     height, width = sample.image.shape[-2:]
     place[:, :height, :width] = sample.image
     return sample._replace(image=place[:, :height, :width])
-
-
-def _side_by_side(samples: Sequence[Sample], canvas: tuple[int, int]) -> Tensor:
-    images = blank_images(len(samples), canvas)
-    for image, sample in zip(images, samples, strict=True):
-        copy_to_canvas(sample, image)
-    return images
-
-
-def _rest(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What both kinds of batch have beside images."""
-    counts = [len(sample.labels) for sample in samples]
-    most = padded_rows(max(counts))
-    boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
-    labels = torch.zeros(len(samples), most, dtype=torch.int64)
-    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
-        boxes[i, :count] = sample.boxes
-        labels[i, :count] = sample.labels
-    return {
-        "original_sizes": torch.tensor([sample.original_size for sample in samples]),
-        "image_ids": torch.tensor([sample.image_id for sample in samples]),
-        "boxes": boxes,
-        "labels": labels,
-        "num_boxes": torch.tensor(counts),
-        "real": None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
-    }

@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.dataset import NOTHING, Contents, ImageDataset
 from retina_dist.data.module import DataModule
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import (
-    Sample,
-    blank_images,
-    collate,
-    collate_raw,
-    copy_to_canvas,
-    filler,
-    padded_rows,
-    raw_canvas,
-)
-from retina_dist.detection.data.deferred_resize import ResizedBy, resized_by
-from retina_dist.detection.data.transforms import AugmentedSample, EvalTransform, TrainTransform
+from retina_dist.detection.data.collate import Sample, blank_images, collate, copy_to_canvas, filler, padded_rows
+from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError
 
@@ -42,25 +31,14 @@ class DetectionDataset(ImageDataset[Batch]):
     """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
 
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. Fillers make up for missing images
-    up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`. With `resize="device"` the batches are
-    `DeferredResizeBatch`es: their `to` flips and resizes.
+    up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`.
     """
 
-    def __init__(
-        self,
-        annotations: Annotations,
-        transform: EvalTransform,
-        *,
-        seed: int = 0,
-        resize: ResizedBy = "workers",
-        **reading: Any,
-    ) -> None:
-        if resize not in ("workers", "device"):
-            raise ConfigError(f"resize={resize!r} is unknown; use 'workers' or 'device'.")
+    def __init__(self, annotations: Annotations, transform: EvalTransform, *, seed: int = 0, **reading: Any) -> None:
         records = annotations.records
         self.annotated = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
         super().__init__([record.path for record in records], self.annotated, **reading)
-        self.transform, self.seed, self.resize = transform, seed, resize
+        self.transform, self.seed = transform, seed
         self._image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
         counts = [len(labels) for labels in annotations.labels]
@@ -83,47 +61,29 @@ class DetectionDataset(ImageDataset[Batch]):
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         fetched = self.fetch(spec.indices)
-        images = blank_images(max(len(spec.indices), spec.size), self._room(spec))
+        images = blank_images(max(len(spec.indices), spec.size), spec.canvas)
         for index in spec.indices:
             with self.skipping_bad_images():
                 # copied at once: the next image is then made in the same memory, which is at hand
                 samples.append(copy_to_canvas(self.sample(index, spec, fetched), images[len(samples)]))
         weight = spec.weight * len(samples) / max(1, len(spec.indices))
         samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
-        make = collate_raw if self.resize == "device" else collate
-        return make(samples, spec.canvas, weight, images[: len(samples)])
+        return collate(samples, spec.canvas, weight, images[: len(samples)])
 
     def sample(self, index: int, spec: BatchSpec, fetched: Contents = NOTHING) -> Sample:
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
         image = self.read(index, fetched)
-        size = (image.shape[1], image.shape[2])
-        ready = self.unresized(index, image, spec)
-        image_id = int(self._image_ids[index])
-        if self.resize == "workers":
-            return Sample(*ready.resized(), image_id, size)
-        ready = ready.for_device()
-        return Sample(ready.image, ready.boxes, ready.labels, image_id, size, ready.size, ready.flips)
-
-    def unresized(self, index: int, image: Tensor, spec: BatchSpec) -> AugmentedSample:
-        """`image`, the pixels of image `index`, augmented for `spec`."""
         rows = slice(*self._ends[index : index + 2].tolist())
-        return self.transform.unresized(
+        image_id = int(self._image_ids[index])
+        ready = self.transform(
             image,
             self._boxes[rows],
             self._labels[rows],
             min_size=spec.min_size,
             canvas=spec.canvas,
-            key=(self.seed, spec.epoch, int(self._image_ids[index])),
+            key=(self.seed, spec.epoch, image_id),
         )
-
-    def _room(self, spec: BatchSpec) -> tuple[int, int]:
-        """(height, width) that hold every `sample` of a batch. None is larger than its canvas, nor, raw, than it is stored."""
-        if self.resize == "workers":
-            return spec.canvas
-        if not spec.indices:
-            return raw_canvas(1, 1)
-        height, width = self.annotated[list(spec.indices)].amax(dim=0).tolist()
-        return raw_canvas(min(height, spec.canvas[0]), min(width, spec.canvas[1]))
+        return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
 
 class CocoDataModule(DataModule[DetectionDataset, Batch]):
@@ -149,7 +109,6 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         training, validation = None, None
         reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images}
         reading |= {"max_pixels": settings.max_pixels, "cache": settings.cache}
-        reading |= {"resize": resized_by(settings.resize, device)}
         ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         if train is not None:
             dataset = DetectionDataset(train, _train_transform(settings), **reading)

@@ -1,16 +1,13 @@
 """From a stored image and its boxes to what lies on the canvas.
 
-Everything happens on uint8 tensors by torchvision's v2 kernels; normalising is the model's work, and what
-`data.resize=device` leaves to the device is `deferred_resize`'s.
-Whatever is random is drawn from torch's CPU generator seeded by a key, so the result depends on the key and
-on nothing else. An operation that is switched off costs nothing.
+Everything happens on uint8 tensors by torchvision's v2 kernels; the model normalises.
+Random numbers come from torch's CPU generator seeded by a key, so the result depends on the key only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,33 +16,12 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.data.canvases import resize_scale, scaled_size
-from retina_dist.errors import ConfigError
 from retina_dist.seeding import torch_seed
 
+Key: TypeAlias = tuple[int | str, ...]  # a seed for the random numbers of one image
+Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels
+
 MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
-
-
-class AugmentedSample(NamedTuple):
-    """An image to which only flips and the resize are left to do."""
-
-    image: Tensor  # [3, h, w] uint8
-    boxes: Tensor  # [n, 4] float32 xyxy, as they will be on the canvas
-    labels: Tensor  # [n]
-    size: tuple[int, int]  # (height, width) on the canvas
-    flips: tuple[bool, bool] = (False, False)  # top to bottom, left to right
-
-    def resized(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Image, boxes and labels as they will be on the canvas; smoothed where the image shrinks."""
-        turned = [axis for axis, flip in zip((1, 2), self.flips, strict=True) if flip]
-        image = self.image.flip(turned) if turned else self.image
-        # channels last, as decoders write them: three times as fast as planes
-        image = image[None].contiguous(memory_format=torch.channels_last)[0]
-        return F.resize_image(image, list(self.size), antialias=True), self.boxes, self.labels
-
-    def for_device(self) -> AugmentedSample:
-        """The same, but resized where that makes the image smaller: it is smoothed then, and there is less to send."""
-        shrinks = self.size[0] < self.image.shape[1] or self.size[1] < self.image.shape[2]
-        return self._replace(image=self.resized()[0], flips=(False, False)) if shrinks else self
 
 
 class EvalTransform:
@@ -53,27 +29,15 @@ class EvalTransform:
 
     Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in pixels of
     the image they come with. The image returned is never larger than `canvas`, a (height, width) in pixels.
-    `unresized` does everything but the resize.
     """
 
     def __init__(self, *, max_size: int) -> None:
         self.max_size = max_size
 
-    def __call__(self, image: Tensor, boxes: Tensor, labels: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return self.unresized(image, boxes, labels, **how).resized()
-
-    def unresized(
-        self,
-        image: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        *,
-        min_size: int,
-        canvas: tuple[int, int],
-        key: tuple[int | str, ...] = (),
-    ) -> AugmentedSample:
-        scale = _fitting_scale(image, min_size, self.max_size, canvas)
-        return _placed(image, boxes, labels, scale, canvas)
+    def __call__(
+        self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
+    ) -> Sample:
+        return _resized(image, boxes, labels, _fitting_scale(image, min_size, self.max_size, canvas), canvas)
 
 
 class TrainTransform(EvalTransform):
@@ -98,41 +62,28 @@ class TrainTransform(EvalTransform):
         iou_crop: float = 0.0,
         scale_jitter: tuple[float, float] | None = None,
     ) -> None:
-        for name, value in {"hflip": hflip, "vflip": vflip, "photometric": photometric, "iou_crop": iou_crop}.items():
-            if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"{name}={value} is not a probability; use a number from 0 to 1.")
-        if scale_jitter is not None and not 0.0 < scale_jitter[0] <= scale_jitter[1]:
-            raise ConfigError(f"scale_jitter={scale_jitter} is not a range of factors; use for example (0.5, 1.5).")
         super().__init__(max_size=max_size)
         self.scale_jitter = scale_jitter
         self.hflip, self.vflip = hflip, vflip
         self._crop = v2.RandomApply([_IoUCrop()], p=iou_crop) if iou_crop else None
         self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
 
-    def unresized(
-        self,
-        image: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        *,
-        min_size: int,
-        canvas: tuple[int, int],
-        key: tuple[int | str, ...] = (),
-    ) -> AugmentedSample:
+    def __call__(
+        self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
+    ) -> Sample:
         with torch_seed(*key):
             if self._crop:
                 image, boxes = _apply(self._crop, image, boxes)
             hflip, vflip = _happens(self.hflip), _happens(self.vflip)
-            flips = (vflip, hflip)
-            boxes = _flipped(boxes, image.shape[-2:], flips)
             if self._distort:
                 image, boxes = _apply(self._distort, image, boxes)
+            image, boxes = _flipped(image, boxes, hflip, vflip)
             scale = _fitting_scale(image, min_size, self.max_size, canvas)
             if self.scale_jitter is not None:
                 low, high = self.scale_jitter
                 scale *= low + (high - low) * torch.rand(()).item()
-                image, boxes = _random_window(image, boxes, flips, scale, canvas)
-        return _placed(image, boxes, labels, scale, canvas)._replace(flips=flips)
+                image, boxes = _random_window(image, boxes, scale, canvas)
+        return _resized(image, boxes, labels, scale, canvas)
 
 
 class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
@@ -154,13 +105,14 @@ def _happens(probability: float) -> bool:
     return probability > 0 and bool(torch.rand(1) < probability) and bool(torch.rand(1) < 1)
 
 
-def _flipped(boxes: Tensor, size: Sequence[int], flips: tuple[bool, bool]) -> Tensor:
+def _flipped(image: Tensor, boxes: Tensor, hflip: bool, vflip: bool) -> tuple[Tensor, Tensor]:
+    height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
-    if flips[0]:
-        y1, y2 = size[0] - y2, size[0] - y1
-    if flips[1]:
-        x1, x2 = size[1] - x2, size[1] - x1
-    return torch.stack((x1, y1, x2, y2), dim=1)
+    if vflip:
+        image, y1, y2 = image.flip(1), height - y2, height - y1
+    if hflip:
+        image, x1, x2 = image.flip(2), width - x2, width - x1
+    return image, torch.stack((x1, y1, x2, y2), dim=1)
 
 
 def _apply(transform: v2.Transform, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,13 +132,8 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
     return scale
 
 
-def _random_window(
-    image: Tensor, boxes: Tensor, flips: tuple[bool, bool], scale: float, canvas: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """The part of the image, at a random place, that fills the canvas after scaling; `boxes` are flipped already.
-
-    Cut before the resize, which then has less to do.
-    """
+def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The part of the image, at a random place, that fills the canvas after scaling; cut first, which makes the resize cheaper."""
     size = image.shape[-2:]
     window = [min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)]
     top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(size, window, strict=True))
@@ -195,19 +142,17 @@ def _random_window(
         return image, boxes
     boxes = boxes - boxes.new_tensor([left, top, left, top])
     boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
-    if flips[0]:
-        top = size[0] - top - height
-    if flips[1]:
-        left = size[1] - left - width
     return image[:, top : top + height, left : left + width], boxes
 
 
-def _placed(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> AugmentedSample:
+def _resized(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> Sample:
+    """Image and boxes on the canvas, smoothed where the image shrinks."""
     height, width = image.shape[-2:]
     scaled = scaled_size(height, width, scale)
     size = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
     # by the sizes in whole pixels, not by the scale, as torchvision's `resize_boxes` does
-    ratio = boxes.new_tensor([size[1] / width, size[0] / height])
-    boxes = boxes * ratio.repeat(2)
+    boxes = boxes * boxes.new_tensor([size[1] / width, size[0] / height]).repeat(2)
     keep = ((boxes[:, 2:] - boxes[:, :2]) >= MIN_BOX_SIDE).all(dim=1)
-    return AugmentedSample(image, boxes[keep], labels[keep], size)
+    # channels last, as decoders write them: three times as fast as planes
+    image = image[None].contiguous(memory_format=torch.channels_last)[0]
+    return F.resize_image(image, list(size), antialias=True), boxes[keep], labels[keep]

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from retina_dist.__main__ import COMMANDS
 from retina_dist.config.compose import config_dir, load_config, schema_of, settings_of
@@ -439,17 +438,6 @@ def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode in (0, 1)
-
-
-def test_who_resizes_depends_on_the_device_unless_it_is_said():
-    from retina_dist.detection.data.deferred_resize import resized_by
-
-    for said, on_cpu, on_gpu in (("auto", "workers", "device"), ("workers",) * 3, ("device",) * 3):
-        data = load_config("train", [f"data.resize={said}"]).data
-        assert (resized_by(data.resize, torch.device("cpu")), resized_by(data.resize, torch.device("cuda"))) == (
-            on_cpu,
-            on_gpu,
-        )
 
 
 @pytest.mark.parametrize(("task", "other"), [("detection", "classification"), ("classification", "detection")])

@@ -9,7 +9,6 @@ from torchvision.transforms.v2 import functional as F
 
 from retina_dist.data.canvases import resized_size
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
-from retina_dist.errors import ConfigError
 
 CANVAS = (128, 160)
 
@@ -194,13 +193,3 @@ def test_result_depends_on_the_key_alone():
     assert torch.equal(torch.get_rng_state(), state)  # nothing drawn from the global stream
     others = [call(0, 4, 17), call(1, 3, 17), call(0, 3, 18)]
     assert not all(first[0].shape == other[0].shape and torch.equal(first[0], other[0]) for other in others)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"hflip": 1.5}, {"photometric": -0.1}, {"scale_jitter": (0.0, 1.0)}, {"scale_jitter": (2.0, 1.0)}],
-)
-def test_impossible_settings_name_themselves(settings):
-    (name,) = settings
-    with pytest.raises(ConfigError, match=name):
-        TrainTransform(max_size=100, **settings)

@@ -16,7 +16,6 @@ from retina_dist.classification.model import build_classifier
 from retina_dist.config.compose import load_config
 from retina_dist.data.module import TensorBatch
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.deferred_resize import DeferredResizeBatch
 from retina_dist.detection.model import retinanet
 from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.prefetch import prefetched
@@ -67,7 +66,7 @@ def config() -> Any:
     return load_config("train", ["trainer.ema_decay=0.999"])
 
 
-def detection_batch(canvas: tuple[int, int], fillers: int = 0, deferred: bool = False) -> Batch:
+def detection_batch(canvas: tuple[int, int], fillers: int = 0) -> Batch:
     count = 3
     values: dict[str, Any] = {
         "images": torch.zeros(count, 3, *canvas, dtype=torch.uint8),
@@ -80,9 +79,6 @@ def detection_batch(canvas: tuple[int, int], fillers: int = 0, deferred: bool = 
         "weight": 0.5,
         "real": torch.arange(count) < count - fillers if fillers else None,
     }
-    if deferred:
-        raw = {"raw_sizes": torch.full((count, 2), 50), "flips": torch.zeros(count, 2, dtype=torch.bool)}
-        return DeferredResizeBatch(**values | {"canvas": (canvas[0] * 2, canvas[1])}, **raw).pin_memory()
     return Batch(**values).pin_memory()
 
 
@@ -97,7 +93,7 @@ def batches(model: str) -> tuple[Any, list[Any]]:
     """A first batch, and those of a step on other shapes."""
     if model == "classifier":
         return image_batch(64), [image_batch(96), image_batch(64, fillers=1)]
-    other = [detection_batch((96, 64), deferred=True), detection_batch((64, 64), fillers=1)]
+    other = [detection_batch((96, 64)), detection_batch((64, 64), fillers=1)]
     return detection_batch((64, 64)), other
 
 

@@ -138,21 +138,6 @@ def test_no_random_number_is_drawn_and_the_task_stays_as_it_was() -> None:
     assert task.strategy is strategy
 
 
-def test_images_that_the_gpu_resizes_count_as_floats() -> None:
-    shapes = [
-        f"data.{x}"
-        for x in ("min_sizes=[96]", "max_size=128", "shapes.num_train=8", "shapes.num_val=2", "num_workers=0")
-    ]
-    sizes = {}
-    for resize in ("workers", "device"):
-        config, task = made(["trainer.max_duration=100steps", *shapes, f"data.resize={resize}"])
-        batch = task.largest_batch(2, GPU)
-        assert batch is not None
-        assert batch.to("cpu").images.shape[0] == 2
-        sizes[resize] = StepMemory(config, task, GPU)(build_plan(config, 1000, 1), 2).parts["batches"]
-    assert sizes["device"] > 3.9 * sizes["workers"]
-
-
 def test_a_step_that_reads_values_is_not_estimated() -> None:
     with pytest.raises(NotEstimated, match="does not run without data"):
         step_memory(*RETINANET_TINY, "model.loss_impl=torchvision")(2)
