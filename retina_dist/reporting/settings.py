@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from retina_dist.settings import setting
 
+MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the MLflow run that those of a sweep's jobs are children of
+
 
 @dataclass
 class LoggingConfig:
@@ -19,7 +21,6 @@ class LoggingConfig:
     )
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
     mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
-    mlflow_parent: str | None = setting(None, "id of the parent run; a sweep sets it for its jobs")
     experiment: str | None = setting(
         None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist"
     )

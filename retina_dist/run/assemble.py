@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import retina_dist
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import (
     Run,
-    RunOpener,
     check_resume,
     checkpoint_folder,
     load_strategy_state,
@@ -27,34 +21,23 @@ from retina_dist.engine.checkpoint.resume import (
     restore,
 )
 from retina_dist.engine.checkpoint.store import CheckpointStore
-from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
-from retina_dist.engine.preemption import PreemptionWatch
-from retina_dist.engine.state import TrainState
-from retina_dist.engine.train_step import TrainBatch
-from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import ConfigError
 from retina_dist.files import parse_path
-from retina_dist.reporting.console import Console, configure_logging, doing, heartbeat
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
-from retina_dist.reporting.mlflow_logger import TrackedRun
-from retina_dist.reporting.progress import Progress
+from retina_dist.reporting.console import configure_logging, doing, heartbeat
 from retina_dist.run.build import (
     best_metric,
     build_plan,
     build_state,
     build_strategy,
     build_task,
-    build_train_step,
     task_class,
 )
 from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
 from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
-from retina_dist.run.mlflow_run import tracked_run, tracking_server
-from retina_dist.run.training import Training
+from retina_dist.run.training import Job, Training
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.devices import describe_nccl
@@ -64,26 +47,6 @@ from retina_dist.task import Task, TaskData
 from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the attempts of an elastic job share; any other job has one attempt.
-
-    `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
-    """
-
-    opener: RunOpener
-    exits: ExitStack
-    tracked: list[TrackedRun] = field(default_factory=list)  # at most one, on the main rank
-
-    def track(
-        self, server: str | None, config: RunConfig, run: Run, strategy: DistributedStrategy, restarts: bool
-    ) -> None:
-        """Start the MLflow run, on the main rank, unless an attempt before has."""
-        if strategy.is_main and not self.tracked:
-            tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
-            self.tracked.append(self.exits.enter_context(tracked_run(server, config, run, tags, go_on=restarts)))
 
 
 def train(config: RunConfig) -> dict[str, float]:
@@ -100,35 +63,18 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
         build_strategy(config) as strategy,
         heartbeat(),
     ):
-        job = Job(RunOpener(exits.enter_context(Owner())), exits)
+        job = Job(console, exits)
 
         def attempt(membership: Membership) -> dict[str, float]:
             console.reset(strategy.rank)
-            training = assemble(config, strategy, job, membership.kept, console)
-            if training is None:
-                return {}
-            _commit_before_steps(training.trainer, membership)
-            return training.fit()
+            training = assemble(config, strategy, job, membership.kept)
+            return training.fit(membership) if training else {}
 
         return strategy.run_elastic(attempt), job.opener.folder
 
 
-def _commit_before_steps(trainer: Trainer, membership: Membership) -> None:
-    take_step = trainer.train_step
-
-    def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        membership.commit(trainer.checkpointer.content)
-        return take_step(micro_batches)
-
-    trainer.train_step = step
-
-
 def assemble(
-    config: RunConfig,
-    strategy: DistributedStrategy,
-    job: Job,
-    committed: dict[str, Any] | None,
-    console: Console,
+    config: RunConfig, strategy: DistributedStrategy, job: Job, committed: dict[str, Any] | None
 ) -> Training | None:
     """The objects of one attempt, on every rank; None for a dry run, and where the plan is already done.
 
@@ -146,8 +92,9 @@ def assemble(
     strategy.run_collectively(lambda: _refuse(memory.problem))
     if config.dry_run:
         return None
+    from retina_dist.run import mlflow_run  # which a dry run does not need
 
-    server = strategy.on_main(lambda: tracking_server(config.logging))
+    server = strategy.on_main(lambda: mlflow_run.tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, committed)
     if run.resume_step is not None:
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
@@ -165,18 +112,25 @@ def assemble(
     if strategy.on_main(lambda: restore(state, run, config, plan, images=task.fingerprint(), position=position)):
         return None
 
-    checkpoints = _checkpoint_store(config, run, state, job)
+    checkpoints = CheckpointStore(
+        checkpoint_folder(config, run.folder),
+        keep_last=config.trainer.keep_last,
+        save_top_k=config.trainer.save_top_k,
+        best=state.best,
+        resumed_at=run.resume_step or 0,
+        owner=job.opener.owner.name,
+    )
     strategy.on_main(checkpoints.claim)
     strategy.on_main(checkpoints.check_best)
     strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data))
     logger.info(f"writing to {run.folder}")
-    job.track(server, config, run, strategy, is_restart)
-    metric_logger = _metric_logger(config, task, plan, run, state, strategy, console, job.tracked)
+    if server and strategy.is_main and not job.mlflow:
+        tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
+        job.mlflow = job.exits.enter_context(mlflow_run.MlflowRun(server, config, run, tags, resumes=is_restart))
     doing("")
-    watch = PreemptionWatch()
-    trainer = _trainer(config, strategy, task, data, plan, state, checkpoints, metric_logger, watch, run)
+    training = Training(config, strategy, task, plan, data, run, state, checkpoints, job)
     load_strategy_state(strategy, run)
-    return Training(config, strategy, task, data, run, trainer, watch, metric_logger, job.tracked)
+    return training
 
 
 def _refuse(problem: str) -> None:
@@ -239,96 +193,8 @@ def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
         logger.warning(line, extra={"rank_zero_only": True})
 
 
-def _checkpoint_store(config: RunConfig, run: Run, state: TrainState, job: Job) -> CheckpointStore:
-    return CheckpointStore(
-        checkpoint_folder(config, run.folder),
-        keep_last=config.trainer.keep_last,
-        save_top_k=config.trainer.save_top_k,
-        best=state.best,
-        resumed_at=run.resume_step or 0,
-        owner=job.opener.owner.name,
-    )
-
-
 def _begin_folder(config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData) -> None:
     write_config(config, run.folder)
     write_command(strategy, run.folder)
     if config.logging.plots and not run.resume_step:
         task.draw_inputs(data, run.folder)
-
-
-def _metric_logger(
-    config: RunConfig,
-    task: Task,
-    plan: Plan,
-    run: Run,
-    state: TrainState,
-    strategy: DistributedStrategy,
-    console: Console,
-    tracked: list[TrackedRun],
-) -> MetricLogger:
-    """Progress, metrics.csv, MLflow, TensorBoard and an outside logger on the main rank; each rank's log file where it is on."""
-    loggers: list[MetricLogger] = []
-    progress = None
-    if strategy.is_main:
-        progress = Progress(
-            plan.stop_step,
-            run.resume_step or 0,
-            step=lambda: state.step,
-            steps_per_epoch=plan.steps_per_epoch,
-            images_per_step=plan.batch_size,
-            headline=task.headline_metrics,
-        )
-        console.write, console.beat = progress.write, progress.beat
-        loggers += [CsvLogger(run.folder / "metrics.csv", run.resume_step), *tracked]
-        if config.logging.tensorboard:
-            loggers.append(TensorBoardLogger(run.folder / "tensorboard", run.resume_step))
-        if outside := getattr(config.logging, "implementation", None):
-            loggers.append(outside(config.logging, run.folder, run.resume_step))
-    if config.logging.per_rank_logs:
-        console.log_file = log = RankLog(run.folder / "logs" / f"rank_{strategy.rank}.log")
-        log.write(
-            f"rank {strategy.rank} of {strategy.world_size}, {platform.node()}, process {os.getpid()}, {describe_job(strategy)}"
-        )
-        loggers.append(log)
-    return LoggerCollection(loggers, console=progress)
-
-
-def _trainer(
-    config: RunConfig,
-    strategy: DistributedStrategy,
-    task: Task,
-    data: TaskData,
-    plan: Plan,
-    state: TrainState,
-    checkpoints: CheckpointStore,
-    metric_logger: MetricLogger,
-    watch: PreemptionWatch,
-    run: Run,
-) -> Trainer:
-    facts = {"world_size": strategy.world_size, "backend": strategy.backend}
-    checkpointer = Checkpointer(
-        state,
-        strategy,
-        checkpoints,
-        position=data.position,
-        max_minutes=config.trainer.checkpoint_minutes,
-        metadata=task.metadata(state.model) | {"versions": versions(), **facts},
-    )
-    guard = NonFiniteGuard(
-        state,
-        plan,
-        strategy,
-        limit=config.trainer.max_nonfinite_steps,
-        folder=run.folder,
-        inspect=task.inspect,
-    )
-    train_step = build_train_step(config, state, plan, strategy, guard)
-    return Trainer(
-        train_step,
-        data,
-        metric_logger,
-        validate=task.build_evaluator(data),
-        checkpointer=checkpointer,
-        stop_reason=lambda: watch.reason,
-    )

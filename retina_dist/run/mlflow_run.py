@@ -1,6 +1,7 @@
-"""The MLflow run of a training or a sweep, by settings and environment.
+"""The MLflow run of a training. Needs `mlflow-skinny`.
 
-A job of Azure ML has MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set, and joins that run.
+One daemon thread makes all requests: MLflow's own asynchronous logging drops what a request could not send, and lets the
+interpreter's exit wait for a dead server. A job of Azure ML has MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set.
 https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
 """
 
@@ -9,25 +10,44 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from typing_extensions import Self
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST
-from retina_dist.errors import ConfigError
-from retina_dist.files import parse_path
+from retina_dist.errors import ConfigError, Preempted
+from retina_dist.files import first_line, read_bytes, write_bytes
 from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.mlflow_logger import ID_FILE, Identity, MlflowRun, TrackedRun
-from retina_dist.reporting.settings import LoggingConfig
+from retina_dist.reporting.loggers import NullLogger
+from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 
 logger = logging.getLogger(__name__)
 
-PARENT_WITHIN_S = 30.0  # a sweep waits so long for its own run's id
+ID_FILE = "mlflow.json"
+DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
+LONGEST = 500  # characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
+LINGER_S = 1.0  # metrics of this time go in one request
+AGAIN_S = 5.0  # until a failed request is repeated
+PATIENCE_S = 60.0  # at the end, since the last request that succeeded
+KILLED_S = 10.0  # after a preemption, as SIGKILL may follow
+# For MLflow's client, unless the environment sets them. By default it repeats a request for four minutes; the thread repeats too.
+CLIENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 
 def tracking_server(settings: LoggingConfig) -> str | None:
@@ -52,54 +72,6 @@ def tracking_server(settings: LoggingConfig) -> str | None:
     return None
 
 
-def tracked_run(
-    uri: str | None, config: RunConfig, run: Run, tags: Mapping[str, Any], go_on: bool = False
-) -> TrackedRun:
-    """The training's MLflow run, at most one; none without a `uri`.
-
-    In this order: the run MLFLOW_RUN_ID, unless there is a `logging.mlflow_parent`; on a resume, or with `go_on`, the run before; a
-    new one, a child of `logging.mlflow_parent` if that is given.
-    """
-    if uri is None:
-        return TrackedRun()
-    settings, checkpoints = config.logging, checkpoint_folder(config, run.folder)
-    where = checkpoints.resolve() if isinstance(checkpoints, Path) else checkpoints
-    facts = {"checkpoints": where, **tags, **({"resumed_from": run.resumed_from} if run.resumed_from else {})}
-    identity = Identity(
-        uri,
-        settings.run_name or run.folder.name,
-        settings.experiment,
-        parent=settings.mlflow_parent,
-        joined=None if settings.mlflow_parent else os.environ.get("MLFLOW_RUN_ID"),
-        # with the checkpoints, where those outlive the run folder
-        id_file=(parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else run.folder) / ID_FILE,
-        go_on=go_on or bool(run.resume_step),
-        params=flattened(redacted_tree(asdict(config))),
-        tags=_texts(run.folder, facts),
-    )
-    best = [checkpoints / BEST] if isinstance(checkpoints, Path) and settings.mlflow_checkpoint else []
-    return MlflowRun(identity, run.folder, best)
-
-
-def tracked_sweep(settings: LoggingConfig, folder: Path) -> tuple[TrackedRun, str | None]:
-    """The run that those of the sweep's jobs are children of, and its id; MLFLOW_RUN_ID, where it is set."""
-    uri = tracking_server(settings)
-    if uri is None:
-        return TrackedRun(), None
-    joined, tags = os.environ.get("MLFLOW_RUN_ID"), _texts(folder, {})
-    run = MlflowRun(
-        Identity(uri, settings.run_name or folder.name, settings.experiment, joined=joined, tags=tags), folder
-    )
-    return run, joined or run.wait(PARENT_WITHIN_S)
-
-
-def as_child(config: RunConfig, parent: str | None) -> RunConfig:
-    """The settings of a sweep's job."""
-    if parent is None:
-        return config
-    return replace(config, logging=replace(config.logging, mlflow_parent=parent, run_name=None))
-
-
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Every setting by its dotted key, as on the command line.
 
@@ -115,8 +87,160 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _texts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        key: redacted(str(value))
-        for key, value in {"run_folder": folder.resolve(), "host": platform.node(), **facts}.items()
-    }
+class MlflowRun(NullLogger):
+    """Logs metrics during a training; at its end uploads the images, tables and settings of the run folder, and sets the status.
+
+    It joins the run MLFLOW_RUN_ID, whose status it leaves, or with `resumes` continues the run before; else it makes one.
+    No method raises because of the server; only `end_with` waits for it, with limits. Requests are repeated while it is away.
+    It warns of the first failure, and at the end of what is missing.
+    """
+
+    def __init__(self, uri: str, config: RunConfig, run: Run, tags: Mapping[str, Any], resumes: bool = False) -> None:
+        for key, value in CLIENT.items():
+            os.environ.setdefault(key, value)
+        self.mlflow = importlib.import_module("mlflow")
+        self.uri, self.config, self.folder = uri, config, run.folder.resolve()
+        self.checkpoints = checkpoint_folder(config, self.folder)
+        # with the checkpoints, where those outlive the run folder
+        self.id_file = (self.checkpoints if config.trainer.checkpoint_dir else self.folder) / ID_FILE
+        self.joined, self.resumes = os.environ.get("MLFLOW_RUN_ID"), resumes or bool(run.resume_step)
+        self.tags = {"run_folder": self.folder, "checkpoints": self.checkpoints, "host": platform.node(), **tags}
+        self.id: str | None = None
+        self._run: Any = None
+        self._values: list[tuple[str, float, int, int]] = []
+        self._num_refused = 0  # values
+        self._status = ""  # once the run has ended
+        self._problem = ""  # the first
+        self._ending, self._done, self._given_up = threading.Event(), threading.Event(), threading.Event()
+        self._succeeded_at = 0.0
+        threading.Thread(target=self._work, name="mlflow", daemon=True).start()
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Queue metrics with the current time. A step that is logged again after a resume has both values in MLflow."""
+        now = time.time_ns() // 1_000_000
+        self._values.extend((name, float(value), now, step) for name, value in metrics.items())
+
+    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None:
+        """Send the remaining metrics, the files and the status of a training that `error` ended; later calls do nothing.
+
+        It waits while requests succeed, but at most ten seconds after a preemption and at most `within_s`.
+        """
+        if self._status:
+            return
+        killed = isinstance(error, Preempted | KeyboardInterrupt)
+        self._status = "KILLED" if killed else "FAILED" if error else "FINISHED"
+        self._succeeded_at = time.monotonic()
+        self._ending.set()
+        until = time.monotonic() + min(KILLED_S if killed else math.inf, within_s)
+        while not self._done.wait(0.05) and time.monotonic() < min(until, self._succeeded_at + PATIENCE_S):
+            pass
+        self._given_up.set()
+        missing = self._num_refused + len(self._values)
+        if missing or not self._done.is_set():
+            what = f"{missing} values" if missing else "files or the end of the run"
+            where = redacted(self.uri)
+            logger.warning(f"{what} did not reach MLflow at {where}; the files in {self.folder} have everything.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end_with(error)
+
+    # on the thread
+
+    def _work(self) -> None:
+        if not self._send(self._begin):
+            self._ending.wait()
+        while self.id and not self._given_up.is_set() and (self._values or not self._ending.wait(LINGER_S)):
+            batch = self._values[:1000]  # as many as a request may have
+            self._num_refused += 0 if self._send(self._log_metrics, batch) else len(batch)
+            del self._values[: len(batch)]
+        if self.id:
+            for path in sorted(self.folder.glob("*")):
+                if path.suffix in DOCUMENTS and path.name != ID_FILE:
+                    self._send(self.client.log_artifact, self.id, str(path))
+            if self.config.logging.mlflow_checkpoint and (best := Path(str(self.checkpoints / BEST))).is_file():
+                self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
+            if not self.joined:
+                self._send(self.client.set_terminated, self.id, self._status)
+        self._done.set()
+
+    def _send(self, request: Callable[..., object], *arguments: Any) -> bool:
+        """Make a request, again while the server is away; return whether it was taken."""
+        while not self._given_up.is_set():
+            try:
+                request(*arguments)
+                self._succeeded_at = time.monotonic()
+                return True
+            except Exception as error:
+                if not self._problem:
+                    self._problem = f"MLflow at {redacted(self.uri)}: {root_of(error)}"
+                    logger.warning(f"{self._problem}; the training continues, metrics.csv has everything.")
+                if not self._is_away(error):
+                    return False
+                self._given_up.wait(AGAIN_S)
+        return False
+
+    def _is_away(self, error: Exception) -> bool:
+        """Whether the server is unreachable or overloaded."""
+        if isinstance(error, self.mlflow.MlflowException):
+            return error.get_http_status_code() >= 500 or error.get_http_status_code() == 429
+        return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+
+    def _log_metrics(self, batch: Sequence[tuple[str, float, int, int]]) -> None:
+        self.client.log_batch(self.id, metrics=[self.mlflow.entities.Metric(*values) for values in batch])
+
+    def _begin(self) -> None:
+        self.client = self.mlflow.MlflowClient(tracking_uri=self.uri)
+        known = self.client.get_run(self.joined) if self.joined else self._previous()
+        self._run = run = known or self._run or self._create()  # kept, as a later request may fail
+        write_bytes(self.id_file, json.dumps({"run_id": run.info.run_id}).encode())
+        if run.info.status != "RUNNING":
+            self.client.update_run(run.info.run_id, status="RUNNING")
+        entities, params = self.mlflow.entities, flattened(redacted_tree(asdict(self.config)))
+        new = [
+            entities.Param(k, v[:LONGEST]) for k, v in params.items() if k not in run.data.params
+        ]  # MLflow changes none
+        tags = [entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()]
+        self.client.log_batch(run.info.run_id, params=new, tags=tags)
+        self.id = run.info.run_id
+        which = "existing" if known else "new"
+        logger.info(f"MLflow: {which} run {run.info.run_name} ({self.id}) at {redacted(self.uri)}")
+
+    def _previous(self) -> Any:
+        """The run before this resume, None if it is gone."""
+        try:
+            run = self.client.get_run(json.loads(read_bytes(self.id_file))["run_id"]) if self.resumes else None
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        except self.mlflow.MlflowException as error:
+            if error.get_http_status_code() != 404:
+                raise
+            return None
+        return run if run and run.info.lifecycle_stage == "active" else None
+
+    def _create(self) -> Any:
+        from mlflow.tracking.context.registry import resolve_tags  # as mlflow.start_run: user, source and git commit
+
+        client, settings, parent = self.client, self.config.logging, os.environ.get(MLFLOW_PARENT)
+        experiment_id = None if settings.experiment else os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if parent:
+            experiment_id = client.get_run(parent).info.experiment_id
+        elif not experiment_id:
+            name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "retina_dist"
+            with suppress(self.mlflow.MlflowException):  # it exists
+                client.create_experiment(name)
+            experiment_id = client.get_experiment_by_name(name).experiment_id
+        name = "/".join(self.folder.parts[-2:]) if self.folder.name.isdecimal() else self.folder.name  # a sweep's job
+        tags = resolve_tags({"mlflow.parentRunId": parent} if parent else None)
+        return client.create_run(experiment_id, run_name=settings.run_name or name, tags=tags)
+
+
+def root_of(error: BaseException) -> str:
+    """The root cause of an error in one line, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return first_line(error)

@@ -18,7 +18,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,11 @@ from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
-from retina_dist.reporting.mlflow_logger import TrackedRun
-from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run.mlflow_run import as_child, tracked_sweep
+from retina_dist.reporting.settings import MLFLOW_PARENT
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
 from retina_dist.strategies.launch_environment import detect_launch
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
-PARENT = "RETINA_DIST_MLFLOW_PARENT"  # the sweep's MLflow run, for its jobs
 
 
 def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path) -> float:
@@ -67,7 +63,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
             elif config.launcher:
                 _start_processes(config, folder)
             else:
-                train(as_child(config, os.environ.get(PARENT)))
+                train(config)
         except BaseException as error:
             failure = error
             alone = launch.world_size > 1 and not getattr(error, "collective", False)
@@ -147,17 +143,12 @@ def job_command(launcher: str, folder: Path) -> list[str]:
     kept = [o for o in settings.overrides.task if o.lstrip("+").split("=", 1)[0] not in ("launcher", "output_dir")]
     search = [s.path for s in settings.runtime.config_sources if "command" in s.provider]
     kept += [f"hydra.searchpath=[{','.join(f'file://{path}' for path in search)}]"] if search else []
-    if parent := os.environ.get(PARENT):
-        kept += [f"logging.mlflow_parent={parent}", "logging.run_name=null"]
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     return [*words, *module, *kept, "launcher=null", "hydra.mode=RUN", f"output_dir='{quoted}'"]
 
 
 class SweepTable(Callback):
     """Before a sweep, refuse a folder with another; after it, print and draw the table."""
-
-    def __init__(self) -> None:
-        self.tracked = TrackedRun()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with 2 where the folder holds trained jobs that nothing asks to go on with."""
@@ -169,12 +160,8 @@ class SweepTable(Callback):
                 raise ConfigError(
                     f"{folder} already holds a sweep; give resume=auto to go on with it, or another folder by output_dir=…."
                 )
-            if not config.dry_run:
-                known = {f.name for f in fields(LoggingConfig)}
-                logging = LoggingConfig(**{k: v for k, v in config.logging.items() if k in known})
-                self.tracked, parent = tracked_sweep(logging, folder)
-                if parent:
-                    os.environ[PARENT] = parent
+            if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
+                os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with 2 where no job was trained to its end."""
@@ -191,10 +178,7 @@ class SweepTable(Callback):
             row, name, value = best
             swept = " ".join(f"{key}={row['swept'][key]}" for key in row["swept"])
             print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
-        trained = any(row["status"] == "ok" for row in rows)
-        self.tracked.end("FINISHED" if trained else "FAILED")
-        os.environ.pop(PARENT, None)
-        if not trained:
+        if not any(row["status"] == "ok" for row in rows):
             raise SystemExit(2)
 
 

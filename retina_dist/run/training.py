@@ -1,62 +1,158 @@
-"""The objects of a run that is about to begin, and what it writes when it ends."""
+"""A run with all its objects: its loggers and loop, and what it writes when it ends."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import os
+import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
-from retina_dist.engine.checkpoint.store import BEST
-from retina_dist.engine.nonfinite import Divergence
+from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder
+from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
+from retina_dist.engine.checkpoint.when import Checkpointer
+from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, summary
+from retina_dist.engine.plan import Plan
 from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import UserError, is_collective
 from retina_dist.files import write_atomically
-from retina_dist.reporting.console import doing, print_redacted
-from retina_dist.reporting.loggers import MetricLogger
-from retina_dist.reporting.mlflow_logger import TrackedRun, status_of
-from retina_dist.run.build import monitor_of
+from retina_dist.reporting.console import Console, doing, print_redacted
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
+from retina_dist.reporting.progress import Progress
+from retina_dist.run.build import build_train_step, monitor_of
+from retina_dist.run.environment import describe_job, versions
 from retina_dist.run.result import write_result
-from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
+
+if TYPE_CHECKING:
+    from retina_dist.run.mlflow_run import MlflowRun
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+class Job:
+    """What the attempts of an elastic job share; any other job has one attempt.
+
+    `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
+    """
+
+    def __init__(self, console: Console, exits: ExitStack) -> None:
+        self.console, self.exits = console, exits
+        self.opener = RunOpener(exits.enter_context(Owner()))
+        self.mlflow: MlflowRun | None = None  # on the main rank
+
+
+@dataclass
 class Training:
-    """A run with all its objects; `fit` trains it on every rank, and its main rank writes the result."""
+    """A run whose state is that of its checkpoint; `fit` trains it on every rank, and its main rank writes the result."""
 
     config: RunConfig
     strategy: DistributedStrategy
     task: Task
+    plan: Plan
     data: TaskData
     run: Run
-    trainer: Trainer
-    watch: PreemptionWatch
-    metric_logger: MetricLogger
-    tracked: Sequence[TrackedRun]
+    state: TrainState
+    checkpoints: CheckpointStore
+    job: Job
 
-    def fit(self) -> dict[str, float]:
+    def __post_init__(self) -> None:
+        self.metric_logger = self._loggers()
+        self.watch = PreemptionWatch()
+        self.trainer = self._trainer()
+
+    def _loggers(self) -> MetricLogger:
+        """Progress, metrics.csv, MLflow, TensorBoard and an outside logger on the main rank; each rank's log file."""
+        plan, settings, folder, step = self.plan, self.config.logging, self.run.folder, self.run.resume_step
+        loggers: list[MetricLogger] = []
+        progress = None
+        if self.strategy.is_main:
+            progress = Progress(
+                plan.stop_step,
+                step or 0,
+                step=lambda: self.state.step,
+                steps_per_epoch=plan.steps_per_epoch,
+                images_per_step=plan.batch_size,
+                headline=self.task.headline_metrics,
+            )
+            self.job.console.write, self.job.console.beat = progress.write, progress.beat
+            loggers.append(CsvLogger(folder / "metrics.csv", step))
+            if self.job.mlflow:
+                loggers.append(self.job.mlflow)
+            if settings.tensorboard:
+                loggers.append(TensorBoardLogger(folder / "tensorboard", step))
+            if outside := getattr(settings, "implementation", None):
+                loggers.append(outside(settings, folder, step))
+        if settings.per_rank_logs:
+            rank = self.strategy.rank
+            self.job.console.log_file = log = RankLog(folder / "logs" / f"rank_{rank}.log")
+            where = f"{platform.node()}, process {os.getpid()}, {describe_job(self.strategy)}"
+            log.write(f"rank {rank} of {self.strategy.world_size}, {where}")
+            loggers.append(log)
+        return LoggerCollection(loggers, console=progress)
+
+    def _trainer(self) -> Trainer:
+        config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
+        facts = {"versions": versions(), "world_size": strategy.world_size, "backend": strategy.backend}
+        checkpointer = Checkpointer(
+            state,
+            strategy,
+            self.checkpoints,
+            position=self.data.position,
+            max_minutes=config.checkpoint_minutes,
+            metadata=task.metadata(state.model) | facts,
+        )
+        guard = NonFiniteGuard(
+            state,
+            self.plan,
+            strategy,
+            limit=config.max_nonfinite_steps,
+            folder=self.run.folder,
+            inspect=task.inspect,
+        )
+        return Trainer(
+            build_train_step(self.config, state, self.plan, strategy, guard),
+            self.data,
+            self.metric_logger,
+            validate=task.build_evaluator(self.data),
+            checkpointer=checkpointer,
+            stop_reason=lambda: self.watch.reason,
+        )
+
+    def fit(self, membership: Membership) -> dict[str, float]:
         """Train to the end of the plan and return the metrics of the last validation; result.json says how it ended.
 
         Raises what ends a training: Divergence, Preempted, PeerLost or another error.
         """
         started = time.perf_counter()
+        take_step = self.trainer.train_step
+
+        def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+            membership.commit(self.trainer.checkpointer.content)
+            return take_step(micro_batches)
+
+        self.trainer.train_step = step
         try:
             with self.watch:
                 metrics = self.trainer.fit()
             if not math.isfinite(metrics.get("val/loss", 0.0)):
                 raise Divergence(
-                    f"val/loss={metrics['val/loss']} after step {self.trainer.state.step}: the weights are ruined; lower "
+                    f"val/loss={metrics['val/loss']} after step {self.state.step}: the weights are ruined; lower "
                     "optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
                 )
         except Exception as error:
@@ -82,18 +178,18 @@ class Training:
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             print_redacted(f"warning: {other}", sys.stderr)
         if is_collective(error):
-            for tracked in self.tracked:
-                tracked.end(status_of(error), within_s=self.config.strategy.timeout_s / 2)
+            if self.job.mlflow:
+                self.job.mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
             self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
 
     def _write_result(self, seconds: float, **outcome: Any) -> None:
         write_result(
             self.run.folder,
-            step=self.trainer.state.step,
+            step=self.state.step,
             loss=self.trainer.train_logger.last_loss,
             speeds=self.trainer.train_logger.speeds,
             monitor=monitor_of(self.config),
-            best=self.trainer.state.best.value,
+            best=self.state.best.value,
             seconds=seconds,
             world_size=self.strategy.world_size,
             backend=self.strategy.backend,
@@ -107,18 +203,18 @@ class Training:
             names = self.task.metric_names
             metrics = [n for n in self.task.headline_metrics if n in names] or [n for n in names if n != "val/loss"]
             plot_curves(self.run.folder / "metrics.csv", self.run.folder / "curves.png", metrics[:3])
-            self.task.draw_results(self.trainer.state.evaluated_model, self.data, self.run.folder)
+            self.task.draw_results(self.state.evaluated_model, self.data, self.run.folder)
 
     def _log_results(self, timings: dict[str, Any]) -> None:
-        folder, state, plan = self.run.folder, self.trainer.state, self.trainer.plan
+        folder, state, trainer = self.run.folder, self.state, self.config.trainer
         for line in self.task.describe_results(folder):
             logger.info(line)
         logger.info(f"{format_timings(timings)}; more in {folder / 'timings.json'}")
         if state.best.value is not None:
-            best = f": {checkpoint_folder(self.config, folder) / BEST}" if self.config.trainer.save_top_k else ""
+            best = f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
             logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")
-        if state.step == plan.stop_step < plan.total_steps:
+        if state.step == self.plan.stop_step < self.plan.total_steps:
             logger.info(
-                f"stopped after step {state.step} of {plan.total_steps}, as trainer.stop_after={self.config.trainer.stop_after} "
-                f"asks; to go on, give the same command with resume=auto output_dir={folder} and without trainer.stop_after."
+                f"stopped after step {state.step} of {self.plan.total_steps}, as trainer.stop_after={trainer.stop_after} "
+                f"asks; to continue, give the same command with resume=auto output_dir={folder} and without trainer.stop_after."
             )

@@ -25,12 +25,13 @@ import yaml
 import retina_dist.train
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.errors import Preempted
-from retina_dist.reporting import mlflow_logger
 from retina_dist.reporting.loggers import read_metrics
-from retina_dist.reporting.mlflow_logger import Identity, MlflowRun
+from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
+from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
-from retina_dist.run.mlflow_run import flattened
+from retina_dist.run.mlflow_run import MlflowRun, flattened
 from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -92,11 +93,11 @@ def _answers(url: str) -> bool:
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mlflow_logger, "LINGER_S", 0.05)
-    monkeypatch.setattr(mlflow_logger, "AGAIN_S", 0.2)
+    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.05)
+    monkeypatch.setattr(mlflow_run, "AGAIN_S", 0.2)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
-    for name, value in {**OFFLINE, **mlflow_logger.CLIENT}.items():
+    for name, value in {**OFFLINE, **mlflow_run.CLIENT}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -158,7 +159,7 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert sorted(steps) == [1, 2, 3, 4, 4, 5, 5, 6, 6]  # both are kept
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     tags = run.data.tags
-    assert (run.data.params["optimizer.lr"], tags["changed.optimizer.lr"]) == ("0.001", "0.001 -> 0.0005")
+    assert run.data.params["optimizer.lr"] == "0.001"  # MLflow changes none
     assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
     assert tags["torch"].startswith("2.")
     assert artifacts(client, run) == {
@@ -187,7 +188,7 @@ def test_a_run_that_exists_is_joined_and_left_open(
     assert runs(client) == []
     assert history(client, run) == logged(tmp_path / "run")
     assert (run.info.status, run.info.run_name, run.info.end_time) == ("RUNNING", "keen_lemon_1", None)
-    assert (run.data.params["seed"], run.data.tags["changed.seed"]) == ("7", "7 -> 0")
+    assert run.data.params["seed"] == "7"
     assert artifacts(client, run) == {"command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"}
 
 
@@ -199,16 +200,19 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     retina_dist.train.main()
 
 
-def test_a_sweep_is_a_parent_with_a_child_for_each_job(
+def test_the_jobs_of_a_sweep_are_runs_with_their_status(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Children of the run MLFLOW_RUN_ID, if there is one: else all jobs would log to it."""
+    experiment = client.create_experiment(os.environ["MLFLOW_EXPERIMENT_NAME"])
+    parent = client.create_run(experiment, run_name="parent").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", parent)
+    monkeypatch.setenv(MLFLOW_PARENT, "")
     sgd = ("optimizer=sgd", "trainer.gradient_clip=null", "trainer.max_nonfinite_steps=0")
-    run_sweep(monkeypatch, *QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep", "logging.run_name=try")
-    parent, diverged, good = runs(client)
-    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "try")
-    assert artifacts(client, parent) == {"multirun.yaml", "sweep.csv", "sweep.png"}
-    for child, status, name in ((diverged, "FAILED", "0"), (good, "FINISHED", "1")):
-        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    run_sweep(monkeypatch, *QUICK, *sgd, "optimizer.lr=1e30,1e-3", "output_dir=sweep")
+    _, diverged, good = runs(client)
+    for child, status, name in ((diverged, "FAILED", "sweep/0"), (good, "FINISHED", "sweep/1")):
+        assert child.data.tags["mlflow.parentRunId"] == parent
         assert (child.info.status, child.info.run_name) == (status, name)
     assert history(client, good) == logged(tmp_path / "sweep" / "1")
     assert "result.json" in artifacts(client, diverged)
@@ -217,10 +221,10 @@ def test_a_sweep_is_a_parent_with_a_child_for_each_job(
 # a run by itself
 
 
-def make(uri: str, folder: Path, **options: Any) -> MlflowRun:
+def make(uri: str, folder: Path, resumes: bool = False, tags: Any = None, **settings: Any) -> MlflowRun:
     folder.mkdir(exist_ok=True)
-    files = options.pop("files", ())
-    return MlflowRun(Identity(uri, folder.name, id_file=folder / "mlflow.json", **options), folder, files)
+    config = DetectionRunConfig(logging=LoggingConfig(**settings))
+    return MlflowRun(uri, config, Run(folder), tags or {}, resumes)
 
 
 @pytest.mark.parametrize(("error", "status"), [(Preempted(), "KILLED"), (RuntimeError(), "FAILED")])
@@ -229,45 +233,45 @@ def test_a_run_ends_as_the_training_does(uri: str, client: Any, tmp_path: Path, 
         raise error
     (run,) = runs(client)
     assert (run.info.status, run.info.end_time is None) == (status, False)
-    with make(uri, tmp_path / "a", go_on=True) as again:
-        assert again.wait(60) == run.info.run_id
+    with make(uri, tmp_path / "a", resumes=True):
         until(lambda: runs(client)[0].info.status == "RUNNING")
     assert [r.info.status for r in runs(client)] == ["FINISHED"]
 
 
-def test_what_goes_beyond_a_request(uri: str, client: Any, tmp_path: Path) -> None:
-    params = {f"p{i}": "x" * 600 for i in range(230)}
+def test_what_exceeds_a_request(uri: str, client: Any, tmp_path: Path) -> None:
     values = [math.inf, *(i / 3 for i in range(2500))]
-    (tmp_path / "best.pt").write_bytes(b"weights")
-    with make(uri, tmp_path / "a", params=params, files=[tmp_path / "best.pt", tmp_path / "none.pt"]) as run:
+    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"weights")
+    with make(uri, tmp_path / "a", tags={"long": "x" * 9999}, mlflow_checkpoint=True) as run:
         for step, value in enumerate(values):
             run.log({"a/b": value}, step)
     (run,) = runs(client)
-    assert {(k, len(v)) for k, v in run.data.params.items()} == {(name, mlflow_logger.LONGEST) for name in params}
+    assert len(run.data.tags["long"]) == mlflow_run.LONGEST
     expected = [repr(v) for v in (sys.float_info.max, *values[1:])]  # what MLflow makes of infinity
     assert history(client, run)["a/b"] == list(enumerate(expected))
     assert artifacts(client, run, "checkpoints") == {"checkpoints/best.pt"}
 
 
-def test_a_run_that_cannot_be_gone_on_with(uri: str, client: Any, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_continued(uri: str, client: Any, tmp_path: Path) -> None:
     with make(uri, tmp_path / "a"):
         pass
     client.delete_run(runs(client)[0].info.run_id)
-    with make(uri, tmp_path / "a", go_on=True):
+    with make(uri, tmp_path / "a", resumes=True):
         pass
     assert len(runs(client)) == 1
     (tmp_path / "a" / "mlflow.json").write_text("{")
-    with make(uri, tmp_path / "a", go_on=True):
+    with make(uri, tmp_path / "a", resumes=True):
         pass
     assert len(runs(client)) == 2
 
 
 def test_a_run_to_join_that_is_not_there(
-    uri: str, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    uri: str, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No other one is made."""
     caplog.set_level("INFO", "retina_dist")
-    with make(uri, tmp_path / "a", joined="0" * 32) as run:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    with make(uri, tmp_path / "a") as run:
         run.log({"a": 1.0}, 1)
     assert runs(client) == []
     assert "Run with id=00000000000000000000000000000000 not found" in caplog.messages[0]
@@ -354,9 +358,9 @@ def test_a_server_that_dies_and_comes_back_gets_all(
     run.log({"a": 50.0}, 50)
     (line,) = warnings_of(caplog)
     assert line.startswith(f"MLflow at {door.uri}: ")
-    assert line.endswith("the training goes on, metrics.csv has everything.")
+    assert line.endswith("the training continues, metrics.csv has everything.")
     door.open()
-    run.end("FINISHED")
+    run.end_with(None)
     (found,) = runs(client)
     assert found.info.status == "FINISHED"
     assert history(client, found)["a"] == [(step, f"{step}.0") for step in range(1, 51)]
@@ -367,15 +371,13 @@ def test_a_server_that_dies_for_good(
     client: Any, door: Door, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "retina_dist")
-    monkeypatch.setattr(mlflow_logger, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(mlflow_logger, "MAX_WAITING", 10)
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 1.0)
     run = make(door.uri, tmp_path / "a")
-    assert run.wait(60)
+    until(lambda: run.id)
     door.shut()
     for step in range(100):
         run.log({"a": 1.0}, step)
-    assert len(run._values) == 10
-    run.end("FAILED")
+    run.end_with(ValueError())
     assert [runs(client)[0].info.status, runs(client)[0].data.metrics] == ["RUNNING", {}]
     assert warnings_of(caplog)[-1] == (
         f"100 values did not reach MLflow at {door.uri}; the files in {tmp_path}/a have everything."
@@ -386,7 +388,7 @@ def test_a_server_that_dies_for_good(
 def test_a_training_is_the_same_without_its_server(
     how: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mlflow_logger, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 1.0)
     door.hanging = how == "hangs"
     if how == "refuses":
         door.shut()

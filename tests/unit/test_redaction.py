@@ -13,7 +13,8 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -166,7 +167,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
     logging = LoggingConfig(
         mlflow="false",
         mlflow_uri=f"https://me:SECRET@host {next(texts)}",
-        mlflow_parent=" ".join(texts),
         experiment=KINDS[-1],
         run_name=KINDS[12],
         per_rank_logs=True,
@@ -226,12 +226,18 @@ def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.Capt
 
 
 def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Any] = []
-    monkeypatch.setattr(mlflow_run, "MlflowRun", lambda identity, *_: sent.append(identity))
+    mlflow = MagicMock(MlflowException=ValueError)
+    mlflow.entities.Param = mlflow.entities.RunTag = lambda key, value: (key, value)
+    given = SimpleNamespace(run_id="7", run_name="a", status="RUNNING")
+    mlflow.MlflowClient.return_value.get_run.return_value = SimpleNamespace(info=given, data=SimpleNamespace(params={}))
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setenv("MLFLOW_RUN_ID", "7")
     run = Run(Path("run"), 1, parse_path(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
-    mlflow_run.tracked_run("https://me:SECRET@host", planted, run, {"x": KINDS[0]})
-    assert sent[0].params["data.train_images"].startswith("memory://")
-    assert leaks(iter([("MLflow", json.dumps([sent[0].params, sent[0].tags]).encode())])) == []
+    with mlflow_run.MlflowRun("https://me:SECRET@host", planted, run, {"x": KINDS[0]}):
+        pass
+    sent = mlflow.MlflowClient.return_value.log_batch.call_args.kwargs
+    assert dict(sent["params"])["data.train_images"].startswith("memory://")
+    assert leaks(iter([("MLflow", json.dumps(sent).encode())])) == []
 
 
 def test_a_sweep_gets_no_secret(

@@ -44,7 +44,6 @@ DIFF_IGNORED = (
     "strategy.device",
     "strategy.timeout_s",
     "logging.per_rank_logs",
-    "logging.mlflow_parent",
 )
 WITHOUT_EFFECT = ("model.weights", "model.backbone_weights")  # on a resume: the checkpoint brings the weights
 
