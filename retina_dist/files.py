@@ -7,13 +7,12 @@ import errno
 import math
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.text import pluralize
@@ -28,8 +27,6 @@ WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to 
 # answers that another attempt would not change
 REFUSALS = (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
-
-NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux takes of a file's name, and of a path with the NUL at its end
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -47,10 +44,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        _remove(temporary)
-        raise UserError(f"{path} could not be written ({error}){_remedy(error, path.parent)}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f": make room in {path.parent}, or write to another disk" if full else ""
+        raise UserError(f"{path} could not be written ({error}); older files are untouched{remedy}.") from error
     finally:
-        _remove(temporary)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
@@ -66,7 +65,8 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
         if path.is_symlink() and not path.exists():
             raise ConfigError(f"{given} is a link to {os.readlink(path)}, which does not exist; give another {what}.")
         if path.exists() and not (path.is_dir() if folder else path.is_file()):
-            raise ConfigError(f"{given} is no {what}, but {_kind(path)}; give another {what}.")
+            kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device, pipe or socket"
+            raise ConfigError(f"{given} is {kind}; give another {what}.")
         probe = path / f"write_test.tmp{os.getpid()}" if folder else _temporary(path)
         for parent in reversed(probe.parents):
             if not parent.exists():
@@ -85,35 +85,29 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
                 parent.rmdir()
 
 
-def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a file" if path.is_file() else "a device, pipe or socket"
-
-
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp{os.getpid()}") if path.name else path / f"tmp{os.getpid()}"
 
 
-def check_regular(path: str | Path) -> None:
-    """Raise OSError for a pipe or a device, which could keep a reader for ever, and for what is not there."""
-    _check_mode(os.stat(path), path)
-
-
-def _check_mode(facts: os.stat_result, path: object) -> None:
-    if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+def open_regular(path: str | Path) -> BinaryIO:
+    """A file to read. Raises OSError for a pipe or a device, which could keep a reader for ever, and for a missing file."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "this is not a regular file", str(path))
+    return file
 
 
 def read_bytes(source: PathOrUrl) -> bytes:
-    """The content of a regular file or of what is behind a URL. Raises OSError for a pipe or a device."""
+    """The content of a regular file or of a URL. Raises OSError for a pipe or a device."""
     if isinstance(source, Url):
         return source.read_bytes()
-    with open(source, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        _check_mode(os.fstat(file.fileno()), source)
+    with open_regular(source) as file:
         return file.read()
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` are on the disk, where the file system knows how to do that."""
+    """Return when the names in `folder` are on the disk, where the file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -122,20 +116,6 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-def _remedy(error: OSError, folder: Path) -> str:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return "; older files are untouched."
-    with contextlib.suppress(OSError):
-        free = f" with {shutil.disk_usage(folder).free / 2**20:.1f} MiB free"
-        return f"; older files are untouched: make room in {folder}{free}, or write to another disk."
-    return f"; older files are untouched: make room in {folder}, or write to another disk."
 
 
 @dataclass(frozen=True)
@@ -174,32 +154,20 @@ class Url:
     def read_parts(self, parts: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | FileNotFoundError]:
         """Parts (name, first byte, byte after the last) of files in this folder, fetched together where possible.
 
-        None, None is the whole of a file. What is beyond the end of a file is not there.
+        None, None is the whole of a file.
         """
-        contents: dict[int, bytes | FileNotFoundError] = {
-            i: b"" for i, (_, start, end) in enumerate(parts) if end is not None and end <= (start or 0)
-        }
 
-        def fetch(system: Any, folder: str) -> None:
-            left = [i for i in range(len(parts)) if i not in contents]
-            paths, starts, ends = zip(*((f"{folder}/{parts[i][0]}", *parts[i][1:]) for i in left), strict=True)
-            failed = None
+        def fetch(system: Any, folder: str) -> list[bytes | FileNotFoundError]:
+            paths, starts, ends = zip(*((f"{folder}/{name}", start, end) for name, start, end in parts), strict=True)
             answers = system.cat_ranges(list(paths), list(starts), list(ends), on_error="return")
-            for i, answer in zip(left, answers, strict=True):
-                if _status(answer) == 416:  # nothing of the range exists
-                    contents[i] = b""
-                elif isinstance(answer, (FileNotFoundError, IsADirectoryError)):
-                    contents[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
+            for i, answer in enumerate(answers):
+                if isinstance(answer, (FileNotFoundError, IsADirectoryError)):
+                    answers[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
                 elif isinstance(answer, BaseException):
-                    failed = answer
-                else:
-                    contents[i] = bytes(answer)
-            if failed:  # what has come already is not asked for again
-                raise failed
+                    raise answer
+            return list(answers)
 
-        if len(contents) < len(parts):
-            self._call("read", fetch)
-        return [contents[i] for i in range(len(parts))]
+        return self._call("read", fetch) if parts else []
 
     def write_bytes(self, data: bytes) -> None:
         self._put(lambda system, path: system.pipe_file(path, data))
@@ -210,16 +178,6 @@ class Url:
 
     def unlink(self) -> None:
         self._call("removed", lambda system, path: system.rm_file(path))
-
-    def names(self) -> list[str]:
-        """Of the files in this folder; none where it does not exist."""
-        return self._list(
-            lambda system, path: [
-                str(entry["name"]).rsplit("/", 1)[-1]
-                for entry in system.ls(path, detail=True)
-                if entry["type"] == "file"
-            ]
-        )
 
     def all_files(self) -> dict[str, dict[str, Any]]:
         """What the file system tells of each file in this folder and below, by its name from here, in one listing."""
@@ -234,10 +192,6 @@ class Url:
 
     def is_dir(self) -> bool:
         return self._call("looked at", lambda system, path: bool(system.isdir(path)))
-
-    def size(self) -> int:
-        """Bytes of this file."""
-        return self._call("looked at", lambda system, path: int(system.size(path)))
 
     def _list(self, look: Callable[[Any, str], Iterable[T]]) -> list[T]:
         def fresh(system: Any, path: str) -> list[T]:
@@ -309,29 +263,26 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
     """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what cannot be either."""
     if not isinstance(text, str):
         return text
-    try:
-        parts = os.fsencode(text).split(b"/")
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{text[:120]!r} has half a character, which no path or URL has; give another place."
-        ) from error
-    if "\0" in text:
-        raise ConfigError(f"{text[:120]!r} has a NUL, which no path or URL has; give another place.")
     protocol, separator, rest = text.partition("://")
-    too_long = len(max(parts, key=len)) > NAME_BYTES or sum(map(len, parts)) + len(parts) > PATH_BYTES
-    if too_long and (not separator or protocol in ("file", "local")):
-        raise ConfigError(f"{text[:120]}… is too long for the name of a file; give another place.")
-    if not separator:
-        return Path(text)
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.:-]*", protocol) or not rest.strip("/"):
-        raise ConfigError(f"{text} is no URL, which has the form PROTOCOL://PLACE; give a path or a URL.")
-    return Path(rest) if protocol in ("file", "local") else Url(text.rstrip("/"))
+    if separator and not (re.fullmatch(r"[A-Za-z][A-Za-z0-9+.:-]*", protocol) and rest.strip("/")):
+        raise ConfigError(f"{text!r} is not a URL of the form PROTOCOL://PLACE; give a path or a URL.")
+    if separator and protocol not in ("file", "local"):
+        return Url(text.rstrip("/"))
+    path = rest if separator else text
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError) as error:  # too long, or with NUL or half a character
+        raise ConfigError(f"{text[:120]!r} cannot be a path ({error}); give another.") from error
+    return Path(path)
 
 
 def names_in(folder: PathOrUrl) -> list[str]:
     """Names of what is in a folder, sorted; none where it does not exist. Raises UserError when it cannot be listed."""
     try:
-        return sorted(folder.names() if isinstance(folder, Url) else os.listdir(folder))
+        listed = folder.all_files() if isinstance(folder, Url) else os.listdir(folder)
+        return sorted(name for name in listed if "/" not in name)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

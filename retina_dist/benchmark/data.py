@@ -34,7 +34,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, as_source, read, sizes_of
+from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, read, sizes_of
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
@@ -106,7 +106,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
         print(f"{what}; {how}\n", flush=True)
 
-        files = [(as_source(record.path), (record.width, record.height)) for record in records]
+        files = [(record.path, (record.width, record.height)) for record in records]
         parts = _parts(module, specs, files, DecodedCache(folder / "cache"))
         times = _in_turns(parts, len(records), config.rounds)
         rows = _print_table("ms an image", times)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import MAX_PIXELS, read_image
-from retina_dist.data.sources import Source, as_source, is_remote, read_all
+from retina_dist.data.sources import Source, is_remote, read_all
 from retina_dist.errors import ImageError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ class ImageDataset(Dataset[AnyBatch]):
     ) -> None:
         self.on_bad_image, self.max_pixels = on_bad_image, max_pixels
         self.cache = DecodedCache(cache) if cache else None
-        self._sources = [as_source(source) for source in sources]
+        # text is smaller than a Path when it is sent to a worker
+        self._sources = [str(source) if isinstance(source, Path) else source for source in sources]
         self._sizes = sizes
 
     def __len__(self) -> int:
@@ -62,7 +64,7 @@ class ImageDataset(Dataset[AnyBatch]):
         """The bytes of those of these images that lie behind a URL, fetched at once instead of one after the other."""
         remote = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
         if self.cache:
-            remote = [i for i in remote if not self.cache.holds(self._sources[i], self._annotated(i))]
+            remote = [i for i in remote if not self.cache.holds(self._sources[i], self._annotated(i), self.max_pixels)]
         return dict(zip(remote, read_all([self._sources[i] for i in remote]), strict=True))
 
     @contextmanager

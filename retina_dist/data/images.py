@@ -28,7 +28,7 @@ from torchcodec.decoders import decode_jpeg
 
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url, check_regular, parse_path
+from retina_dist.files import Url, open_regular, parse_path
 from retina_dist.text import escape
 
 ORIENTATION_TAG = 0x0112
@@ -75,16 +75,14 @@ def read_image(
         if isinstance(image, PngImageFile):  # Pillow decodes a PNG to find EXIF, and would hide an error there
             with _decoding(path):
                 image.load()
-        stored = wanted = _orientation(image)
+        orientation = _orientation(image)
         if annotated_size is not None:
-            wanted = _orientation_of_annotations(path, _stored_size(image), stored, annotated_size)
+            orientation = _orientation_of_annotations(path, image.size, orientation, annotated_size)
         with _decoding(path):
             pixels = _decode_jpeg(image, content, max_pixels) if isinstance(image, JpegImageFile) else None
             if pixels is None:
                 pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
-    if isinstance(image, TiffImageFile):  # Pillow shows TIFF upright by itself
-        wanted = 1 if wanted == stored else {6: 8, 8: 6}.get(stored, stored)
-    return _turned(pixels, wanted)
+    return _turned(pixels, orientation)
 
 
 def _made(item: DatasetItem, annotated_size: tuple[int, int] | None) -> Tensor:
@@ -109,7 +107,7 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
-        width, height = _stored_size(image)
+        width, height = image.size
         return (height, width) if _orientation(image) in SWAPPING else (width, height)
 
 
@@ -134,12 +132,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def count_scans(jpeg: bytes, most: int) -> int:
-    """The number of scans in a JPEG, counted until they are more than `most`, without decoding; never fewer than libjpeg reads."""
-    # an upper bound, in a thirtieth of the decoder's time: some may belong to a thumbnail, or to a film after the image
-    bound = sum(1 for _ in islice(re.finditer(rb"\xff\xda", jpeg), most + 1))
+def has_more_scans(jpeg: bytes, most: int) -> bool:
+    """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded.
+
+    Only a file with more marks of a scan, of which a thumbnail or a film after the image may have some, is gone through.
+    """
+    if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
+        return False
     scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
-    return bound if bound <= most else sum(1 for _ in islice(scans, most + 1))
+    return sum(1 for _ in islice(scans, most + 1)) > most
 
 
 def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
@@ -161,7 +162,7 @@ def _decode_jpeg(image: JpegImageFile, content: bytes | None, max_pixels: int) -
         image.fp.seek(0)
         content = image.fp.read()
     most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
-    if count_scans(content, most) > most:
+    if has_more_scans(content, most):
         raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
     if image.format != "JPEG" or image.mode not in ("L", "RGB"):
         return None
@@ -206,9 +207,7 @@ def _opened(
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     with ExitStack() as at_end:
         try:
-            if content is None:
-                check_regular(str(path))
-            file: BinaryIO = io.BytesIO(content) if content is not None else open(str(path), "rb")  # noqa: SIM115
+            file: BinaryIO = io.BytesIO(content) if content is not None else open_regular(str(path))
             at_end.enter_context(file)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -245,6 +244,8 @@ def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:
 
 
 def _orientation(image: Image.Image) -> int:
+    if isinstance(image, TiffImageFile):  # Pillow turns it upright by itself
+        return 1
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -252,11 +253,6 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # damaged EXIF raises many kinds of errors; the pixels may still be sound
         return 1
     return value if value in range(1, 9) else 1
-
-
-def _stored_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) of the pixels in the file; of a TIFF, Pillow from 11.0 on gives that of the upright image."""
-    return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
 
 
 def _orientation_of_annotations(

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 from retina_dist.errors import DataError, ImageError, UserError
-from retina_dist.files import Url, parse_path, read_bytes
+from retina_dist.files import Url, open_regular, parse_path, read_bytes
 from retina_dist.text import truncate
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class RemoteFile(NamedTuple):
     name: str  # relative to the folder; separate, so that it is never parsed as part of a URL
     version: str = ""
 
+    @property
+    def part(self) -> tuple[str, int | None, int | None]:
+        """File, first byte and the byte after the last; the whole file here."""
+        return self.name, None, None
+
     def __str__(self) -> str:
         return f"{self.folder}/{self.name}"
 
@@ -44,6 +49,11 @@ class ArchiveMember(NamedTuple):
     length: int
     crc32: int  # of the part
     member: str
+
+    @property
+    def part(self) -> tuple[str, int | None, int | None]:
+        """File, first byte and the byte after the last."""
+        return self.file, self.offset, self.offset + self.length
 
     def __str__(self) -> str:
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
@@ -69,16 +79,9 @@ class DatasetItem(NamedTuple):
 Source = str | Path | RemoteFile | ArchiveMember | DatasetItem  # str and Path: a local file
 
 
-def as_source(source: Source) -> str | RemoteFile | ArchiveMember | DatasetItem:
-    """The same source; a local path as text, which is smaller when sent to a worker."""
-    return str(source) if isinstance(source, (str, Path)) else source
-
-
-def is_remote(source: Source) -> bool:
+def is_remote(source: Source) -> TypeGuard[RemoteFile | ArchiveMember]:
     """Whether reading it waits for a network: then read several at once."""
-    return isinstance(source, RemoteFile) or (
-        isinstance(source, ArchiveMember) and isinstance(parse_path(source.folder), Url)
-    )
+    return isinstance(source, RemoteFile | ArchiveMember) and isinstance(parse_path(source.folder), Url)
 
 
 def read(source: Source) -> bytes:
@@ -98,10 +101,8 @@ def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
     contents: dict[int, bytes | OSError] = {}
     remote: dict[str, dict[int, tuple[str, int | None, int | None]]] = {}
     for i, source in enumerate(sources):
-        if isinstance(source, RemoteFile):
-            remote.setdefault(source.folder, {})[i] = source.name, None, None
-        elif isinstance(source, ArchiveMember) and is_remote(source):
-            remote.setdefault(source.folder, {})[i] = source.file, source.offset, source.offset + source.length
+        if is_remote(source):
+            remote.setdefault(source.folder, {})[i] = source.part
         else:
             contents[i] = _read_local(source)
     for folder, parts in remote.items():
@@ -126,19 +127,6 @@ def sha256_of(path: Path) -> str:
         while part := file.read(2**23):
             digest.update(part)
     return digest.hexdigest()
-
-
-def version_of(source: Source) -> tuple[object, ...] | None:
-    """A key that changes whenever the content does; None where nothing tells."""
-    if isinstance(source, RemoteFile):
-        return tuple(source) if source.version else None
-    if isinstance(source, tuple):  # the image of a Dataset can change unseen
-        return tuple(source) if isinstance(source, ArchiveMember) else None
-    try:
-        facts = os.stat(source)
-    except OSError:
-        return None
-    return os.path.abspath(source), facts.st_size, facts.st_mtime_ns
 
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:
@@ -169,7 +157,7 @@ def objects_in(folder: Url) -> dict[str, RemoteFile]:
 
 
 def _version(facts: dict[str, object]) -> str:
-    """A file's ETag, or modification time, and size, as fsspec's file systems give them; "" if they give neither."""
+    """A file's ETag or modification time, and its size, as fsspec's file systems give them; "" if they give neither."""
     keys = ("etag", "ETag", "last_modified", "LastModified", "mtime", "created")
     return next((f"{facts[key]} {facts.get('size')}" for key in keys if facts.get(key)), "")
 
@@ -178,12 +166,9 @@ def _read_local(source: Source) -> bytes | OSError:
     try:
         if not isinstance(source, ArchiveMember):
             return read_bytes(Path(str(source)))
-        # a pipe would wait for its writer
-        descriptor = os.open(f"{source.folder}/{source.file}", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            return os.pread(descriptor, source.length, source.offset)
-        finally:
-            os.close(descriptor)
+        with open_regular(f"{source.folder}/{source.file}") as file:
+            file.seek(source.offset)
+            return file.read(source.length)
     except OSError as error:
         return error
 

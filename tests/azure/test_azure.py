@@ -218,7 +218,7 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     job = start(line, tmp_path)
     try:
         saved = Url(f"az://{container}/run")
-        wait_for(lambda: steps_done(run) >= 5 and "manifest.json" in saved.names(), job, tmp_path)
+        wait_for(lambda: steps_done(run) >= 5 and "manifest.json" in names_in(saved), job, tmp_path)
     finally:
         end(job, run)
     assert steps_done(run) < 12

@@ -101,9 +101,9 @@ def test_a_pipe_instead_of_a_manifest_is_passed_over(tmp_path: Path, said: list[
 
 def test_a_device_is_no_file(tmp_path: Path) -> None:
     """One that never ends would fill the memory."""
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         load_checkpoint("/dev/zero")
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         load_annotations(Path("/dev/zero"), tmp_path)
 
 

@@ -23,7 +23,7 @@ from retina_dist.detection.settings import DetectionData, DetectionRunConfig, Mo
 from retina_dist.engine.checkpoint.resume import Run, changed_settings
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import parse_path
+from retina_dist.files import names_in, parse_path
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.console import configure_logging
@@ -195,7 +195,7 @@ def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
     for path in (p for p in Path().rglob("*") if p.is_file()):
         yield from unpacked(str(path), path.read_bytes())
     folder = parse_path(checkpoints)
-    for name in folder.names():  # type: ignore[union-attr]
+    for name in names_in(folder):
         yield from unpacked(name, (folder / name).read_bytes())
 
 

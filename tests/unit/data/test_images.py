@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 
 from retina_dist.data.images import (
     MAX_PIXELS,
-    count_scans,
     decode_image,
     find_images,
+    has_more_scans,
     image_size,
     read_image,
     read_images,
@@ -63,13 +63,13 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
     with Image.open(path) as stored:
         assert stored.getexif()[ORIENTATION] == orientation
         upright = np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
-    with Image.open(path) as stored:  # Pillow turns a TIFF when it is loaded
-        as_stored = noise if kind == "tiff" else np.asarray(stored.convert("RGB"))
+    with Image.open(path) as stored:  # Pillow turns a TIFF when it is opened
+        as_stored = np.asarray(stored.convert("RGB"))
     size = (7, 5) if orientation < 5 else (5, 7)
     assert image_size(path) == size
     for annotated in (None, size):
         assert np.array_equal(read_image(path, annotated).permute(1, 2, 0), upright)
-    if orientation >= 5:
+    if orientation >= 5 and kind != "tiff":
         assert np.array_equal(read_image(path, size[::-1]).permute(1, 2, 0), as_stored)
 
 
@@ -116,17 +116,6 @@ def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
         path.write_bytes(content[:length])
         with pytest.raises(ImageError, match=f"a.{kind} .*data.bad_images=skip"):
             read_image(path)
-
-
-def test_whatever_a_decoder_raises_is_an_image_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Damaged AVIF is a RuntimeError, for one; not every Pillow has the plugin to show it."""
-    path = save(tmp_path / "a.png")
-    monkeypatch.setattr("retina_dist.data.images.to_rgb", lambda image: {}["tile"])
-    with pytest.raises(ImageError, match="a.png cannot be decoded"):
-        read_image(path)
-    monkeypatch.setattr(Image, "open", lambda path: {}["tile"])
-    with pytest.raises(ImageError, match="a.png is not a readable image"):
-        read_image(path)
 
 
 def test_missing_and_foreign_files(tmp_path: Path):
@@ -292,16 +281,14 @@ def test_a_large_jpeg_may_have_fewer_scans():
 
 def test_scans_are_counted_as_libjpeg_reads_them():
     content = with_scans(12, side=16)
-    assert count_scans(content, 100) == 12
-    assert count_scans(content, 11) == 12
-    assert count_scans(content, 5) == 6  # no further than needed
+    assert has_more_scans(content, 11)
+    assert not has_more_scans(content, 12)
     inside = b"\xff\xe1" + (4002).to_bytes(2, "big") + b"\xff\xda" * 2000  # a segment, as of a thumbnail
-    assert count_scans(content[:2] + inside + content[2:], 100) == 12
-    assert count_scans(content + b"\xff\xda" * 2000, 100) == 12  # a film after the image
-    assert count_scans(content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100) == 101  # no length hides one
-    assert (
-        count_scans(content[:-2] + b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000 + content[-2:], 100) == 101
-    )  # nor no marker
+    assert not has_more_scans(content[:2] + inside + content[2:], 12)
+    assert not has_more_scans(content + b"\xff\xda" * 2000, 12)  # a film after the image
+    assert has_more_scans(content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100)  # no length hides one
+    hidden = b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000  # nor does a marker
+    assert has_more_scans(content[:-2] + hidden + content[-2:], 100)
 
 
 def test_images_in_subfolders_need_a_glob(tmp_path: Path) -> None:

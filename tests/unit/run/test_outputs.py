@@ -75,11 +75,11 @@ def a_pipe(folder: Path, name: str) -> str:
 
 WRONG: dict[str, tuple[Callable[[Path, str], str], str]] = {
     "below a file": (a_file, "Not a directory"),
-    "of the other kind": (the_other_kind, "is no (file, but a folder|folder, but a file)"),
+    "of the other kind": (the_other_kind, "is a (folder|file); give another"),
     "a link to nothing": (a_link_to_nothing, "is a link to .*nothing, which does not exist"),
     "a link to itself": (a_loop, "is a link to|Too many levels"),
-    "a device": (lambda folder, name: "/dev/null", "is no .*, but a device"),
-    "a pipe": (a_pipe, "is no .*, but a device, pipe or socket"),
+    "a device": (lambda folder, name: "/dev/null", "is a device"),
+    "a pipe": (a_pipe, "is a device, pipe or socket"),
     "too long": (lambda folder, name: str(folder / ("n" * 300 + name)), "(?i)too long"),
     "too long a path": (lambda folder, name: str(folder / ("n/" * 3000 + name)), "(?i)too long"),
     "nobody's": (lambda folder, name: f"/proc/{name}", "cannot be written"),

@@ -304,7 +304,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(UserError, match=r"No space left.* make room in .* with [\d.]+ MiB free"):
+    with pytest.raises(UserError, match=r"No space left.* make room in .*"):
         write_atomically(path, lambda temporary: temporary.write_bytes(b"half"))
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp*"))
