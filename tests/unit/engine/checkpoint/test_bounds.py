@@ -136,60 +136,6 @@ def test_files_of_old_torch_are_still_read(tmp_path: Path) -> None:
     assert load_torch(tmp_path / "old.pth")[0]["w"].tolist() == [1.0] * 3
 
 
-# nested values
-
-
-def laughs(depth: int) -> list[Any]:
-    value: list[Any] = ["ha"]
-    for _ in range(depth):
-        value = [value] * 10
-    return value
-
-
-def itself() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
-
-
-def deep() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for _ in range(100):
-        value = {"a": value}
-    return value
-
-
-@pytest.mark.parametrize("make", [lambda: laughs(30), itself, deep], ids=["laughs", "itself", "deep"])
-@pytest.mark.parametrize("key", ["config", "categories", "pending_metrics"])
-def test_values_that_refer_to_each_other(
-    make: Callable[[], Any], key: str, content: dict[str, Any], tmp_path: Path
-) -> None:
-    write = {**content, key: {"data": make()}}
-    file = io.BytesIO()
-    torch.save({**write, "format": 1}, file)
-    (tmp_path / "a.pt").write_bytes(file.getvalue())
-    started = time.process_time()
-    with pytest.raises(CheckpointError, match="more than 200000 values or 64 levels"):
-        load_checkpoint(tmp_path / "a.pt")
-    assert time.process_time() - started < 10
-
-
-def test_numbers_that_no_training_has(content: dict[str, Any], tmp_path: Path) -> None:
-    torch.save({**content, "format": 1, "config": {"seed": 10**600}}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="a number of 1994 bits"):
-        load_checkpoint(tmp_path / "a.pt")
-
-
-def test_a_checkpoint_of_many_values_is_read_and_one_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    """Twice 110,000 values, for which one byte each is in the file; and values that a plug-in repeats without end."""
-    names = {"ids": list(range(110_000)), "names": [f"class {i}" for i in range(110_000)]}
-    write_checkpoint(tmp_path / "a.pt", {"step": 1, "categories": names})
-    assert load_checkpoint(tmp_path / "a.pt")["categories"] == names
-    with pytest.raises(CheckpointError, match="it holds more than 200000 values or 64 levels"):
-        write_checkpoint(tmp_path / "b.pt", {"step": 1, "plugin": laughs(30)})
-    assert not (tmp_path / "b.pt").exists()
-
-
 # its settings
 
 
