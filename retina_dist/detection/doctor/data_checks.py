@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
-import multiprocessing
-import signal
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +17,14 @@ import numpy as np
 from PIL import UnidentifiedImageError
 
 from retina_dist.data.images import SWAPPING, image_size, orientation_of, read_image
-from retina_dist.data.loading import without_main
 from retina_dist.data.sources import read, sha256_of
-from retina_dist.detection.readers.coco import Annotations, ImageRecord
-from retina_dist.errors import DataError, ImageError
+from retina_dist.detection.readers.coco import Annotations, box_faults, clean
+from retina_dist.detection.readers.records import ImageRecord
+from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import Finding, Level
 
 SMALL, MEDIUM = 32**2, 96**2  # COCO's limits of area in px^2
 SIZES = ("small", "medium", "large")
-WORTH_A_PROCESS = 500  # images; fewer are read before another process has started
-IMAGES_A_TASK = 16
 
 
 @dataclass(frozen=True)
@@ -44,31 +39,11 @@ class ImageCheck:
     digest: str | None = None  # SHA-256 of the file
 
 
-def check_images(
-    records: Sequence[ImageRecord], *, decode: bool, max_pixels: int, max_processes: int
-) -> Iterator[ImageCheck]:
-    """`check_image` of each record, in their order; large sets are shared out over processes.
-
-    Raises DataError when a process dies, as one does that runs out of memory.
-    """
-    check = partial(check_image, decode=decode, max_pixels=max_pixels)
-    processes = min(max_processes, len(records) // WORTH_A_PROCESS)
-    if processes < 2:
-        yield from map(check, records)
-        return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # or each process would import torch for itself
-    ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # which is for the main process
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=signal.signal, initargs=ignore_ctrl_c)
+def check_images(records: Sequence[ImageRecord], *, decode: bool, max_pixels: int) -> Iterator[ImageCheck]:
+    """`check_image` of each record, in their order, in threads: decoders release the interpreter's lock."""
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        with without_main():
-            checks = pool.map(check, records, chunksize=IMAGES_A_TASK)  # starts the processes
-        yield from checks
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a process that decoded images was ended from outside, most likely because memory ran out; free some, or read "
-            "the headers only with images=header."
-        ) from error
+        yield from pool.map(partial(check_image, decode=decode, max_pixels=max_pixels), records)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -151,32 +126,14 @@ def leak_findings(train: Sequence[ImageCheck], val: Sequence[ImageCheck]) -> lis
 
 
 def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
-    """`data` with the files' sizes where the annotations have none, and boxes clipped to them, as training reads it."""
-    records, boxes, labels = list(data.records), list(data.boxes), list(data.labels)
-    for i, check in enumerate(checks):
-        if check.size and not (records[i].width and records[i].height):
-            records[i] = replace(records[i], width=check.size[0], height=check.size[1])
-            inside = np.clip(boxes[i], 0, np.array(check.size * 2, np.float32))
-            keep = (inside[:, 2:] > inside[:, :2]).all(axis=1)
-            boxes[i], labels[i] = inside[keep], labels[i][keep]
-    return replace(data, records=tuple(records), boxes=boxes, labels=labels)
-
-
-def fault_of(bbox: Sequence[float], width: float, height: float) -> str | None:
-    """What training makes of a box [x, y, width, height] in an image: None for nothing, else what is wrong with it.
-
-    The rules of `load_annotations`: all but "reaching out of the image", which are clipped, are dropped.
-    """
-    if not all(map(math.isfinite, bbox)):
-        return "not finite"
-    x, y, w, h = map(float, bbox)
-    if w <= 0 or h <= 0:
-        return "of zero or negative size"
-    left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, width), min(y + h, height)
-    with np.errstate(over="ignore"):  # as float32, in which a side can vanish
-        if np.float32(right) <= np.float32(left) or np.float32(bottom) <= np.float32(top):
-            return "outside the image"
-    return "reaching out of the image" if (left, top, right, bottom) != (x, y, x + w, y + h) else None
+    """`data` as training reads it: with the files' sizes where the annotations have none."""
+    records = [
+        replace(check.record, width=check.size[0], height=check.size[1])
+        if check.size and not (check.record.width and check.record.height)
+        else check.record
+        for check in checks
+    ]
+    return replace(clean(data.coco, records, data.categories), warnings=data.warnings)
 
 
 def box_findings(data: Annotations, split: str) -> list[Finding]:
@@ -188,19 +145,19 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         "reaching out of the image": "clipped to the image in training, left as they are in the metric",
     }
     record_of = {record.image_id: record for record in data.records}
-    faulty = defaultdict(list)
-    for entry in data.coco["annotations"]:
-        record = record_of[entry["image_id"]]
-        fault = fault_of(entry["bbox"], record.width or math.inf, record.height or math.inf)
-        if fault and not entry["iscrowd"]:
-            size = f"{record.width} x {record.height}" if record.width and record.height else "an unknown size"
-            box = ", ".join(f"{value:g}" for value in entry["bbox"])
-            faulty[fault].append(f"annotation {entry['id']}: [{box}] in {record.file_name} of {size}")
-    level: Level
+    entries = [entry for entry in data.coco["annotations"] if not entry["iscrowd"]]
+    records = [record_of[entry["image_id"]] for entry in entries]
+    sizes = np.array([(r.width or np.inf, r.height or np.inf) for r in records]).reshape(-1, 2)
+    boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
     findings = []
-    for fault, remedy in remedies.items():
-        level = "info" if fault == "reaching out of the image" else "warning"
-        findings += _finding(level, split, f"boxes {fault}", faulty[fault], remedy)
+    for fault, mask in box_faults(boxes, sizes)[1].items():
+        examples = []
+        for i in np.flatnonzero(mask):
+            size = f"{records[i].width} x {records[i].height}" if np.isfinite(sizes[i]).all() else "an unknown size"
+            box = ", ".join(f"{value:g}" for value in boxes[i])
+            examples.append(f"annotation {entries[i]['id']}: [{box}] in {records[i].file_name} of {size}")
+        level: Level = "info" if fault == "reaching out of the image" else "warning"
+        findings += _finding(level, split, f"boxes {fault}", examples, remedies[fault])
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))

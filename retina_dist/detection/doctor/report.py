@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -84,12 +83,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
 
 
 def _read_images(part: Annotations, split: str, config: DoctorConfig) -> list[ImageCheck]:
-    results = checks.check_images(
-        part.records,
-        decode=config.images == "decode",
-        max_pixels=config.data.max_pixels,
-        max_processes=len(os.sched_getaffinity(0)),
-    )
+    results = checks.check_images(part.records, decode=config.images == "decode", max_pixels=config.data.max_pixels)
     total = len(part.records)
     return list(tqdm(results, f"reading {split}", total, unit=" images", leave=False, disable=not sys.stderr.isatty()))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -147,7 +147,7 @@ def annotations_of(
     records = records_of(coco["images"], warnings)
     if len(records) < len(coco["images"]):
         coco = ground_truth_of(coco, {record.image_id for record in records})
-    result = _clean(coco, records, known)
+    result = clean(coco, records, known)
     result.warnings = warnings
     return result if keep_empty else without_empty(result)
 
@@ -189,18 +189,13 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
 
     Boxes given as `corners` become [x, y, width, height]. An area that no metric can use is replaced, with the warning returned.
     """
-    for key in ("categories", "images"):
+    for key, thing, name in (("categories", "category", "name"), ("images", "image", "file_name")):
         _check_ids(coco[key], key, source)
-    for entry in coco["categories"]:
-        if not is_text(entry.get("name")):
-            raise DataError(
-                f"{source}: category {entry['id']} has no name that is text without control characters; add one."
-            )
-    for entry in coco["images"]:
-        if not is_text(entry.get("file_name")):
-            raise DataError(
-                f"{source}: image {entry['id']} has no file_name that is text without control characters; add one."
-            )
+        for entry in coco[key]:
+            if not is_text(entry.get(name)):
+                raise DataError(
+                    f"{source}: {thing} {entry['id']} has no {name} that is text without control characters; add one."
+                )
     entries = coco["annotations"]
     if entries and not any("id" in entry for entry in entries):
         for i, entry in enumerate(entries, start=1):
@@ -285,48 +280,55 @@ def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:
     }
 
 
-def _clean(coco: dict[str, Any], records: Iterable[ImageRecord], categories: Categories) -> Annotations:
-    """Boxes to train on, all images at once: finite, within their image, with an area, no crowd."""
-    records = tuple(records)
+def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Boxes [n, 4] xywh in images of `sizes` [n, 2] (width, height) -> corners [n, 4] float32 within them, and masks of faults.
+
+    A box has at most one fault: the first of the dictionary. All but the last exclude it from training.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # boxes that are not finite
+        corners = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]))
+        clipped = np.clip(corners, 0, np.tile(sizes, 2))
+        inside = clipped.astype(np.float32)  # judged as training will see it: a side can vanish in the rounding
+        moved = (clipped != corners).any(axis=1)
+    faults = {
+        "not finite": ~np.isfinite(boxes).all(axis=1),
+        "of zero or negative size": (boxes[:, 2:] <= 0).any(axis=1),
+        "outside the image": ~(inside[:, 2:] > inside[:, :2]).all(axis=1),
+        "reaching out of the image": moved,
+    }
+    sound = np.ones(len(boxes), dtype=bool)
+    for mask in faults.values():
+        mask &= sound
+        sound &= ~mask
+    return inside, faults
+
+
+def clean(coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories) -> Annotations:
+    """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
     row_of = {record.image_id: row for row, record in enumerate(records)}
     entries = coco["annotations"]
     crowd = np.array([e["iscrowd"] for e in entries], dtype=bool)
     rows = np.array([row_of[e["image_id"]] for e in entries], dtype=np.int64)
     ids = np.array([e["category_id"] for e in entries], dtype=np.int64)
-    xywh = np.array([e["bbox"] for e in entries], dtype=np.float64).reshape(-1, 4)
+    boxes = np.array([e["bbox"] for e in entries], dtype=np.float64).reshape(-1, 4)
     sizes = np.array([(r.width or np.inf, r.height or np.inf) for r in records], dtype=np.float64).reshape(-1, 2)
-    limit = np.tile(sizes, 2)[rows] if len(rows) else np.zeros((0, 4))  # [n, 4]
-
-    with np.errstate(invalid="ignore", over="ignore"):  # boxes that are not finite are dropped below
-        xyxy = np.concatenate((xywh[:, :2], xywh[:, :2] + xywh[:, 2:]), axis=1)
-        inside = np.clip(xyxy, 0, limit)
-        # Judged as the float32 that training will see: a side can vanish in the rounding.
-        side = inside.astype(np.float32)[:, 2:] - inside.astype(np.float32)[:, :2]
-        moved = np.abs(inside - xyxy).max(axis=1, initial=0) > 0
-    bad = {
-        "not finite": ~np.isfinite(xywh).all(axis=1),
-        "zero or negative size": (xywh[:, 2:] <= 0).any(axis=1),
-        "outside the image": ~(side > 0).all(axis=1),
-    }
+    inside, masks = box_faults(boxes, sizes[rows])
+    counts = {fault: int((mask & ~crowd).sum()) for fault, mask in masks.items()}
+    clipped = counts.pop("reaching out of the image")
     good = ~crowd
-    dropped = {}
-    for why, mask in bad.items():
-        dropped[why] = int((mask & good).sum())
-        good &= ~mask
-
+    for fault in counts:
+        good &= ~masks[fault]
     order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
     cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
-    boxes = np.split(inside[order].astype(np.float32), cuts) if records else []
-    labels = np.split(categories.labels_of(ids[order]), cuts) if records else []
     return Annotations(
         coco=coco,
-        records=records,
-        boxes=boxes,
-        labels=labels,
+        records=tuple(records),
+        boxes=np.split(inside[order], cuts) if records else [],
+        labels=np.split(categories.labels_of(ids[order]), cuts) if records else [],
         categories=categories,
         num_crowd=int(crowd.sum()),
-        clipped=int((moved & good).sum()),
-        dropped={why: count for why, count in dropped.items() if count},
+        clipped=clipped,
+        dropped={fault: count for fault, count in counts.items() if count},
     )
 
 

@@ -91,7 +91,7 @@ def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path
     ]
     found = load(tmp_path, with_boxes(*boxes))
     assert found.boxes[0].tolist() == [[10, 10, 30, 30], [90, 70, 100, 80], [0, 0, 100, 80], [0, 0, 100, 80]]
-    assert found.dropped == {"not finite": 2, "zero or negative size": 2, "outside the image": 4}
+    assert found.dropped == {"not finite": 2, "of zero or negative size": 2, "outside the image": 4}
     assert found.clipped == 3
     assert len(found.coco["annotations"]) == len(boxes)  # the evaluator judges by what the file says
     assert found.coco["annotations"][8]["bbox"] == [90, 70, 20, 20]
@@ -346,7 +346,7 @@ def corners_of(box: list[float]) -> list[float]:
             r"train: no box is left \(none is annotated\); correct the boxes, or give the right annotations",
         ),
         ([[500, 10, 20, 20]] * 5, {}, r"train: no box is left \(5 outside the image\)"),
-        ([[*box[:2], -box[2], box[3]] for box in OBJECTS], {}, r"train: no box is left \(5 zero or negative size\)"),
+        ([[*box[:2], -box[2], box[3]] for box in OBJECTS], {}, r"train: no box is left \(5 of zero or negative size\)"),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
             {},
@@ -482,8 +482,8 @@ def test_any_json_is_read_or_refused(folder: Path, content: Any):
     [
         ("coco-mini", "train", 128, 929, 10, {}),
         ("coco-mini", "val", 50, 377, 5, {}),
-        ("bccd", "train", 205, 2804, 0, {"zero or negative size": 1}),
-        ("bccd", "val", 87, 1137, 0, {"zero or negative size": 1}),
+        ("bccd", "train", 205, 2804, 0, {"of zero or negative size": 1}),
+        ("bccd", "val", 87, 1137, 0, {"of zero or negative size": 1}),
         ("keras-retinanet-testdata/coco", "train", 1, 4, 0, {}),
         ("keras-retinanet-testdata/coco", "val", 1, 19, 0, {}),
     ],

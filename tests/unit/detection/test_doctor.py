@@ -19,9 +19,8 @@ from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
 from retina_dist.detection.data.shapes import make_shapes
-from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import anchor_coverage
-from retina_dist.detection.doctor.data_checks import check_images, fault_of, objects_table
+from retina_dist.detection.doctor.data_checks import objects_table
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
@@ -270,16 +269,6 @@ def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
         )
 
 
-def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    defective(tmp_path)
-    data = load_annotations(tmp_path / "annotations/instances_train.json", tmp_path / "train", missing_images="ignore")
-    options: dict[str, Any] = {"decode": True, "max_pixels": 10_000}
-    alone = list(check_images(data.records, **options, max_processes=1))
-    monkeypatch.setattr(checks, "WORTH_A_PROCESS", 3)
-    assert list(check_images(data.records, **options, max_processes=2)) == alone
-    assert [check.record for check in alone] == list(data.records)
-
-
 def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
     for how in ("decode", "header"):
@@ -287,26 +276,6 @@ def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
         found = {f.where: f for f in findings if f.what == "images unreadable"}
         assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
         assert "a.png has 60 x 40 pixels, more than max_pixels=2399" in found["train"].examples[0]
-
-
-def test_faults_are_those_that_training_sees(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    values = np.array([-70, -5, -1e-9, 0, 1e-9, 0.5, 12, 39.9999999, 40, 60, 60.000001, 99, 1e30, math.inf, math.nan])
-    chosen = rng.choice(values, (3000, 4)).tolist()
-    boxes = [(i % 2 + 1, 1, box, 0) for i, box in enumerate(chosen)]
-    images = [{"id": 1, "file_name": "a", "width": 60, "height": 40}, {"id": 2, "file_name": "b"}]  # b of unknown size
-    write_coco(tmp_path / "a.json", images, boxes)
-    data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
-    limits = {1: (60, 40), 2: (math.inf, math.inf)}
-    faults = [fault_of(box, *limits[image]) for image, _, box, _ in boxes]
-    for name, loaded in {
-        "not finite": data.dropped["not finite"],
-        "of zero or negative size": data.dropped["zero or negative size"],
-        "outside the image": data.dropped["outside the image"],
-        "reaching out of the image": data.clipped,
-    }.items():
-        assert faults.count(name) == loaded > 20, name
-    assert faults.count(None) + data.clipped == sum(map(len, data.boxes))
 
 
 def test_sizes_are_cocos(tmp_path: Path) -> None:
