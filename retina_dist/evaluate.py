@@ -33,6 +33,7 @@ class EvaluateConfig:
     images: str | None = None
     root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
     category_map: list[list[str | None]] = setting([], "as data.category_map, of `annotations`")
+    box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and plots; null: none", writes="folder")
     nccl: NcclConfig = field(default_factory=NcclConfig)
     backend: str = setting(

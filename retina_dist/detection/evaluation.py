@@ -107,9 +107,11 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
         categories=results.categories,
         category_map=category_names(config.category_map),
         missing_images="ignore",
+        box_format=config.box_format,
     )
-    if problem := implausible_boxes(annotations, "the ground truth"):
-        raise DataError(f"{truth}: {problem[0]}; correct the file.")
+    read_as = DetectionData(name="truth", box_format=config.box_format)
+    if problem := implausible_boxes(annotations, "the ground truth", read_as):
+        raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     rows = rows_of_results(results, annotations.coco, annotations.categories)
     return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
 
@@ -171,7 +173,9 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
     if config.annotations:
         if config.images and config.root:
             raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
-        data = replace(data, format="coco", shapes=None, category_map=[], root=config.root, box_format=None)
+        data = replace(
+            data, format="coco", shapes=None, category_map=[], root=config.root, box_format=config.box_format
+        )
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
     else:
         data = data_of_checkpoint(data, config.root, path)

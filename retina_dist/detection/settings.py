@@ -94,6 +94,11 @@ class DetectionData(DataSettings):
     iou_crop: float = setting(0.0, fraction=True)
     scale_jitter: list[float] | None = setting(None, "factors [low, high] on the resize, e.g. [0.8, 1.25]")
 
+    @property
+    def has_corners(self) -> bool:
+        """Whether boxes are read as two corners."""
+        return (self.box_format or ("xyxy" if self.format in ("csv", "voc") else "xywh")) == "xyxy"
+
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()

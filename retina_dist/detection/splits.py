@@ -68,7 +68,7 @@ def read_split(
         remedy = f"name the right annotations (data.{split}_annotations=FILE, evaluate: annotations=FILE)"
         remedy = "give a dataset with items" if isinstance(data, TorchDatasetConfig) else remedy
         raise DataError(f"{source} leaves no image for {split}; {remedy}.")
-    if check and (problem := implausible_boxes(part, split, has_corners(data))):
+    if check and (problem := implausible_boxes(part, split, data)):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
     return part if data.keep_empty_images or split == "val" else without_empty(part)
 
@@ -92,52 +92,47 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
     return load_annotations(*files, split=split, classes=data.classes, **options), files[0]
 
 
-def has_corners(data: DetectionData) -> bool:
-    """Whether the boxes of the data are read as two corners."""
-    default = "xyxy" if data.format in ("csv", "voc") or isinstance(data, TorchDatasetConfig) else "xywh"
-    return (data.box_format or default) == "xyxy"
+def implausible_boxes(part: Annotations, split: str, data: DetectionData | None = None) -> tuple[str, str] | None:
+    """What is wrong with most boxes of a split that was read as `data` says, and the remedy; None where they can be trained on.
 
-
-def implausible_boxes(part: Annotations, split: str, corners: bool = False) -> tuple[str, str] | None:
-    """What is wrong with most boxes of a split, and the remedy; None where they can be trained on.
-
-    `corners` says that they were read as two corners. Boxes read in the wrong form mostly leave their image or have no area, and
-    fit when read the other way. Crowd regions do not count.
+    Boxes read in the wrong form mostly leave their image or have no area, and fit when read in another. `data.box_format=xywh`
+    overrules this judgement. Crowd regions do not count.
     """
     entries = [entry for entry in part.coco["annotations"] if not entry["iscrowd"]]
     boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
-    if len(boxes) and (np.abs(boxes[:, 2:]) <= 1).all():
+    start, side = boxes[:, :2], boxes[:, 2:]
+    if len(boxes) and (np.abs(side) <= 1).all():
         return "no box is larger than one pixel", "multiply shares of the image by its width and height"
     size_of = {record.image_id: (record.width, record.height) for record in part.records}
     sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(-1, 2)
-    ends, known = boxes[:, :2] + boxes[:, 2:], sizes.min(axis=1, initial=np.inf) > 0
-    fits = _fits(np.hstack((boxes[:, :2], ends)), sizes)[known]
-    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.9:
-        other = np.hstack((boxes[:, :2], boxes[:, :2] + ends if corners else boxes[:, 2:]))
-        if _fits(other, sizes)[known].mean() >= (0.95 if fits.mean() < 0.5 else 1):
-            form = "x, y, width, height" if corners else "two corners, x1, y1, x2, y2"
-            return (
-                f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if they are {form}",
-                "set data.box_format=xywh (csv, voc: correct the files)" if corners else "set data.box_format=xyxy",
-            )
-    centres = np.hstack((boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2))
-    if known.sum() >= 20 and fits.mean() < 0.9 and _fits(centres, sizes)[known].all():
-        what = (
-            f"{int((~fits).sum())} of {len(fits)} boxes leave their image, and all fit if x, y is the centre of a box"
-        )
-        return what, "subtract half of width and height"
+    known = sizes.min(axis=1, initial=np.inf) > 0
+    fits = _fits(start, start + side, sizes)[known]
+    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.9 and not (data and data.box_format == "xywh"):
+        corners = data is not None and data.has_corners
+        if corners:
+            form, remedy = "they are x, y, width, height", "set data.box_format=xywh (csv, voc: correct the files)"
+        else:
+            form = "they are two corners, x1, y1, x2, y2"
+            remedy = "set data.box_format=xyxy, or xywh where they are right as they are"
+        readings = [(form, remedy, start, start * corners + side + start * corners, 0.95 if fits.mean() < 0.5 else 1)]
+        if known.sum() >= 20:
+            form, remedy = "x, y is the centre of a box", "subtract half of width and height"
+            readings.append((form, remedy, start - side / 2, start + side / 2, 1))
+        for form, remedy, low, high, share in readings:
+            if _fits(low, high, sizes)[known].mean() >= share:
+                bad = int((~fits).sum())
+                return f"{bad} of {len(fits)} boxes leave their image or have no area, but fit if {form}", remedy
     if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
         return f"no box is left ({', '.join(causes)})", "correct the boxes, or give the right annotations"
     return None
 
 
-def _fits(corners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Whether boxes [n, 4] xyxy have an area and lie in images of `sizes` [n, 2], but for 2 px or 2 % of a side."""
+def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Whether boxes with corners [n, 2] have an area and lie in images of `sizes` [n, 2], but for 2 px or 2 % of a side."""
     slack = np.maximum(2, 0.02 * sizes)
     with np.errstate(invalid="ignore"):
-        inside = (corners[:, :2] >= -slack) & (corners[:, 2:] <= sizes + slack) & (corners[:, 2:] > corners[:, :2])
-    return np.asarray(inside.all(axis=1))
+        return np.asarray(((low >= -slack) & (high <= sizes + slack) & (high > low)).all(axis=1))
 
 
 def _read_outside(

@@ -15,7 +15,7 @@ from retina_dist.detection.doctor.data_checks import ImageCheck
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import has_corners, implausible_boxes, read_split
+from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.text import escape, pluralize
 
@@ -55,7 +55,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
             checked[split] = _read_images(part, split, config)
             splits[split] = part = checks.with_file_sizes(part, checked[split])
         findings += checks.image_findings(checked[split], split, _tolerated(config.data))
-        if problem := implausible_boxes(part, split, has_corners(config.data)):
+        if problem := implausible_boxes(part, split, config.data):
             findings.append(Finding("error", split, *problem))
         findings += checks.box_findings(part, split)
         if config.images != "decode":

@@ -63,10 +63,15 @@ class TorchDatasetConfig(DetectionData):
             )
         self.names = tuple(categories)
 
+    @property
+    def has_corners(self) -> bool:
+        """Whether boxes are read as two corners."""
+        return self.box_format != "xywh"
+
     def read(self, split: str, **options: Any) -> Annotations | None:
         """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
         reader = self.datasets.get(split)
-        return reader.annotations(self.names, self.box_format or "xyxy", **options) if reader else None
+        return reader.annotations(self.names, "xyxy" if self.has_corners else "xywh", **options) if reader else None
 
 
 class ItemReader:
@@ -82,7 +87,7 @@ class ItemReader:
                 "be read at any step."
             )
         self.dataset, self.split = dataset, split
-        self._coco: dict[str, Any] | None = None
+        self._coco: dict[Any, dict[str, Any]] = {}  # by names and form of the boxes
 
     def __str__(self) -> str:
         return f"{self.split} dataset"
@@ -103,8 +108,10 @@ class ItemReader:
                 for number, entry in enumerate(entries)
             ]
 
-        self._coco = self._coco or self._read(names, box_format)
-        return annotations_of(self._coco, self, records_of, **options)
+        key = (*names, box_format)
+        if key not in self._coco:
+            self._coco[key] = self._read(names, box_format)
+        return annotations_of(self._coco[key], self, records_of, **options)
 
     def _read(self, names: Sequence[str], box_format: str) -> dict[str, Any]:
         """The dataset as COCO ground truth; category ids are the labels."""

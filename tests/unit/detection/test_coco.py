@@ -328,6 +328,7 @@ def corners_of(box: list[float]) -> list[float]:
     [
         (OBJECTS, {}, None),
         (list(map(corners_of, OBJECTS)), {"box_format": "xyxy"}, None),
+        (list(map(corners_of, OBJECTS)), {"box_format": "xywh"}, None),  # said, so believed
         (list(map(corners_of, OBJECTS)), {}, "train: 4 of 5 boxes leave .* two corners.*; set data.box_format=xyxy"),
         (
             OBJECTS,
@@ -369,7 +370,9 @@ def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, data: di
         assert re.search("ERRORS.*" + message.split(";")[0].removeprefix("train: "), report, re.S)
     else:
         read = read_split(config, "train")
-        assert [entry["bbox"] for entry in read.coco["annotations"]] == (OBJECTS if "box_format" in data else boxes)
+        assert [entry["bbox"] for entry in read.coco["annotations"]] == (
+            OBJECTS if data.get("box_format") == "xyxy" else boxes
+        )
 
 
 @pytest.mark.parametrize(
@@ -393,6 +396,16 @@ def test_boxes_of_a_dataset_in_another_form(boxes: Any, form: str | None, messag
             read_split(data, "train")
     else:
         assert read_split(data, "train").boxes[0].tolist() == list(map(corners_of, OBJECTS))
+
+
+def test_a_dataset_is_read_again_in_another_form() -> None:
+    items = [(torch.zeros(3, 80, 100, dtype=torch.uint8), torch.tensor(OBJECTS), [0] * 5)]
+    data = TorchDatasetConfig(train=items, categories=["cat"], box_format="xywh", name="own")
+    first = read_split(data, "train")
+    data.box_format = None
+    with pytest.raises(DataError, match="data=own: train: 4 of 5 boxes leave"):
+        read_split(data, "train")
+    assert first.boxes[0].tolist() == list(map(corners_of, OBJECTS))
 
 
 NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)

@@ -214,6 +214,12 @@ def test_a_dictionary_with_scores_is_read_by_its_names(tmp_path: Path) -> None:
         settings = EvaluateConfig(results=str(tmp_path / "results.json"), annotations=str(tmp_path / "truth.json"))
         result = evaluate(settings)
         assert result.to_dict() == expected.to_dict()
+    for entry in coco["annotations"]:
+        x, y, width, height = entry["bbox"]
+        entry["bbox"] = [x, y, x + width, y + height]
+    (tmp_path / "corners.json").write_text(json.dumps(coco))
+    truth_file = {"annotations": str(tmp_path / "corners.json")}
+    assert evaluate(replace(settings, **truth_file, box_format="xyxy")).stats == expected.stats
     (tmp_path / "results.json").write_text(json.dumps({"annotations": swapped, "categories": names[:2]}))
     with pytest.raises(DataError, match=r"truth.json: 1 category name .*'newt'; rename .* \(evaluate: category_map"):
         evaluate(settings)
