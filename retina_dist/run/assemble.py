@@ -121,7 +121,6 @@ def assemble(
         owner=job.opener.owner.name,
     )
     strategy.on_main(checkpoints.claim)
-    strategy.on_main(checkpoints.check_best)
     strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data))
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:

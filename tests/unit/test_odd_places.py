@@ -149,5 +149,5 @@ def test_settings_have_no_control_characters(key: str, text: str) -> None:
 
 def test_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
-    with Owner() as owner, pytest.raises(UserError, match="cannot be written .*no regular file"):
+    with Owner() as owner, pytest.raises(UserError, match="cannot be written"):
         owner.lock(tmp_path, "output_dir")

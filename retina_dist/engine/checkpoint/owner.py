@@ -1,8 +1,8 @@
-"""One writer for each folder: a lock for processes of one file system, and an owner in the manifest of the checkpoints.
+"""One writer for each folder: a lock for processes of one file system, and `owner.json` beside the checkpoints.
 
 Two runs that start into one local folder see the same lock, and the second one is refused. Object stores have no lock, and a
-process that is suspended keeps its own: there the last one to start is the owner that the manifest names, and the checkpoint store
-of every other process stops before it writes or removes anything (see `CheckpointStore.claim`).
+process that is suspended keeps its own: there the last one to start owns the folder. It alone writes `owner.json`, once, and the
+checkpoint store of every other process stops before it writes or removes anything (see `CheckpointStore.claim`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import platform
-import stat
 import uuid
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +22,15 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import escape
 
-LOCK = "run.lock"
+LOCK, OWNER = "run.lock", "owner.json"
+
+
+def read_owner(folder: PathOrUrl, name: str = OWNER) -> Any:
+    """The process that owns a folder, as `Owner.name`; None when the file is missing or damaged."""
+    try:
+        return json.loads(read_bytes(folder / name))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
 
 
 def describe_owner(owner: Any) -> str:
@@ -62,12 +69,9 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         if descriptor is not None:
             self._locks[folder] = descriptor
         elif not is_restart:
-            try:
-                holder = json.loads(read_bytes(path))
-            except (OSError, ValueError):  # it has not written yet, or has gone
-                holder = None
+            holder = describe_owner(read_owner(folder, LOCK))
             raise ConfigError(
-                f"{key}={folder} is in use by {describe_owner(holder)}; wait until that run has ended or give another folder."
+                f"{key}={folder} is in use by {holder}; wait until that run has ended or give another folder."
             )
 
     def _locked(self, path: Path) -> int | None:
@@ -75,8 +79,6 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "this is no regular file")
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # of file systems without locks

@@ -1,4 +1,4 @@
-"""Where a run writes and where it goes on: its folder, the checkpoint that it resumes from, and what may have changed since.
+"""Where a run writes and which checkpoint it resumes from, and what may have changed since.
 
 `config` is the settings of a run, `config.run_config.RunConfig`.
 """
@@ -30,21 +30,9 @@ CHECKPOINTS = "checkpoints"
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
 RESUME_LOCKED = ("task.name", "seed", "data.batch_size", "data.shuffle", "optimizer.name", "trainer.overfit_batches")
 
-DIFF_IGNORED = (
-    "output_dir",
-    "resume",
-    "launcher",
-    "dry_run",
-    "gpu",
-    "debug",
-    "trainer.stop_after",
-    "trainer.checkpoint_dir",
-    "data.num_workers",
-    "data.root",
-    "strategy.device",
-    "strategy.timeout_s",
-    "logging.per_rank_logs",
-)
+# what a resume may change without a word: where and how long this process works
+PER_PROCESS = ("output_dir", "resume", "launcher", "dry_run", "gpu", "debug", "strategy", "logging")
+PER_PROCESS += ("trainer.stop_after", "trainer.checkpoint_dir", "data.num_workers", "data.root")
 WITHOUT_EFFECT = ("model.weights", "model.backbone_weights")  # on a resume: the checkpoint brings the weights
 
 
@@ -87,12 +75,12 @@ class RunOpener:
     def _reopen(self, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
         assert self.folder is not None
         here = replace(config, output_dir=str(self.folder))
-        _lock(self.owner, here, self.folder, is_restart=True)
+        _lock(self.owner, here, self.folder, is_restart=True)  # once: another process of this job may hold the lock
         if committed:
             return Run(self.folder, committed["step"], Path("memory"), committed)
-        run = open_run(replace(here, resume="auto"), self.owner, locked)
+        run = open_run(replace(here, resume="auto"), None, locked)
         if run.resume_step is None and config.resume not in (None, "auto"):  # nothing was saved since the first attempt
-            return open_run(here, self.owner, locked)
+            return open_run(here, None, locked)
         return run
 
 
@@ -276,7 +264,7 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
 def load_strategy_state(strategy: DistributedStrategy, run: Run) -> None:
     """Give a strategy that has a state, such as error feedback, each rank's own from the checkpoint; every rank must call it.
 
-    With another number of ranks it starts anew, and a warning says so. After `prepare`.
+    With another number of ranks it starts without one, after a warning. After `prepare`.
     """
     if run.resume_step is None or not isinstance(strategy, Stateful):
         return
@@ -285,18 +273,17 @@ def load_strategy_state(strategy: DistributedStrategy, run: Run) -> None:
         strategy.load_state_dict(states[strategy.rank])
     else:
         logger.warning(
-            f"{run.resumed_from} holds no state of {type(strategy).__name__} for {strategy.world_size} processes; it starts anew."
+            f"{run.resumed_from} holds no state of {type(strategy).__name__} for {strategy.world_size} processes"
         )
 
 
 def _log_changes(content: dict[str, Any], config: Any, now: BestMetric) -> None:
-    """Log each setting that differs from the checkpoint's, and whether the best value starts anew."""
+    """Log each setting that differs from the checkpoint's, and whether the best value restarts."""
     before = content["best"]
     if before["value"] is not None and not now.same_metric(before):
         logger.warning(
-            f"best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on: it "
-            f"starts anew, and best.pt with it; to keep it, resume with trainer.monitor={before['name']} "
-            f"trainer.monitor_mode={before['mode']}."
+            f"best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on, and best.pt with "
+            f"it; to keep it, resume with trainer.monitor={before['name']} trainer.monitor_mode={before['mode']}."
         )
     for change in changed_settings(content["config"], asdict(config)):
         ignored = change.startswith(WITHOUT_EFFECT)
@@ -308,9 +295,11 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = 
     changes = []
     for name, new in redacted_tree(now).items():  # as the settings in a checkpoint are
         key, old = f"{prefix}{name}", redacted_tree(before.get(name))
+        if key in PER_PROCESS:
+            continue
         if isinstance(new, dict) and isinstance(old, dict):
             changes += changed_settings(old, new, f"{key}.")
-        elif old != new and key not in DIFF_IGNORED:
+        elif old != new:
             changes.append(f"{key} {old} -> {new}")
     return changes
 
@@ -344,9 +333,7 @@ def _newest_folder(name: str) -> Path | None:
 def _newest_number(name: str) -> int:
     """Of the folders runs/NAME (1), runs/NAME-2 and so on that exist; 0 for none."""
     form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
-    matches = [
-        form.fullmatch(f.name) for f in Path("runs").glob("*") if f.is_dir()
-    ]  # not NAME*: a name may have brackets
+    matches = [form.fullmatch(f.name) for f in Path("runs").glob("*") if f.is_dir()]
     return max((int(match[1] or 1) for match in matches if match), default=0)
 
 

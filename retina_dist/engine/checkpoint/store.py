@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, off the training thread, and verified when read.
 
 Pure file work without a strategy: the trainer calls it on the main process only. A folder, local or behind a URL,
-holds `step_N.pt` files and `manifest.json` (step, metric, SHA-256 and second names of each). A local one also holds
-`last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
+holds `step_N.pt` files, `manifest.json` (step, metric and second names of each) and `owner.json` (who may write). A local one also
+holds `last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
 the SHA-256 of the bytes before it (a comment to zip and torch), so that it can be verified without the manifest.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retina_dist.engine.checkpoint.owner import describe_owner
+from retina_dist.engine.checkpoint.owner import OWNER, describe_owner, read_owner
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import (
@@ -46,7 +46,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 LAST, BEST = "last.pt", "best.pt"
 STEP_FILE = re.compile(r"step_(\d+)\.pt")
-LEFT_OVER = re.compile(r"(step_\d+\.pt|manifest\.json|last\.pt|best\.pt)\.tmp\d+")
+LEFT_OVER = re.compile(r"(step_\d+\.pt|manifest\.json|owner\.json|last\.pt|best\.pt)\.tmp\d+")
 
 # Types of what a run needs again; a checkpoint may lack all but the step.
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -73,10 +73,8 @@ class NewerFormat(CheckpointError):
 class CheckpointStore:
     """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `save_top_k` by `best`.
 
-    `best` ranks the values of its metric (see `BestMetric`). Checkpoints ranked by another metric are never best.pt, but are
-    kept until there is one ranked by this metric. `resumed_at` is the step that a run resumed from; its first save removes
-    later checkpoints in the folder. `owner` is `Owner.name` of this process; nothing is written or removed once another process
-    has claimed the folder.
+    `resumed_at` is the step that a run resumed from: its first save removes later checkpoints in the folder. `owner` is
+    `Owner.name` of this process; nothing is written or removed once another process has claimed the folder.
     """
 
     def __init__(
@@ -97,15 +95,19 @@ class CheckpointStore:
         self._writing: futures.Future[None] | None = None
 
     def claim(self) -> None:
-        """Write this process into the manifest as the owner of the folder, before anything else is written or removed.
+        """Make this process the owner of the folder, and its manifest end at `resumed_at`; before anything else is written.
 
-        From then on the store of any other process refuses to write here. Raises CheckpointError when the folder takes no file.
+        From then on the store of any other process refuses to write here. `best` restarts from the best checkpoint of the folder
+        unless that of `best.value` is there. Raises CheckpointError when the folder takes no file.
         """
         try:
             if isinstance(self.folder, Path) and not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
                 sync_folder(self.folder.parent)
-            self._write_manifest(self._listed())
+            write_bytes(self.folder / OWNER, json.dumps(self.owner).encode())
+            self._entries = self._held()
+            self._check_best(self._entries)
+            self._write_manifest(self._entries)
         except (OSError, UserError) as error:
             raise CheckpointError(
                 f"checkpoints cannot be written to {self.folder} ({error}); choose another trainer.checkpoint_dir."
@@ -113,28 +115,24 @@ class CheckpointStore:
 
     def _check_owner(self) -> None:
         """Raise UserError when another process has claimed the folder since this one did."""
-        with contextlib.suppress(CheckpointError):  # a manifest that is damaged or gone names no other owner
-            owner = _read_manifest(self.folder)["owner"]
-            if owner and owner != self.owner:
-                raise UserError(
-                    f"{self.folder} was taken over by {describe_owner(owner)}; this process writes nothing more."
-                )
-
-    def check_best(self) -> None:
-        """Let `best` start anew from the best checkpoint in this folder unless the folder holds that of `best.value`.
-
-        For a run that resumes in another folder, or behind a checkpoint that is gone.
-        """
-        if self.best.value is None or not self.save_top_k:
-            return
-        self._entries = self._held()
-        held = self._best(self._entries)
-        if not any(e["metric"] == self.best.value for e in held):
-            logger.warning(
-                f"{self.folder} does not hold the checkpoint with the {self.best} so far, {self.best.value:.6g}; the best starts "
-                "anew" + (f" from {held[0]['metric']:.6g}." if held else ".")
+        owner = read_owner(self.folder)
+        if owner and owner != self.owner:
+            raise UserError(
+                f"{self.folder} was taken over by {describe_owner(owner)}; this process writes nothing more."
             )
-            self.best.value, self.best.evals_since_best = held[0]["metric"] if held else None, 0
+
+    def _check_best(self, held: list[dict[str, Any]]) -> None:
+        best = self.best
+        if best.value is None:  # the run now ranks by another metric than the one it was saved with
+            for e in held:
+                e["metric"] = None
+        elif self.save_top_k and best.value not in [e["metric"] for e in held]:
+            ranked = self._best(held)
+            logger.warning(
+                f"{self.folder} does not hold the checkpoint with the {best} so far, {best.value:.6g}; the best restarts"
+                + (f" from {ranked[0]['metric']:.6g}." if ranked else ".")
+            )
+            best.value, best.evals_since_best = ranked[0]["metric"] if ranked else None, 0
 
     def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> PathOrUrl:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
@@ -172,29 +170,28 @@ class CheckpointStore:
         if self._entries is None:
             self._entries = self._held()
         there = set(names_in(self.folder))
-        file, sha256 = _file_of(step), hashlib.sha256(data).hexdigest()
-        entry = {"file": file, "step": step, "metric": metric, "sha256": sha256}
         before = [e for e in self._entries if e["step"] < step and e["file"] in there]
-        kept = self._kept([*before, entry | {"monitor": self.best.name, "mode": self.best.mode}])
-        named = {LAST: file}
-        if self.save_top_k and (best := self._best(kept)):
-            named[BEST] = str(best[0]["file"])
-        for e in kept:
-            e["names"] = [alias for alias, target in named.items() if target == e["file"]]
+        kept = self._kept([*before, {"file": _file_of(step), "step": step, "metric": metric}])
         self._check_owner()
-        write_bytes(self._free(file), data)
+        write_bytes(self.folder / _file_of(step), data)
         self._check_owner()
-        self._write_manifest(kept)
+        named = self._write_manifest(kept)
         self._entries = kept
         if isinstance(self.folder, Path):
             for alias, target in named.items():
-                _link(self.folder / target, self._free(alias))  # type: ignore[arg-type]
+                _link(self.folder / target, self.folder / alias)
             if BEST not in named:  # what has this name is the best of another metric
-                self._free(BEST).unlink(missing_ok=True)  # type: ignore[call-arg]
+                (self.folder / BEST).unlink(missing_ok=True)
 
-    def _write_manifest(self, entries: list[dict[str, Any]]) -> None:
-        text = json.dumps({"owner": self.owner, "checkpoints": entries}, indent=1) + "\n"
-        write_bytes(self._free(MANIFEST), text.encode())
+    def _write_manifest(self, entries: list[dict[str, Any]]) -> dict[str, str]:
+        """Write the manifest, and return the file of each second name."""
+        named = {LAST: entries[-1]["file"]} if entries else {}
+        if self.save_top_k and (best := self._best(entries)):
+            named[BEST] = best[0]["file"]
+        for e in entries:
+            e["names"] = [alias for alias, target in named.items() if target == e["file"]]
+        write_bytes(self.folder / MANIFEST, f"{json.dumps(entries, indent=1)}\n".encode())
+        return named
 
     def _tidy(self) -> None:
         """Remove the checkpoints that the manifest no longer names, and what a killed process left half written."""
@@ -205,56 +202,33 @@ class CheckpointStore:
                     (self.folder / name).unlink()
 
     def _held(self) -> list[dict[str, Any]]:
-        """The checkpoints that the folder holds up to where this run began."""
-        entries = [e for e in self._listed() if self.resumed_at is None or e["step"] <= self.resumed_at]
-        for e in entries:
-            if e["step"] == self.resumed_at:  # after a crash between file and manifest the file is newer than its entry
-                with contextlib.suppress(CheckpointError):
-                    e |= self._entry_of(e["file"])
-        return entries
-
-    def _listed(self) -> list[dict[str, Any]]:
-        """The checkpoints of the manifest, or else the sound files."""
-        try:
-            return read_manifest(self.folder)
-        except CheckpointError:
-            entries = []
-            for _, name in _step_files(self.folder):
-                with contextlib.suppress(CheckpointError):
-                    entries.append(self._entry_of(name))
-            return entries
-
-    def _entry_of(self, file: str) -> dict[str, Any]:
-        content, sha256 = _read(self.folder / file)
-        best = content.get("best")
-        named = {"monitor": best.get("name"), "mode": best.get("mode")} if isinstance(best, dict) else {}
-        return {"file": file, "step": content["step"], "sha256": sha256, "metric": content.get("metric"), **named}
-
-    def _free(self, name: str) -> PathOrUrl:
-        """The place of a file to write; a folder that has its name is renamed."""
-        path = self.folder / name
-        if isinstance(path, Path) and path.is_dir():
-            path.rename(path.with_name(f"{name}.damaged"))
-        return path
+        """The checkpoints up to where this run began: of the manifest, or else the sound files."""
+        files = [name for _, name in _step_files(self.folder)]
+        entries = {}
+        with contextlib.suppress(CheckpointError):
+            entries = {e["file"]: e for e in read_manifest(self.folder)}
+            # after a crash between file and manifest the file is newer than its entry
+            files = [e["file"] for e in entries.values() if e["step"] == self.resumed_at]
+        for file in files:
+            with contextlib.suppress(CheckpointError):
+                content = load_checkpoint(self.folder / file)
+                same = self.best.same_metric(content.get("best", {}))
+                entries[file] = {
+                    "file": file,
+                    "step": content["step"],
+                    "metric": content.get("metric") if same else None,
+                }
+        return [e for e in entries.values() if self.resumed_at is None or e["step"] <= self.resumed_at]
 
     def _kept(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        others = [e for e in entries if e["metric"] is not None]
-        others.sort(key=lambda e: BestMetric(e.get("monitor"), e.get("mode")).rank(e["metric"]))
-        top = self._best(entries) or others
-        chosen = {e["step"] for e in entries[-self.keep_last :] + top[: self.save_top_k]}
+        chosen = {e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]}
         return [e for e in entries if e["step"] in chosen]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Entries with a value of the monitored metric, best first; the earlier one wins a tie.
-
-        An entry that names no metric is of the run's only one.
-        """
-
-        def comparable(e: dict[str, Any]) -> bool:
-            return self.best.same_metric({"name": e["monitor"], "mode": e["mode"]} if e.get("monitor") else {})
-
-        ranked = [e for e in entries if e["metric"] is not None and comparable(e)]
-        return sorted(ranked, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
+        """Entries with a metric, best first; the earlier one wins a tie."""
+        return sorted(
+            (e for e in entries if e["metric"] is not None), key=lambda e: (self.best.rank(e["metric"]), e["step"])
+        )
 
 
 def write_checkpoint(target: PathOrUrl, content: dict[str, Any]) -> None:
@@ -267,25 +241,16 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
 
     Raises CheckpointError when it is damaged, or missing while there are checkpoints.
     """
-    checkpoints: list[dict[str, Any]] = _read_manifest(folder)["checkpoints"]
-    return checkpoints
-
-
-def _read_manifest(folder: PathOrUrl) -> dict[str, Any]:
     try:
-        manifest = json.loads(read_bytes(folder / MANIFEST))
-        if isinstance(manifest, list):  # of version 0.1
-            manifest = {"owner": None, "checkpoints": manifest}
-        for e in manifest["checkpoints"]:
-            if STEP_FILE.fullmatch(e["file"]) is None or e["file"] != _file_of(e["step"]):
+        entries = json.loads(read_bytes(folder / MANIFEST))
+        for e in entries:
+            if e["file"] != _file_of(e["step"]) or not isinstance(e["metric"], (float, int, type(None))):
                 raise ValueError(f"an entry is {e}")
-            if not isinstance(e["metric"], (float, int, type(None))):
-                raise ValueError(f"a metric is {e['metric']!r}")
-        return {"owner": manifest["owner"], "checkpoints": sorted(manifest["checkpoints"], key=lambda e: e["step"])}
+        return sorted(entries, key=lambda e: int(e["step"]))
     except FileNotFoundError as error:
         if _step_files(folder):
             raise CheckpointError(f"{folder / MANIFEST} is missing; name a checkpoint file by its path.") from error
-        return {"owner": None, "checkpoints": []}
+        return []
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
@@ -310,37 +275,24 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
     names = dict.fromkeys([e["file"] for e in reversed(entries)] + [name for _, name in reversed(_step_files(folder))])
     for name in names:
         try:
-            return folder / name, _read(folder / name)[0]
+            return folder / name, load_checkpoint(folder / name)
         except NewerFormat:
             raise
         except CheckpointError as error:
             logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
     if names:
-        raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start anew with resume=null.")
+        raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start a new run with resume=null.")
     return None
 
 
 def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
 
-    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
+    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest. Raises CheckpointError unless the file is
+    sealed, of our format and of values of the right types.
     """
-    return _read(located(source))[0]
-
-
-def located(source: str | PathOrUrl) -> PathOrUrl:
-    """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
-    source = parse_path(source)
-    if isinstance(source, Url) and source.name in (LAST, BEST):
-        with contextlib.suppress(CheckpointError):
-            entries = read_manifest(source.parent)
-            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
-    return source
-
-
-def _read(source: PathOrUrl) -> tuple[dict[str, Any], str]:
-    """Content and SHA-256 of a file; CheckpointError unless it is sealed, of our format and of values of the right types."""
-    content, sha256 = load_torch(source)
+    source = located(source)
+    content: Any = load_torch(source)[0]
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointError(
             f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
@@ -357,7 +309,17 @@ def _read(source: PathOrUrl) -> tuple[dict[str, Any], str]:
     name = STEP_FILE.fullmatch(source.name)
     if name and int(name[1]) != content["step"]:
         raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
-    return content, sha256
+    return content
+
+
+def located(source: str | PathOrUrl) -> PathOrUrl:
+    """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
+    source = parse_path(source)
+    if isinstance(source, Url) and source.name in (LAST, BEST):
+        with contextlib.suppress(CheckpointError):
+            entries = read_manifest(source.parent)
+            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+    return source
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

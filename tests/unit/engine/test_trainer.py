@@ -272,6 +272,7 @@ def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
         one = trainer(tmp_path, stop_after=stop, validate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
         if (tmp_path / "last.pt").exists():
             one.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
+            one.checkpointer.store.claim()
         one.fit()
         assert one.state.best.value == best
         assert load_checkpoint(tmp_path / "best.pt")["step"] == step

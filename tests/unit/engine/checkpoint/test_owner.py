@@ -17,12 +17,14 @@ import torch
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
-from retina_dist.engine.checkpoint.resume import next_folder, open_run
+from retina_dist.engine.checkpoint.resume import RunOpener, next_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import PathOrUrl, names_in, parse_path
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 FORK = multiprocessing.get_context("fork")
 
@@ -162,14 +164,32 @@ def test_a_data_worker_that_outlives_its_run_holds_nothing() -> None:
         owner.lock(Path("run"), "output_dir")
 
 
-def test_a_restart_of_the_same_job_is_not_refused() -> None:
-    process = holding("run", stays=True)
-    assert other_process(lambda: Owner().lock(Path("run"), "output_dir", is_restart=True)) is None
+def test_a_restart_is_not_refused_by_its_own_job() -> None:
+    """The process that was rank 0 before still holds the lock."""
+    process = holding("mine", stays=True)
+    opener = RunOpener(Owner())
+    opener.folder = Path("mine")
+    run = opener.open(settings(output_dir="mine"), SingleDeviceStrategy("cpu"), frozenset(), None)
+    assert (run.folder, run.resume_step) == (Path("mine"), None)
     process.kill()
     process.join(20)
 
 
-# the owner in the manifest
+def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_named() -> None:
+    config = settings(output_dir="mine", resume="mine/checkpoints/step_00000001.pt")
+    before = CheckpointStore("mine/checkpoints", keep_last=3)
+    for step in (1, 2, 3):
+        before.save({"config": asdict(config)}, step)
+    before.wait()
+    with Owner() as owner:
+        opener = RunOpener(owner)
+        for _ in range(2):
+            run = opener.open(config, SingleDeviceStrategy("cpu"), frozenset(), None)
+            assert run.resume_step == 1
+            CheckpointStore("mine/checkpoints", resumed_at=run.resume_step, owner=owner.name).claim()
+
+
+# the owner of the checkpoints
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -204,34 +224,32 @@ def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: PathOrUrl) 
     assert newest[1]["step"] == 3
 
 
-def test_one_that_loses_the_folder_while_it_writes_removes_nothing(
+def test_one_that_was_suspended_while_it_wrote_removes_nothing_of_the_new_owner(
     folder: PathOrUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former = store_of(folder)
+    """It wakes up after its last look at the owner, and writes its manifest over the new one."""
+    former, now = store_of(folder), store_of(folder, 1)
     former.claim()
     former.save({"w": torch.ones(1)}, 1)
     former.wait()
-    replace_files = CheckpointStore._replace
+    original = store.write_bytes
 
-    def taken_meanwhile(self: CheckpointStore, *arguments: Any) -> Any:
-        kept = replace_files(self, *arguments)
-        store_of(folder, 1).claim()
-        return kept
+    def suspended(target: PathOrUrl, data: bytes) -> None:
+        if target.name == "manifest.json":
+            monkeypatch.undo()
+            now.claim()
+            now.save({"w": torch.ones(1)}, 3)
+            now.wait()
+        original(target, data)
 
-    monkeypatch.setattr(CheckpointStore, "_replace", taken_meanwhile)
+    monkeypatch.setattr(store, "write_bytes", suspended)
     former.save({"w": torch.ones(1)}, 2)
-    with pytest.raises(CheckpointError, match="taken over"):
+    with pytest.raises(CheckpointError, match="step 2 was not saved"):
         former.wait()
-    assert {"step_00000001.pt", "step_00000002.pt"} <= {*names_in(folder)}
-
-
-def test_a_manifest_that_is_gone_is_written_again(folder: PathOrUrl) -> None:
-    store = store_of(folder)
-    store.claim()
-    (folder / "manifest.json").unlink()
-    store.save({"w": torch.ones(1)}, 1)
-    store.wait()
-    assert [e["step"] for e in read_manifest(folder)] == [1]
+    assert "step_00000003.pt" in names_in(folder)
+    now.save({"w": torch.ones(1)}, 4)
+    now.wait()
+    assert [e["step"] for e in read_manifest(folder)] == [4]
 
 
 # in a training

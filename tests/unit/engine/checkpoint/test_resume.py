@@ -81,19 +81,6 @@ def test_auto_takes_the_newest_or_starts_fresh() -> None:
     assert open_run(settings("resume=auto", "output_dir=other")).resume_step is None
 
 
-def test_a_damaged_newest_is_reported_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    save("mine", 1, 2)
-    Path("mine/checkpoints/step_00000002.pt").write_bytes(b"torn")
-    assert open_run(settings("resume=auto", "output_dir=mine")).resume_step == 1
-    assert "step_00000002.pt cannot be read" in caplog.messages[0]
-    assert open_run(settings("resume=mine")).resume_step == 1
-    with pytest.raises(CheckpointError, match="step_00000002.pt cannot be read"):  # asked for by name
-        open_run(settings("resume=mine/checkpoints/step_00000002.pt"))
-    Path("mine/checkpoints/step_00000001.pt").unlink()
-    with pytest.raises(CheckpointError, match="every checkpoint in mine/checkpoints is damaged or missing"):
-        open_run(settings("resume=auto", "output_dir=mine"))
-
-
 def test_a_named_checkpoint_or_run_folder() -> None:
     save("mine", 1, 2)
     assert open_run(settings("resume=mine/checkpoints/step_00000001.pt")).resume_step == 1
@@ -276,5 +263,5 @@ def test_each_rank_gets_its_own_state_of_the_strategy_back(
         return getattr(strategy, "loaded", None)
 
     assert on_ranks(world_size, load, Remembering) == loaded
-    anew = "mine/step_3.pt holds no state of Remembering for 3 processes; it starts anew."
-    assert set(caplog.messages) == ({anew} if world_size == 3 else set())
+    warning = "mine/step_3.pt holds no state of Remembering for 3 processes"
+    assert set(caplog.messages) == ({warning} if world_size == 3 else set())

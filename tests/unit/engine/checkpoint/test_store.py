@@ -6,11 +6,8 @@ import contextlib
 import json
 import os
 import pickle
-import subprocess
-import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +38,7 @@ def steps_in(folder: PathOrUrl) -> list[str]:
 
 
 def manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
-    return json.loads((folder / "manifest.json").read_bytes())["checkpoints"]
+    return json.loads((folder / "manifest.json").read_bytes())
 
 
 def value_of(path: Any) -> float:
@@ -54,7 +51,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PathOrUrl:
 
 
 def test_round_trip(folder: PathOrUrl) -> None:
-    path = save(CheckpointStore(folder), content(2.0), step=5)
+    path = save(CheckpointStore(folder), content(2.0), 5, 0.25)
+    names = ["last.pt", "best.pt"]
+    assert manifest(folder) == [{"file": "step_00000005.pt", "step": 5, "metric": 0.25, "names": names}]
+    if isinstance(path, Path):
+        assert torch.load(path, weights_only=True)["step"] == 5  # as any torch reads it
     assert load_checkpoint(path)["model"]["w"].tolist() == [2.0] * 3
     newest = load_latest(folder)
     assert newest is not None
@@ -78,7 +79,7 @@ def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
 
 def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: PathOrUrl, tmp_path: Path) -> None:
     CheckpointStore(folder / "new").claim()
-    assert names_in(folder / "new") == ["manifest.json"]
+    assert names_in(folder / "new") == ["manifest.json", "owner.json"]
     assert load_latest(folder / "new") is None
     (tmp_path / "file").touch()
     for refusing in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), Path("/proc/checkpoints")):
@@ -89,30 +90,17 @@ def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: Path
 
 
 def test_best_is_never_the_best_of_another_metric(folder: PathOrUrl) -> None:
-    ap, loss = BestMetric("coco/AP"), BestMetric("val/loss")
-    first = CheckpointStore(folder, best=ap)
-    for step, metric in ((1, 0.9), (2, 0.5)):
-        save(first, content(step), step, metric)
-    second = CheckpointStore(folder, best=loss, resumed_at=2)
-    save(second, content(3), 3)
-    assert steps_in(folder) == ["step_00000001.pt", "step_00000003.pt"]  # 1 in case that the change was a mistake
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
-        value_of(folder / "best.pt")
-    for step, metric in ((4, 1.5), (5, 1.2), (6, 1.4)):
-        save(second, content(step), step, metric)
-    assert value_of(folder / "best.pt") == 5
-    assert steps_in(folder) == ["step_00000005.pt", "step_00000006.pt"]
-    save(CheckpointStore(folder, best=BestMetric("val/loss", "max"), resumed_at=6), content(7), 7, 0.1)
-    assert value_of(folder / "best.pt") == 7
-
-
-def test_without_best_checkpoints_there_is_no_best(folder: PathOrUrl) -> None:
-    store = CheckpointStore(folder, save_top_k=0)
-    for step, metric in ((1, 0.9), (2, 0.5), (3, 0.4)):
+    save(CheckpointStore(folder, best=BestMetric("coco/AP")), content(1), 1, 0.9)
+    store = CheckpointStore(folder, best=BestMetric("val/loss"), resumed_at=1)
+    store.claim()
+    for step, metric, best in ((2, None, None), (3, 1.5, 3), (4, 1.2, 4), (5, 1.4, 4)):
         save(store, content(step), step, metric)
-    assert steps_in(folder) == ["step_00000003.pt"]
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
-        value_of(folder / "best.pt")
+        if best:
+            assert value_of(folder / "best.pt") == best
+        else:
+            with pytest.raises(CheckpointError, match=r"no checkpoint .*best\.pt"):
+                value_of(folder / "best.pt")
+    assert steps_in(folder) == ["step_00000004.pt", "step_00000005.pt"]
 
 
 def test_the_best_value_is_that_of_a_file_in_the_folder(folder: PathOrUrl, said: list[str]) -> None:
@@ -123,7 +111,7 @@ def test_the_best_value_is_that_of_a_file_in_the_folder(folder: PathOrUrl, said:
     def resumed(where: PathOrUrl, value: float) -> tuple[float | None, int]:
         best = BestMetric("coco/AP")
         best.value, best.evals_since_best = value, 2
-        CheckpointStore(where, best=best, resumed_at=2).check_best()
+        CheckpointStore(where, best=best, resumed_at=2).claim()
         return best.value, best.evals_since_best
 
     assert resumed(folder, 0.5) == (0.5, 2)
@@ -142,12 +130,16 @@ def test_the_metric_of_each_file_is_known_without_a_manifest(folder: PathOrUrl) 
     assert value_of(folder / "best.pt") == 2
 
 
-def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: PathOrUrl, said: list[str]) -> None:
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()])
+def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(
+    folder: PathOrUrl, damage: Any, said: list[str]
+) -> None:
     first = CheckpointStore(folder, keep_last=2, save_top_k=1)
     save(first, content(100), 100, 0.5)
     damaged = save(first, content(200), 200, 0.9)
-    damaged.write_bytes(damaged.read_bytes()[:-9])
+    damage(damaged)
     newest = load_latest(folder)
+    assert ["step_00000200.pt" in words for words in said] == [True]
     assert newest is not None
     second = CheckpointStore(folder, keep_last=2, save_top_k=1, resumed_at=newest[1]["step"])
     save(second, content(300), 300, 0.4)  # at another rhythm: nothing is written at 200
@@ -158,79 +150,9 @@ def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(folder: PathOr
     assert said == []
 
 
-def as_a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-    (path / "something").touch()
-
-
-DAMAGE = {
-    "flip": lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" + path.read_bytes()[101:]),
-    "flip in the seal": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
-    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "cut the seal": lambda path: path.write_bytes(path.read_bytes()[: -checkpoint.SEAL_LENGTH]),
-    "empty": lambda path: path.write_bytes(b""),
-    "remove": Path.unlink,
-    "folder": as_a_folder,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("with_manifest", [True, False])
-def test_a_damaged_newest_is_reported_and_the_one_before_is_used(
-    tmp_path: Path, damage: str, with_manifest: bool, said: list[str]
-) -> None:
-    store = CheckpointStore(tmp_path, keep_last=2)
-    first, second = save(store, content(1), 1), save(store, content(2), 2)
-    DAMAGE[damage](second)
-    if not with_manifest:
-        (tmp_path / "manifest.json").unlink()
-    assert load_latest(tmp_path)[0] == first
-    assert [second.name in text for text in said] == [True] if with_manifest else said
-    with pytest.raises(CheckpointError, match=second.name):
-        load_checkpoint(second)
-    going_on = CheckpointStore(tmp_path, keep_last=2, resumed_at=1)
-    assert value_of(save(going_on, content(3), 2)) == 3
-    assert [(e["step"], e["names"]) for e in manifest(tmp_path)] == [
-        (1, []),
-        (2, ["last.pt"]),
-    ]
-
-
-def test_a_file_that_may_not_be_read_is_reported_and_the_one_before_is_used(said: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        folder.chmod(0o755)
-        store = CheckpointStore(folder, keep_last=2)
-        first, second = save(store, content(1), 1), save(store, content(2), 2)
-        second.chmod(0)
-        said.clear()
-        with as_nobody():
-            assert load_latest(folder)[0] == first
-            assert len(said) == 1
-            assert "step_00000002.pt cannot be read" in said[0]
-        (folder / "manifest.json").chmod(0)
-        with as_nobody():
-            assert load_latest(folder)[0] == first
-        assert "manifest.json cannot be read" in said[1]
-
-
-@contextlib.contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may read everything."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{", "null", "[1]", "{}", '[{"file": "../x"}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
+    [None, "{", "null", "[1]", '[{"file": "../x", "step": 1}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
 )
 def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: str | bytes | None, said: list[str]) -> None:
     store = CheckpointStore(folder, keep_last=2)
@@ -248,26 +170,11 @@ def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: str | byt
     assert value_of(folder / "best.pt") == 1  # the metrics were read from the files
 
 
-def test_a_file_under_the_name_of_another_is_refused(folder: PathOrUrl) -> None:
-    store = CheckpointStore(folder, keep_last=2)
-    first, second = save(store, content(1), 1), save(store, content(2), 2)
-    a, b = first.read_bytes(), second.read_bytes()
-    first.write_bytes(b)
-    second.write_bytes(a)
-    with pytest.raises(CheckpointError, match="damaged"):
-        load_checkpoint(second)
-    with pytest.raises(CheckpointError, match="every checkpoint"):
-        load_latest(folder)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="is the checkpoint of step 1"):
-        load_checkpoint(second)
-
-
 @pytest.mark.parametrize("step", [5, 6])
 def test_a_crash_between_file_and_manifest_loses_nothing(
     folder: PathOrUrl, step: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    """Also where the only checkpoint is written anew, as by a run that was stopped before its validation."""
+    """Also where the only checkpoint is written again, as by a run that was stopped before its validation."""
     save(CheckpointStore(folder), content(1), 5)
     original = checkpoint.write_bytes
 
@@ -290,10 +197,6 @@ def test_a_crash_between_file_and_manifest_loses_nothing(
     assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
     with contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError):  # the metric is that of the file
         assert load_checkpoint(folder / "best.pt")["step"] == 5
-
-
-def sha256_of(path: Path) -> str:
-    return subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout[:64]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +244,8 @@ def test_file_and_folder_are_flushed_before_anything_older_goes(
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
-    tmp_path.joinpath("step_00000009.pt.tmp77").write_bytes(b"half")
+    for name in ("step_00000009.pt.tmp77", "owner.json.tmp77"):
+        tmp_path.joinpath(name).write_bytes(b"half")
     tmp_path.joinpath("notes.tmp77").write_bytes(b"the user's")
     save(CheckpointStore(tmp_path), content(), 1)
     assert [name for name in names_in(tmp_path) if "tmp" in name] == ["notes.tmp77"]
@@ -386,21 +290,6 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytes
     assert found["random"]["tuple"] == (1, [2])
     assert found["model"]._metadata == shared._metadata  # versions, by which load_state_dict knows old layouts
     assert threading.current_thread().name not in gate.threads
-
-
-def test_one_write_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
-    store = CheckpointStore(tmp_path)
-    store.save(content(1), 1)
-    second = threading.Thread(target=lambda: store.save(content(2), 2))
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()
-    gate.opened.set()
-    second.join(20)
-    store.wait()
-    assert value_of(tmp_path / "last.pt") == 2
-    assert len(gate.threads) == 1
 
 
 @pytest.mark.parametrize("by", ["save", "wait"])
@@ -476,16 +365,6 @@ def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monk
         save(CheckpointStore(tmp_path, keep_last=2), content(2), 2)
     with pytest.raises(CheckpointError, match="format 2, newer than 1; upgrade"):
         load_latest(tmp_path)
-
-
-def test_the_manifest_names_step_metric_and_digest(folder: PathOrUrl) -> None:
-    path = save(CheckpointStore(folder), content(), 7, 0.25)
-    (entry,) = manifest(folder)
-    assert (entry["step"], entry["metric"], entry["file"]) == (7, 0.25, "step_00000007.pt")
-    assert entry["names"] == ["last.pt", "best.pt"]
-    if isinstance(path, Path):
-        assert entry["sha256"] == sha256_of(path)  # as any tool finds it
-        assert torch.load(path, weights_only=True)["step"] == 7  # as any torch reads it
 
 
 def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
