@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +104,16 @@ class Exporter:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporters' notes to their own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)
 
 
 def _versions() -> dict[str, str | None]:
     """Versions of the packages that write an exported file; None for a package that is not installed."""
-    return {"retina_dist": __version__} | {p: _version(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    installed = {package.name: package.version for package in distributions()}
+    return {"retina_dist": __version__} | {p: installed.get(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}

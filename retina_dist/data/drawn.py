@@ -62,6 +62,10 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, othe
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
 # Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there are four.
 REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}
+CROSS = [
+    *((0.3, 0.3), (0.3, 0.95), (-0.3, 0.95), (-0.3, 0.3), (-0.95, 0.3), (-0.95, -0.3)),
+    *((-0.3, -0.3), (-0.3, -0.95), (0.3, -0.95), (0.3, -0.3), (0.95, -0.3), (0.95, 0.3)),
+]
 
 
 def coverage(
@@ -86,13 +90,7 @@ def coverage(
 def outline(kind: str) -> list[tuple[float, float]]:
     """The corners of a shape of radius 1 around the origin."""
     if kind == "cross":
-        arm, half = 0.95, 0.3
-        quarter = [(half, half), (half, arm), (-half, arm)]  # the rest by turning it
-        corners = []
-        for _ in range(4):
-            corners += quarter
-            quarter = [(-y, x) for x, y in quarter]
-        return corners
+        return CROSS
     count, radii = REGULAR[kind]
     turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
     return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]
