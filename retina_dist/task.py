@@ -26,10 +26,6 @@ Validator = Callable[[nn.Module], dict[str, float]]
 class TaskData(Protocol):
     """The batches of one rank, a pure function of the optimizer step."""
 
-    @property
-    def num_train_shapes(self) -> int:
-        """How many shapes a training batch can have; torch.compile makes a graph for each."""
-
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[TrainBatch]]:
         """The micro-batches of each step from `start` up to `stop`."""
 

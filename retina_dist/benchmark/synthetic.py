@@ -57,7 +57,7 @@ def measure(
         plan = build_plan(config, task.num_images, strategy.world_size)
         data = strategy.run_collectively(task.build_data)
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
-        state = build_state(config, task.build_model(), strategy, num_shapes=data.num_train_shapes)
+        state = build_state(config, task.build_model(), strategy)
         train_step = build_train_step(config, state, plan, strategy)
 
         def repeat(count: int) -> None:

@@ -13,7 +13,6 @@ from typing_extensions import Self
 
 from retina_dist.data.loading import BatchSource, read_batches, start_fork_server
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
-from retina_dist.errors import ConfigError
 
 
 class TensorBatch:
@@ -72,29 +71,17 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         num_workers: int,
         pin_memory: bool,
     ) -> None:
-        self._train, self._val = train, val
+        if train is not None:
+            self.train_dataset, self.train_sampler = train
+        self._val = val
         self._num_workers, self._pin_memory = num_workers, pin_memory
         if num_workers:
             for dataset in {type(pair[0]) for pair in (train, val) if pair}:
                 start_fork_server(dataset.__module__)
 
     @property
-    def train_dataset(self) -> AnyDataset:
-        return self._training()[0]
-
-    @property
-    def train_sampler(self) -> TrainSampler:
-        return self._training()[1]
-
-    @property
     def steps_per_epoch(self) -> int:
         return self.train_sampler.steps_per_epoch
-
-    def num_fillings(self, skips: bool) -> int:
-        """1 or 2: training batches that are full, or have fillers, or both, as where bad images are skipped."""
-        sampler = self.train_sampler
-        specs = [spec for step in (0, sampler.steps_per_epoch - 1) for spec in sampler.step(step)]
-        return 2 if skips else len({len(spec.indices) < spec.size for spec in specs})
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""
@@ -105,8 +92,8 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
 
         Closing the iterator early stops the workers.
         """
-        dataset, sampler = self._training()
-        batches = self._read(dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
+        sampler = self.train_sampler
+        batches = self._read(self.train_dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
         try:
             for step in range(start, stop):
                 yield list(islice(batches, sampler.num_micro_batches(step)))
@@ -115,14 +102,8 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
 
     def val_batches(self) -> Iterator[AnyBatch]:
         """This rank's share of the validation images, each image once over all ranks; possibly nothing."""
-        if self._val is None:
-            raise ConfigError("the data has no validation split; set one, or switch evaluation off.")
+        assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
-
-    def _training(self) -> tuple[AnyDataset, TrainSampler]:
-        if self._train is None:
-            raise ConfigError("the data has no training split; set one, or only evaluate.")
-        return self._train
 
     def _read(self, dataset: AnyDataset, specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:
         return read_batches(dataset, specs, num_workers=self._num_workers, pin_memory=self._pin_memory)

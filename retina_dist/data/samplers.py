@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from retina_dist.data.canvases import Buckets, IntArray
-from retina_dist.errors import ConfigError
 from retina_dist.seeding import derived_seed
 
 
@@ -52,8 +51,6 @@ class TrainSampler:
         shuffle: bool = True,
         min_sizes: Sequence[int] | None = None,
     ) -> None:
-        _check_counts(batch_size=batch_size, accumulate=accumulate)
-        _check_rank(rank, world_size)
         self.buckets = buckets
         self.batch_size = batch_size
         self.accumulate = accumulate
@@ -115,8 +112,6 @@ class EvalSampler:
     """
 
     def __init__(self, *, buckets: Buckets, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        _check_counts(batch_size=batch_size)
-        _check_rank(rank, world_size)
         self.buckets = buckets
         self.batch_size = batch_size
         self.rank, self.world_size = rank, world_size
@@ -164,14 +159,3 @@ def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | Non
 
 def _cut(images: IntArray, batch_size: int) -> list[IntArray]:
     return [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} is not possible; use a whole number of at least 1.")
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} is not below world_size={world_size}; ranks count from 0.")

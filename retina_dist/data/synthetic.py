@@ -48,7 +48,6 @@ class SyntheticData(Generic[AnyBatch]):
             )
         images = np.arange(batch_size) % num_images
         slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)]
-        self.num_train_shapes = len({len(slot) for slot in slots})
         self.batches = [make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots]
 
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:

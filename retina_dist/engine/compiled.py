@@ -12,10 +12,13 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 
-def compile_model(model: nn.Module, num_shapes: int, **options: Any) -> None:
-    """Compile the passes of `model` that train it, for `num_shapes` shapes; warns once when there are more.
+MOST_SHAPES = 2000  # far above what the batches of a data set have
 
-    Those shapes, and passes in evaluation mode or without gradients, run eagerly. `options` are torch.compile's.
+
+def compile_model(model: nn.Module, num_shapes: int = MOST_SHAPES, **options: Any) -> None:
+    """Compile the passes of `model` that train it, a graph for each shape; warns once when there are more than `num_shapes`.
+
+    Further shapes, and passes in evaluation mode or without gradients, run eagerly. `options` are torch.compile's.
     """
     # The graphs of all models of one class count together, each limit in its own way.
     torch._dynamo.config.recompile_limit += num_shapes

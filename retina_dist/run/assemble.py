@@ -104,10 +104,7 @@ def assemble(
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
-    num_shapes = data.num_train_shapes if config.trainer.compile else 0
-    if num_shapes:
-        logger.info(f"trainer.compile: a graph for each shape of a batch, of which there can be {num_shapes}")
-    state = build_state(config, model, strategy, best if task.validates else None, num_shapes=num_shapes)
+    state = build_state(config, model, strategy, best if task.validates else None)
     position = data.position(run.resume_step or 0)
     if strategy.on_main(lambda: restore(state, run, config, plan, images=task.fingerprint(), position=position)):
         return None

@@ -114,10 +114,8 @@ def build_state(
     model: torch.nn.Module,
     strategy: DistributedStrategy,
     best: BestMetric | None = None,
-    *,
-    num_shapes: int = 1,
 ) -> TrainState:
-    """Model, optimizer, scaler and average on the strategy's device. `num_shapes` of batches are compiled for, if any."""
+    """Model, optimizer, scaler and average on the strategy's device."""
     trainer = config.trainer
     layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
     device = strategy.device
@@ -126,7 +124,7 @@ def build_state(
     scaler = make_scaler(device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     if trainer.compile:
-        compile_model(model, num_shapes)
+        compile_model(model)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 

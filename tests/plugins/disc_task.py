@@ -54,8 +54,6 @@ def draw(indices: Sequence[int], weight: float = 1.0) -> DiscBatch:
 
 
 class DiscBatches:
-    num_train_shapes = 1
-
     def __init__(self, sampler: TrainSampler) -> None:
         self.sampler, self.position = sampler, sampler.position
 

@@ -172,13 +172,6 @@ class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):
             validation = (ClassificationDataset(val, settings, train=False), val_sampler)
         super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=pin_memory)
 
-    @property
-    def num_train_shapes(self) -> int:
-        """How many shapes this rank's training batches can have: crop sizes, with and without fillers."""
-        settings = self.settings
-        sizes = {settings.size_at(epoch) for epoch in range(settings.growth[1] + 1)} | {settings.image_size}
-        return len(sizes) * self.num_fillings(settings.bad_images == "skip")
-
 
 def _one_bucket(count: int, size: int) -> Buckets:
     """All images on one square canvas."""

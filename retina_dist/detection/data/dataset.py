@@ -16,10 +16,9 @@ from retina_dist.data.dataset import NOTHING, Contents, ImageDataset
 from retina_dist.data.module import DataModule
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import Sample, blank_images, collate, copy_to_canvas, filler, padded_rows
+from retina_dist.detection.data.collate import Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from retina_dist.detection.readers.coco import Annotations
@@ -52,11 +51,6 @@ class DetectionDataset(ImageDataset[Batch]):
     def sizes(self) -> np.ndarray:
         """[N, 2] (height, width) of the images as annotated."""
         return self.annotated.numpy()
-
-    @property
-    def most_boxes(self) -> int:
-        """Of one image."""
-        return int(self._ends.diff().max())
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
@@ -104,8 +98,6 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         world_size: int = 1,
         device: torch.device = CPU,
     ) -> None:
-        if settings.num_workers < 0:
-            raise ConfigError(f"num_workers={settings.num_workers} is negative; use 0 to read in the main process.")
         training, validation = None, None
         reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images}
         reading |= {"max_pixels": settings.max_pixels, "cache": settings.cache}
@@ -126,14 +118,6 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
             buckets = _buckets(settings, val_dataset, [settings.val_min_size or max(settings.min_sizes)])
             validation = (val_dataset, EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks))
         super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=device.type == "cuda")
-
-    @property
-    def num_train_shapes(self) -> int:
-        """How many shapes this rank's training batches can have: canvases x rows of boxes, with and without fillers."""
-        dataset = self.train_dataset
-        rows = {padded_rows(count) for count in range(dataset.most_boxes + 1)}
-        canvases = self.train_sampler.buckets.all_canvases()
-        return len(canvases) * len(rows) * self.num_fillings(dataset.on_bad_image == "skip")
 
 
 def _buckets(settings: DetectionData, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:

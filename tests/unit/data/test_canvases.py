@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retina_dist.data.canvases import make_buckets, resized_size
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 
 SIZES = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=30)
 
@@ -95,7 +95,3 @@ def test_padding_on_real_coco_sizes_is_small(real_data):
 def test_errors_name_the_remedy():
     with pytest.raises(DataError, match="no images"):
         make_buckets([], min_sizes=[800], max_size=1333)
-    with pytest.raises(ConfigError, match="num_buckets holds 0"):
-        make_buckets([(1, 1)], min_sizes=[800], max_size=1333, num_buckets=0)
-    with pytest.raises(ConfigError, match="min_sizes"):
-        make_buckets([(1, 1)], min_sizes=[], max_size=1333)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler, plan_epoch
-from retina_dist.errors import ConfigError
 
 WORLD_SIZES = (1, 2, 3, 8)
 SHAPES = [(480, 640), (640, 480), (500, 500), (300, 640), (640, 300), (427, 640)]
@@ -204,19 +203,6 @@ def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
         assert {spec.min_size for spec in specs} == {96}
         assert max(len(spec.indices) for spec in specs) <= batch_size
         assert max(map(len, samplers)) - min(map(len, samplers)) <= 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"accumulate": 0}, "accumulate"),
-        ({"rank": 2, "world_size": 2}, "rank"),
-    ],
-)
-def test_impossible_settings_name_themselves(settings, name):
-    with pytest.raises(ConfigError, match=name):
-        TrainSampler(**{"buckets": buckets_of([(10, 10)]), "batch_size": 1} | settings)
 
 
 @settings(deadline=None, max_examples=30)

@@ -19,7 +19,6 @@ def test_every_step_gives_the_same_batches() -> None:
     first, second = one.train_steps(5, 7)
     assert first is second
     assert [images for images, _ in first] == [[0, 1, 2, 3], [4, 5, 6]]
-    assert one.num_train_shapes == 2
 
 
 def test_an_epoch_is_as_long_on_any_number_of_ranks() -> None:

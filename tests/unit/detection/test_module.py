@@ -22,7 +22,7 @@ from retina_dist.detection.data.collate import NO_IMAGE
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError, ImageError
+from retina_dist.errors import ImageError
 
 SIZES = [(30, 40), (40, 30), (32, 32), (24, 48)]  # (height, width)
 SETTINGS = {
@@ -236,15 +236,6 @@ def test_validation_can_be_read_while_training_goes_on(annotations):
     assert same_steps(found + list(steps), straight)
 
 
-def test_missing_splits_and_impossible_settings(annotations):
-    with pytest.raises(ConfigError, match="no validation split"):
-        make_module(annotations).val_batches()
-    with pytest.raises(ConfigError, match="no training split"):
-        next(make_module(None, val=annotations).train_steps(0, 1))
-    with pytest.raises(ConfigError, match="num_workers=-1"):
-        make_module(annotations, num_workers=-1)
-
-
 def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm signals whole steps; without its server the data workers count as dead."""
     deaf: list[set[int]] = []
@@ -253,15 +244,3 @@ def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkey
     loading.start_fork_server("torch")
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-
-
-@pytest.mark.parametrize("most", [2, 9])
-def test_the_shapes_of_a_training_are_counted_beforehand(annotations, most: int) -> None:
-    annotations.boxes[0] = np.array([[2.0, 3.0, 20.0, 22.0]] * most, dtype=np.float32)
-    annotations.labels[0] = np.zeros(most, dtype=np.int64)
-    made = make_module(annotations, iou_crop=0.0)
-    steps = made.train_steps(0, 4 * made.steps_per_epoch)
-    met = {(batch.images.shape, batch.boxes.shape, batch.real is None) for (batch,) in steps}
-    canvases = made.train_sampler.buckets.all_canvases()
-    # four images, two and two fillers in the last step
-    assert len(met) <= made.num_train_shapes == len(canvases) * (1 if most <= 8 else 2) * 2
