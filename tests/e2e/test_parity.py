@@ -43,7 +43,6 @@ def test_two_processes_agree_on_classification(cli: Callable, tmp_path: Path) ->
 def test_a_task_and_a_strategy_from_outside_are_compared(cli: Callable, tmp_path: Path) -> None:
     """8 bits on the wire are a difference that the comparison sees."""
     outside = ["--config-dir", str(PLUGINS / "conf"), "task=discs", "data.num_train=20", "launchers=[torchrun]"]
-    assert "\nAll agree." in cli("retina_dist.parity", *outside, cwd=tmp_path).stdout
     lossy = cli("retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False)
     assert lossy.returncode == 1
     assert "past the tolerance" in lossy.stdout

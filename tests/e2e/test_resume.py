@@ -77,6 +77,7 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in Path("runs").iterdir()] == ["drawn_classes"]
 
 
+@pytest.mark.long  # tests/unit/engine/checkpoint has the store behind a URL
 def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = "trainer.checkpoint_dir=memory://bucket/resume"
     whole = run(tmp_path / "whole")
