@@ -20,14 +20,6 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
-from retina_dist.config.run_config import (
-    DataSettings,
-    KnownArguments,
-    ModelSettings,
-    RunConfig,
-    TaskConfig,
-    schema_of_task,
-)
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
@@ -40,12 +32,19 @@ from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
+from retina_dist.run_config import (
+    DataSettings,
+    ModelSettings,
+    RunConfig,
+    TaskConfig,
+    schema_of_task,
+)
 from retina_dist.settings import MISSING, check_types, validate
 from retina_dist.strategies.settings import NcclConfig, StrategyConfig
 
 
 @dataclass(kw_only=True, eq=False)
-class _Run(KnownArguments, TrainerConfig):
+class _Run(TrainerConfig):
     """What a training of any task has in Python."""
 
     _task: ClassVar[str]

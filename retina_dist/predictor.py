@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.data.images import FORMS, AnyImage, find_images, read_images
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.files import first_line
+from retina_dist.run_config import task_of_checkpoint
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.predictor import Predictor
+from retina_dist.run_config import task_of_checkpoint
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig
 

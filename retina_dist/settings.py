@@ -1,4 +1,4 @@
-"""One setting, stated once: its type, default, meaning and limits on the field of a dataclass; and the check of all of them.
+"""One setting, stated once on the field of a dataclass: its type, default, meaning and limits; and the checks of all of them.
 
 A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
 """
@@ -10,13 +10,14 @@ import dataclasses
 import difflib
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import PurePath
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retina_dist.errors import ConfigError
 
+T = TypeVar("T")
 MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 
@@ -78,8 +79,111 @@ def setting(default: Any, text: str = "", **limits: Any) -> Any:
 
 def limits_of(schema: Any, name: str) -> Limits:
     """The limits of the field `name` of a dataclass or its instance."""
-    found: Limits = schema.__dataclass_fields__[name].metadata.get("limits", Limits())
-    return found
+    limits: Limits = schema.__dataclass_fields__[name].metadata.get("limits", Limits())
+    return limits
+
+
+class KnownArguments:
+    """Base of settings that are made in Python: an unknown argument is a ConfigError with the closest known one."""
+
+    def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
+        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):  # type: ignore[attr-defined]
+            from retina_dist.keys import no_argument
+
+            raise ConfigError(no_argument(cls, key))
+        return object.__new__(cls)
+
+
+def settings_by_key(schema: type, prefix: str = "") -> dict[str, Any]:
+    """Each dotted key of a schema and its type, sections included."""
+    keys: dict[str, Any] = {}
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key = f"{prefix}{field.name}"
+        keys[key] = hints[field.name]
+        if section := section_of(keys[key]):
+            keys |= settings_by_key(section, f"{key}.")
+    return keys
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass of a section, which may be optional; None for the type of a setting."""
+    return next((kind for kind in _kinds(hint) if isinstance(kind, type) and is_dataclass(kind)), None)
+
+
+def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
+    """The settings `schema` with the values of a command line or a file, and defaults for the others.
+
+    A whole number becomes a float or a text where the setting is one. Raises ConfigError for the first key that is not a setting,
+    and for the first value of another type.
+    """
+    hints = get_type_hints(schema)
+    values = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name not in schema.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise ConfigError(f"{key} is not a setting.")
+        section = section_of(hints[name])
+        if section and isinstance(value, Mapping):
+            values[name] = make(section, value, f"{key}.")
+            continue
+        try:
+            value = _coerced(value, hints[name], limits_of(schema, name))
+        except OverflowError as error:
+            raise ConfigError(f"{key} is too large for a number.") from error
+        if not _is_of(value, hints[name]) and value != MISSING:
+            raise ConfigError(wrong_type(key, value, hints[name]))
+        values[name] = value
+    return schema(**values)
+
+
+def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
+    kinds = _kinds(hint)
+    if isinstance(value, list):
+        items = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), Any)
+        return [_coerced(item, items, limits) for item in value]
+    if isinstance(value, bool):  # of a setting such as auto, true or false
+        text = str(value).lower()
+        return text if text in limits.choices else value
+    if isinstance(value, int | float) and int not in kinds:
+        return float(value) if float in kinds else str(value) if str in kinds else value
+    return value
+
+
+# A list of two numbers for which one may be given, and what to write.
+PAIRS = {"size": "[640,640]", "canvas": "[640,640]", "growth": "[0,10]", "crop_scale": "[0.5,1.0]"}
+PAIRS |= {"scale_jitter": "[0.8,1.25]", "betas": "[0.9,0.999]"}
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
+
+
+def wrong_type(key: str, value: Any, hint: Any) -> str:
+    """The sentence for a value of another type than `hint`, with how to write one."""
+    given = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    given = given.replace("'", "").replace(", ", ",")
+    sentence = f"{key}={given} is not {_in_words(hint)}"
+    if (key, given) == ("data.batch_size", "auto"):
+        return f"{sentence}; give one, and trainer.accumulate=auto to fit it into the memory."
+    if (last := key.rpartition(".")[2]) in PAIRS and not given.startswith("["):
+        return f"{sentence}; write two, such as {key}={PAIRS[last]}."
+    depth = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
+    if depth > 0 and value is not None:
+        return f"{sentence}; write {key}={'[' * depth}{given}{']' * depth}."
+    if depth < 0:
+        return f"{sentence}; write one, or several without brackets with --multirun."
+    if isinstance(value, bool):
+        optional = ", or null" if type(None) in _kinds(hint) else ""
+        return f"{sentence}; give {'a name or a path' if str in _kinds(hint) else 'a number'}{optional}."
+    return f"{sentence}; write true or false." if bool in _kinds(hint) else f"{sentence}."
+
+
+def _in_words(hint: Any, plural: bool = False) -> str:
+    """A type in plain words, such as "a list of whole numbers"."""
+    kind, *others = [kind for kind in _kinds(hint) if kind is not type(None)]
+    rest = (
+        f" of {_in_words(*get_args(kind), plural=True)}" if get_origin(kind) is list else " or auto" if others else ""
+    )
+    noun = "list" if get_origin(kind) is list else _WORDS.get(kind, "section")
+    return f"{noun}s{rest}" if plural else f"a {noun}{rest}"
 
 
 def check_types(config: Any, schema: type, prefix: str = "") -> None:
@@ -131,7 +235,7 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def validate(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError for the first value of a dataclass of settings that cannot be, by its key."""
+    """Raise ConfigError for the first value that is impossible, by its key."""
     for key, value in leaves(dataclasses.asdict(config)):
         check_value(f"{prefix}{key}", value)
     check_limits(config, prefix)
@@ -149,7 +253,7 @@ def check_limits(config: Any, prefix: str = "") -> None:
 
 
 def check_value(key: str, value: Any) -> None:
-    """Raise ConfigError for what no setting can be: an infinite number, a number beyond 64 bits, a control character."""
+    """Raise ConfigError for an infinite number, a number beyond 64 bits or a control character."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number.")
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -168,7 +272,7 @@ def _check_sections(config: Any) -> None:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is no dictionary; the items of a list under the list's key."""
+    """(dotted key, value) of everything but dictionaries; the items of a list have the list's key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else name)

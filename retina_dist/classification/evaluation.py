@@ -15,12 +15,12 @@ from retina_dist.classification.data.dataset import ClassificationDataModule
 from retina_dist.classification.data.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.config.compose import data_settings_of
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.files import Url, parse_path
 from retina_dist.reporting.console import configure_logging, heartbeat
+from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.launch_environment import detect_launch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.errors import ConfigError
+from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.settings import setting
 
 

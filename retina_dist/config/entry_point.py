@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import sys
@@ -20,6 +21,7 @@ from omegaconf import OmegaConf
 from retina_dist.config.compose import (
     SCHEMAS,
     check_overrides,
+    command_of,
     config_dir,
     register,
     register_defaults,
@@ -27,29 +29,22 @@ from retina_dist.config.compose import (
     to_object,
 )
 from retina_dist.config.help import help_page
-from retina_dist.config.messages import command_of, habit, no_format, settings_by_key, translate_hydra_errors
+from retina_dist.config.messages import translate_hydra_errors
 from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
+from retina_dist.keys import habit, no_format
 from retina_dist.reporting.console import configure_logging, print_redacted
-from retina_dist.settings import limits_of
+from retina_dist.settings import limits_of, settings_by_key
 from retina_dist.strategies.launch_environment import detect_launch
 
-# Hydra's options, as its --hydra-help lists them; the second ones take the next argument as their value.
-FLAGS = {
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run",
-    "-r",
-    "--multirun",
-    "-m",
-    "--shell-completion",
-    "-sc",
-}
-WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
-WITH_VALUE |= {"--info", "-i", "--experimental-rerun"}
+# Hydra's options, as its --hydra-help lists them; the second ones take a value.
+FLAGS = ["--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc"]
+VALUED = ["--cfg -c", "--info -i", "--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd"]
+OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+for _names in FLAGS:
+    OPTIONS.add_argument(*_names.split(), action="store_true")
+for _names in (*VALUED, "--experimental-rerun"):
+    OPTIONS.add_argument(*_names.split(), nargs="?", const="")
 
 # How to get the settings of a job, the function of these, the job's folder.
 Attempt = Callable[[Callable[[], Any], Callable[[Any], Any], Path], Any]
@@ -71,45 +66,42 @@ def entry_point(
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
         def job(composed: Any) -> Any:
             settings = HydraConfig.get()
-            folder = Path(settings.runtime.output_dir)
-
-            sweeps = settings.mode == RunMode.MULTIRUN
+            folder, sweeps = Path(os.path.relpath(settings.runtime.output_dir)), settings.mode == RunMode.MULTIRUN
 
             def composed_settings() -> Any:
-                config = to_object(composed, name, settings.overrides.task)
-                if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path.cwd())):
-                    config.output_dir = os.path.relpath(folder)
-                if getattr(config, "launcher", None) and not sweeps:
-                    raise ConfigError(
-                        f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command by it."
-                    )
-                check_outputs(config)
+                try:
+                    config = to_object(composed, name, settings.overrides.task)
+                    if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path())):
+                        config.output_dir = str(folder)
+                    if getattr(config, "launcher", None) and not sweeps:
+                        raise ConfigError(
+                            f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command by it."
+                        )
+                    check_outputs(config)
+                except UserError as error:
+                    error.collective = True  # every rank composes the same settings
+                    raise
                 return config
 
             with configure_logging(detect_launch().rank):
                 if attempt and sweeps:
-                    return attempt(composed_settings, function, Path(os.path.relpath(folder)))
-                debug = bool(composed.get("debug"))
-                with reported_errors(debug, collective=True):  # every rank composes the same settings
-                    config = composed_settings()
-                with reported_errors(debug):
-                    return function(config)
+                    return attempt(composed_settings, function, folder)
+                with reported_errors(bool(composed.get("debug"))):
+                    return function(composed_settings())
 
         def main() -> None:
             arguments = sys.argv[1:]
             job.__module__ = function.__module__  # by which Hydra names the job
             with reported_errors("debug=true" in arguments, collective=True):
                 values, options = split_arguments(name, arguments)
-                if {"--help", "-h"} & set(options):
+                if options.help:
                     document = sys.modules[function.__module__].__doc__ or ""
                     print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
                     return
                 check_overrides(name, values)
                 prepare(name, values, options)
-                os.environ.setdefault(
-                    "HYDRA_FULL_ERROR", "1"
-                )  # its errors come here as they are, and leave as our sentences
-                with translate_hydra_errors(name):
+                os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
+                with translate_hydra_errors(command_of(name)):
                     hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)(job)()
                     sys.stdout.flush()
 
@@ -118,58 +110,47 @@ def entry_point(
     return decorate
 
 
-def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The overrides of a command line, and its options with their values. Raises ConfigError for an option that Hydra lacks."""
-    values: list[str] = []
-    options: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        flag, equals, _ = argument.partition("=")
-        if not argument.startswith("-") or argument == "-":
-            values.append(argument)
-        elif flag in WITH_VALUE:
-            options += [flag, argument.partition("=")[2] if equals else next(rest, "")]
-        elif flag in FLAGS or (flag[:2] in ("-c", "-p", "-i") and flag[2:].isalpha() is False):
-            options.append(flag)
-        else:
-            raise ConfigError(_no_option(name, argument, next(rest, None)))
+def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
+    """The overrides of a command line, and Hydra's options. Raises ConfigError for an option that Hydra lacks."""
+    options, values = OPTIONS.parse_known_args(arguments)
+    for number, value in enumerate(values):
+        if value.startswith("-") and value != "-":
+            raise ConfigError(_no_option(name, value, "".join(values[number + 1 : number + 2])))
     return values, options
 
 
-def _no_option(name: str, argument: str, following: str | None) -> str:
+def _no_option(name: str, argument: str, following: str) -> str:
     flag, _, value = argument.partition("=")
     key = flag.lstrip("-").replace("-", "_")
-    value = value or (following if following and not following.startswith("-") and "=" not in following else "")
+    value = value or ("" if following.startswith("-") or "=" in following else following)
     known = settings_by_key(SCHEMAS[name])
     meant = habit(key, known) or key
     if key == "data" and key in known and (place := no_format(value)):
         return f"{flag} is not an option; {place}"
     if " " in meant:
         return f"{flag} is not an option; {meant}."
-    if not value:
-        value = "true" if known.get(meant) is bool else "auto, or resume=RUN_FOLDER" if meant == "resume" else "…"
-    if meant not in known and "=" not in meant:
+    if "=" not in meant and meant not in known:
         return f"{flag} is not an option; settings are written KEY=VALUE, and {command_of(name)} --help lists them."
-    return f"{flag} is not an option; settings are written KEY=VALUE: {meant if '=' in meant else f'{meant}={value}'}."
+    if "=" not in meant:
+        value = value or (
+            "true" if known[meant] is bool else "auto, or resume=RUN_FOLDER" if meant == "resume" else "…"
+        )
+        meant = f"{meant}={value}"
+    return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
 
 
-def prepare(name: str, values: list[str], options: list[str]) -> None:
+def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
     """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would take in silence."""
-    given = dict(zip(options, [*options[1:], ""], strict=False))
-    for flag in ("--config-dir", "-cd", "--config-path", "-cp"):
-        folder = given.get(flag)
+    for flag, folder in (("--config-dir", options.config_dir), ("--config-path", options.config_path)):
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(f"{flag} {folder} is not a folder.")
-    if path := given.get("--config-path", given.get("-cp")):  # Hydra takes it relative to this module
-        flag = "--config-path" if "--config-path" in given else "-cp"
-        sys.argv = [os.path.abspath(path) if a == path else a for a in sys.argv]
-        sys.argv = [f"{flag}={os.path.abspath(path)}" if a == f"{flag}={path}" else a for a in sys.argv]
-    if {"--multirun", "-m"} & set(options) and any(v.startswith("output_dir=") and "," in v for v in values):
+    if path := options.config_path:  # Hydra takes it relative to this module
+        sys.argv = [a.removesuffix(path) + os.path.abspath(path) if a.endswith(path) else a for a in sys.argv]
+    if options.multirun and any(v.startswith("output_dir=") and "," in v for v in values):
         raise ConfigError("output_dir cannot be swept; give one folder, and each job gets its own in it.")
-    search = given.get("--config-dir", given.get("-cd"))
-    also = [f"hydra.searchpath=[file://{os.path.abspath(search)}]"] if search else []
-    if {"--cfg", "-c"} & set(options) and not {"--config-path", "-cp", "--config-name", "-cn"} & set(options):
-        register_defaults(name, values, also)
+    if options.cfg is not None and not options.config_path and not options.config_name:
+        search = options.config_dir
+        register_defaults(name, values, [f"hydra.searchpath=[file://{os.path.abspath(search)}]"] if search else [])
     else:
         register(name, values)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from retina_dist.config.compose import data_settings_of
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
@@ -31,6 +30,7 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import parse_path
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
+from retina_dist.run_config import data_settings_of
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl, describe_nccl

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from retina_dist.config.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.errors import ConfigError
+from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.settings import setting
 
 
@@ -39,6 +39,8 @@ class SyntheticConfig:
 @dataclass
 class DetectionData(DataSettings):
     """Where the images are and how they become batches."""
+
+    contract = "retina_dist.detection.readers.reader.AnnotationReader"
 
     format: str = setting("coco", choices=("coco", "csv", "voc", "shards"))
     root: str | None = setting(
@@ -131,6 +133,8 @@ class DetectionData(DataSettings):
 @dataclass
 class DetectorSettings(ModelSettings):
     """What every detection model can set; one from outside the package has a subclass, with its own settings beside these."""
+
+    contract = "retina_dist.detection.model.build.DetectionModel"
 
     # data.categories.MAX_LABELS
     num_classes: int | None = setting(None, "null: as many as the data has", at_least=1, at_most=20_000)

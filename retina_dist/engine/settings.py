@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.settings import MISSING, setting
+from retina_dist.settings import MISSING, KnownArguments, setting
 
 
 @dataclass
-class TrainerConfig:
+class TrainerConfig(KnownArguments):
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
     max_duration: str = setting(MISSING, "length of the training, such as 12epochs, 1000steps or 5000images")

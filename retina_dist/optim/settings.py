@@ -6,12 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from retina_dist.errors import ConfigError
-from retina_dist.settings import MISSING, setting
+from retina_dist.settings import MISSING, KnownArguments, setting
 
 
 @dataclass
-class OptimizerSettings:
+class OptimizerSettings(KnownArguments):
     """What every optimizer can set; one from outside the package has a subclass, with its own settings beside these."""
+
+    contract = "torch.optim.Optimizer"
 
     name: str = setting(MISSING, "the group entry's name")
     lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
@@ -53,8 +55,10 @@ class OptimizerConfig(OptimizerSettings):
 
 
 @dataclass
-class ScheduleSettings:
+class ScheduleSettings(KnownArguments):
     """What every schedule can set; one from outside the package has a subclass, with its own settings beside these."""
+
+    contract = "retina_dist.optim.schedule.Decay"
 
     name: str = setting(MISSING, "the group entry's name")
     warmup: str = setting("0steps", "a duration; auto: 50 steps, or a tenth of the training if that is shorter")

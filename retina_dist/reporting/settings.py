@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.settings import setting
+from retina_dist.settings import KnownArguments, setting
 
 MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the MLflow run that those of a sweep's jobs are children of
 
 
 @dataclass
-class LoggingConfig:
+class LoggingConfig(KnownArguments):
     """What a run writes beside its checkpoints."""
+
+    contract = "retina_dist.reporting.loggers.MetricLogger"
 
     tensorboard: bool = True
     plots: bool = True
@@ -25,6 +27,3 @@ class LoggingConfig:
         None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist"
     )
     run_name: str | None = setting(None, "in MLflow; null: that of the run folder")
-
-    def __post_init__(self) -> None:
-        self.mlflow = self.mlflow.lower()  # mlflow=true arrives as "True"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 import retina_dist
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import (
     Run,
     check_resume,
@@ -38,6 +37,7 @@ from retina_dist.run.build import (
 from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
 from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
 from retina_dist.run.training import Job, Training
+from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.devices import describe_nccl

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from retina_dist.config.run_config import TASKS, RunConfig, builtin_task, task_of_checkpoint
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.early_stopping import BestMetric, check_metric
@@ -25,6 +24,7 @@ from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
+from retina_dist.run_config import TASKS, RunConfig, builtin_task, task_of_checkpoint
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.select import strategy_of

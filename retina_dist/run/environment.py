@@ -19,10 +19,10 @@ import torchvision
 from omegaconf import OmegaConf
 
 import retina_dist
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.redaction import redacted_tree
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"

@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
@@ -38,6 +37,7 @@ from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import first_line
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.run.build import build_state, build_train_step
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy

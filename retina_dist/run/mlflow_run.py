@@ -24,7 +24,6 @@ from typing import Any
 
 from typing_extensions import Self
 
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST
 from retina_dist.errors import ConfigError, Preempted
@@ -32,6 +31,7 @@ from retina_dist.files import first_line, read_bytes, write_bytes
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
+from retina_dist.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and plot of them all.
 
-Each job's result.json says how it ended, wherever its launcher ran it; sweep.csv is written anew from these after each job. Of
-several processes, which all go through the same jobs in the same order, rank 0 writes.
+Each job's result.json states how it ended, wherever its launcher ran it; sweep.csv is written from these after each job. Of several
+processes, which all run the same jobs in the same order, rank 0 writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
@@ -36,6 +35,7 @@ from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.settings import MLFLOW_PARENT
 from retina_dist.run.result import LOSS, RESULT, read_result, sentence
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.launch_environment import detect_launch
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
@@ -49,13 +49,12 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
     """
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
-    if (
-        launch.rank == 0 and (copy := folder.parent / "multirun.yaml").is_file()
-    ):  # Hydra's, which holds passwords of URLs
+    copy = folder.parent / "multirun.yaml"  # Hydra's, with passwords of URLs
+    if launch.rank == 0 and copy.is_file():
         copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
     with reported_errors():
         try:
-            config = _of_all_processes(get_settings)
+            config = get_settings()
             skipped = config.dry_run
             if config.resume == "auto" and read_result(folder).get("status") == "ok":
                 print_redacted(f"{folder} is done")
@@ -82,14 +81,6 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
                 torch.cuda.empty_cache()
     best = read_result(folder).get("best") if failure is None else None
     return math.nan if best is None else float(best)
-
-
-def _of_all_processes(get_settings: Callable[[], RunConfig]) -> RunConfig:
-    try:
-        return get_settings()
-    except UserError as error:
-        error.collective = True  # all processes read the same settings
-        raise
 
 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
@@ -131,12 +122,8 @@ def job_command(launcher: str, folder: Path) -> list[str]:
         words = shlex.split(launcher)
     except ValueError as error:
         raise ConfigError(
-            f"launcher={launcher} is not a command line ({error}); write such as launcher='mpirun -np 2'."
+            f"launcher={launcher} is no command line ({error}); write launcher='mpirun -np 2'."
         ) from error
-    if not words or words[0].lower() in ("true", "false"):
-        raise ConfigError(
-            f"launcher={launcher} is not a command; write such as launcher='mpirun -np 2', or launcher=null."
-        )
     module = ["-m", "retina_dist.train"]
     if not Path(words[0]).name.startswith("torchrun"):  # which starts a Python by itself
         module.insert(0, sys.executable)
@@ -197,32 +184,21 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def best_of(rows: list[dict[str, Any]], mode: str | None = None) -> tuple[dict[str, Any], str, float] | None:
     """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
     done = [row for row in rows if row["status"] == "ok"]
-    if by_metric := [row for row in done if row.get("best") is not None]:
-        name = by_metric[0].get("monitor", "metric")
-        pick = max if (mode or default_mode(name)) == "max" else min
-        row = pick(by_metric, key=lambda row: row["best"])
-        return row, f"best {name}", row["best"]
-    if by_loss := [row for row in done if row.get(LOSS) is not None]:
-        row = min(by_loss, key=lambda row: row[LOSS])
-        return row, f"lowest {LOSS}", row[LOSS]
+    for key, name in (("best", _monitor(done)), (LOSS, LOSS)):
+        if ranked := [row for row in done if row.get(key) is not None]:
+            highest = key == "best" and (mode or default_mode(name)) == "max"
+            row = (max if highest else min)(ranked, key=lambda row: row[key])
+            return row, f"{'best' if key == 'best' else 'lowest'} {name}", row[key]
     return None
 
 
 def _cells(rows: list[dict[str, Any]], form: Callable[[float | None], str]) -> tuple[list[str], list[list[str]]]:
-    keys = list(rows[0]["swept"])
-    columns = ["job", *keys, "status", _monitor(rows), LOSS, "images_per_s", "seconds", "folder", "error"]
+    columns = ["job", *rows[0]["swept"], "status", _monitor(rows), LOSS, "images_per_s", "seconds", "folder", "error"]
     lines = []
     for row in rows:
         numbers = [form(row.get(key)) for key in ("best", LOSS, "images_per_s", "seconds")]
-        line = [
-            Path(row["folder"]).name,
-            *row["swept"].values(),
-            row["status"],
-            *numbers,
-            row["folder"],
-            row["error"] or "",
-        ]
-        lines.append(line)
+        settings = [Path(row["folder"]).name, *row["swept"].values(), row["status"]]
+        lines.append([*settings, *numbers, row["folder"], row["error"] or ""])
     return columns, lines
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
@@ -36,6 +35,7 @@ from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.environment import describe_job, versions
 from retina_dist.run.result import write_result
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.settings import MISSING, setting
+from retina_dist.settings import MISSING, KnownArguments, setting
 
 
 @dataclass
-class StrategySettings:
+class StrategySettings(KnownArguments):
     """What every strategy can set; one from outside the package has a subclass, with its own settings beside these."""
+
+    contract = "retina_dist.strategies.base.DistributedStrategy"
 
     name: str = setting(MISSING, "the group entry's name")
     device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
@@ -43,7 +45,7 @@ class StrategyConfig(StrategySettings):
 
 
 @dataclass
-class NcclConfig:
+class NcclConfig(KnownArguments):
     """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/devices.py`."""
 
     name: str = "none"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
+from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
 from tests.plugins.cell_detector import CellSettings
 from tests.plugins.test_plugins import FOUND

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import build_plan
+from retina_dist.run_config import settings_of
 from tests.plugins.lion import LionSettings
 from tests.plugins.test_plugins import FOUND
 

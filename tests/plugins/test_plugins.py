@@ -13,10 +13,11 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import plugins
-from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
+from retina_dist.run_config import settings_of
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, environment, why_missing
 from retina_dist.testing.strategy_contract import strategy_contract

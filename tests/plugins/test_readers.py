@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retina_dist.config.compose import load_config, settings_of
+from retina_dist.config.compose import load_config
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.run.assemble import train
+from retina_dist.run_config import settings_of
 from tests.plugins.test_plugins import FOUND
 from tests.plugins.yolo_reader import YoloData
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from retina_dist import doctor
-from retina_dist.config.compose import load_config, schema_for, settings_of
-from retina_dist.config.messages import settings_by_key
+from retina_dist.config.compose import load_config, schema_for
 from retina_dist.detection import commands
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import command_of_task, task_class
+from retina_dist.run_config import settings_of
+from retina_dist.settings import settings_by_key
 from retina_dist.testing.task_contract import task_contract
 from tests.commands import run_command
 from tests.plugins.counting_task import CountingDetection

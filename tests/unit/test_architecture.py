@@ -23,6 +23,8 @@ GROUND = {
     "settings",
     "torch_files",
     "text",
+    "keys",
+    "run_config",
     "task",
     "__init__",
     "__version__",
@@ -61,7 +63,7 @@ ALLOWED = {
         "serving",
         "strategies",
     },
-    "config": {"engine.settings", "optim.settings", "reporting", "strategies"},
+    "config": {"optim.settings", "reporting", "strategies"},
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
 WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "run.environment", "run.sweep"}

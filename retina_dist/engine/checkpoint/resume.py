@@ -1,6 +1,6 @@
 """Where a run writes and which checkpoint it resumes from, and what may have changed since.
 
-`config` is the settings of a run, `config.run_config.RunConfig`.
+`config` is the settings of a run, `run_config.RunConfig`.
 """
 
 from __future__ import annotations

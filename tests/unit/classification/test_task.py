@@ -18,9 +18,9 @@ from retina_dist.classification.settings import ClassificationData, ClassifierCo
 from retina_dist.classification.splits import class_weights
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
-from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
+from retina_dist.run_config import task_of_checkpoint
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
 

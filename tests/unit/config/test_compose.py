@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from retina_dist.__main__ import COMMANDS
-from retina_dist.config.compose import config_dir, load_config, schema_of, settings_of
+from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.help import help_page
-from retina_dist.config.messages import settings_by_key
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.optim.schedule import Constant
 from retina_dist.run.build import build_plan
+from retina_dist.run_config import settings_of
+from retina_dist.settings import settings_by_key
 from tests.commands import run_command
 
 CONF = Path(config_dir())
@@ -167,7 +168,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("output_dir='a\x00b'", "output_dir='a\\x00b' has a control character; leave it out."),
         ("data.name.x=1", "data.name.x is not a setting; did you mean data.name?"),
         ("dat=coco", "dat is not a setting; did you mean data?"),
-        ("data.cache=true", "data.cache=true is not a text such as a name or a path; give one, or null."),
+        ("data.cache=true", "data.cache=true is not a text; give a name or a path, or null."),
         (
             "name=a",
             "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name or nccl.name or "

@@ -17,7 +17,6 @@ import yaml
 from torch.profiler import ProfilerActivity, profile
 
 from retina_dist.config.compose import load_config
-from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.run import assemble, memory
@@ -33,6 +32,7 @@ from retina_dist.run.memory import (
     find_gpu,
     plan_memory,
 )
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 from tests.unit.strategies.test_strategy_base import on_ranks

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.config.compose import settings_of
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.run_config import settings_of
 from retina_dist.torch_files import load_torch
 
 SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}

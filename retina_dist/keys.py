@@ -1,0 +1,148 @@
+"""Which setting is meant by a key that is not one: the closest spelling, or what other tools call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from retina_dist.settings import settings_by_key
+
+# What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case. Of the keys
+# after the colon, the first that the command has is meant; one with spaces is a clause.
+_TABLE = """
+epochs epoch max_epochs num_epochs num_train_epochs: trainer.max_duration=12epochs
+max_steps max_iter max_iters num_steps iterations steps: trainer.max_duration=90ksteps
+lr learning_rate base_lr lr0: optimizer.lr
+lr_scheduler scheduler: schedule
+optim optimiser: optimizer
+warmup_epochs: schedule.warmup=1epoch
+warmup_iters warmup_steps warmup: schedule.warmup=1000steps
+batch batch_size ims_per_batch bs: batch_size | data.batch_size
+workers num_workers: num_workers | data.num_workers | leave it out
+imgsz img_size image_size img_scale min_size_train min_size: data.min_sizes=[640] | data.image_size | size=[640,640]
+min_sizes: data.min_sizes | data.image_size | size=[640,640]
+max_size_train: data.max_size
+accumulate_grad_batches: trainer.accumulate
+gradient_clip_val clip_grad: trainer.gradient_clip
+check_val_every_n_epoch val_check_interval val_interval eval_period: trainer.validate_every=1epoch
+checkpoint_period save_period: trainer.checkpoint_every=1epoch
+log_every_n_steps: trainer.log_every
+amp fp16 mixed_precision: trainer.precision=bf16
+accelerator device: device | strategy.device
+devices gpus num_gpus num_nodes nproc: the launcher starts the processes: torchrun --nproc-per-node N
+weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
+ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
+default_root_dir save_dir work_dir project output: output_dir
+path data_dir data_path: data.root | root
+format: data.format | output=model.onnx
+opset: leave it out
+split: there is no such split; give the files of one
+val_split: there is no such split; give the files of the validation set
+iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
+checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and the doctor checks data
+multi_run sweep: give --multirun to train with each of several values
+conf: score_threshold
+source image: input
+seed_everything: seed
+patience early_stopping: trainer.patience
+classes nc num_classes: model.num_classes | the data decides; leave it out
+mosaic copy_paste augment augmentations: see data.hflip, data.photometric and data.iou_crop for detection, data.mixup and \
+data.cutmix for classification
+fliplr flip: data.hflip
+flipud: data.vflip
+"""
+_HABITS: dict[str, list[str]] = {}
+for _names, _, _meant in (line.partition(": ") for line in _TABLE.strip().splitlines()):
+    _HABITS |= dict.fromkeys(_names.split(), _meant.split(" | "))
+
+
+def habit(end: str, known: Iterable[str]) -> str:
+    """What other tools call `end`: the key of `known` that it is here, perhaps with a value, or a clause; "" for neither."""
+    names = _HABITS.get(end.lower().replace("-", "_"), ())
+    return next((name for name in names if " " in name or name.partition("=")[0] in known), "")
+
+
+def unknown_key(command: str, key: str, schema: type, content: Mapping[str, Any] | None = None) -> str:
+    """The sentence for an unknown key of `python -m retina_dist.COMMAND`, with the key that may be meant.
+
+    In this order: what other tools call a setting; the same name in another section; a similar spelling. Keys of an optional
+    section that `content`, the composed settings, leaves out are not proposed.
+    """
+    if key.endswith("_target_"):
+        return f"{key} is not a setting: classes are named by entries of the groups task, data, model and the like; leave it out."
+    settings = settings_by_key(schema)
+    known = [k for k in settings if _is_there(k, settings, content)]
+    section, _, end = key.rpartition(".")
+    near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
+    if not near and (meant := habit(end, known)):
+        if " " in meant:
+            return f"{key} is not a setting; {meant}."
+        near = [meant]
+    near = near or [k for k in known if k.rpartition(".")[2] == end] or get_close_matches(key, known, 1, 0.85)
+    near = near or _spelled_like(end, [] if section in known else known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command} --help."
+    return f"{key} is not a setting; {hint}"
+
+
+def no_argument(schema: type, key: str) -> str:
+    """The sentence for an unknown argument of a class of settings, with the one that may be meant."""
+    own = settings_by_key(schema)
+    known = {
+        **{f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own},
+        **{k: k for k in own},
+    }
+    meant = habit(key, known)
+    near = [known.get(meant.partition("=")[0], meant)] if meant else _spelled_like(key, list(own))
+    hint = f"{meant}." if " " in meant else f"did you mean {near[0]}?" if near else "docs/settings.md lists them."
+    return f"{schema.__name__} has no argument {key}; {hint}"
+
+
+def _spelled_like(end: str, keys: list[str]) -> list[str]:
+    """The one of `keys` whose last part is spelled like `end`, if any."""
+    ends = {k.rpartition(".")[2]: k for k in reversed(keys)}
+    return [ends[e] for e in get_close_matches(end, ends, 1, 0.8)]
+
+
+def _is_there(key: str, settings: Mapping[str, Any], content: Mapping[str, Any] | None) -> bool:
+    """Whether `content` has every optional section above `key`."""
+    value: Any = content or {}
+    above = ""
+    for part in key.split(".")[:-1]:
+        above = f"{above}.{part}".lstrip(".")
+        value = value.get(part) if isinstance(value, Mapping) else None
+        if type(None) in get_args(settings[above]) and not isinstance(value, Mapping):
+            return False
+    return True
+
+
+def no_format(value: str) -> str:
+    """The sentence for data=VALUE where VALUE is a place or a format that is not read; "" otherwise."""
+    if value.lower().startswith("yolo"):
+        return f"data={value} is not read; convert YOLO's labels to COCO json, and give data=coco data.root=FOLDER."
+    if not value or ("/" not in value and "." not in value and not Path(value).is_dir()):
+        return ""
+    place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
+    return f"data={value}: data is the format, not the place; write data=coco data.root={place}."
+
+
+def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:
+    """The sentence for `overrides[number]`, which is not KEY=VALUE, with what may be meant."""
+    word, before = overrides[number], overrides[number - 1] if number else ""
+    after = "".join(overrides[number + 1 : number + 3])
+    if before.endswith(","):
+        return f"{before} ends in a comma; write {before}{word}, without spaces after commas."
+    if before.endswith("="):
+        return f'{before[:-1]} has no value; write {before}{word}, without spaces around "=".'
+    if after.startswith("="):
+        value = overrides[number + 1][1:] or after[1:]
+        return f'{word} has no value; write {word}={value}, without spaces around "=".'
+    if word in known:
+        return f"{word} has no value; write {word}=VALUE."
+    given = {o.partition("=")[0] for o in overrides}
+    if "input" in given:
+        return f'{word} is not KEY=VALUE; input takes one file, a folder or a glob, as in "input=photos/*.jpg".'
+    keys = ("checkpoint", "resume") if word.endswith(".pt") else ("data.root", "input", "root")
+    key = next((k for k in keys if k in known and k not in given), "KEY")
+    return f"{word} is not KEY=VALUE; write {key}={word}."

@@ -1,0 +1,229 @@
+"""The settings of a training, whatever its task: one section for each component. A task has subclasses of `data` and `model`."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from typing_extensions import Self
+
+from retina_dist.engine.settings import TrainerConfig
+from retina_dist.errors import CheckpointError, ConfigError, first_line
+from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
+from retina_dist.reporting.settings import LoggingConfig
+from retina_dist.settings import (
+    MISSING,
+    KnownArguments,
+    leaves,
+    limits_of,
+    make,
+    section_of,
+    setting,
+    settings_by_key,
+    validate,
+)
+from retina_dist.strategies.settings import NcclConfig, StrategyConfig
+
+T = TypeVar("T")
+TASKS = ("detection", "classification")  # of the package, each in the folder of its name
+
+
+@dataclass
+class TaskConfig:
+    """Which task is trained; an entry from outside the package names its class by `_target_`."""
+
+    contract = "retina_dist.task.Task"
+
+    name: str = setting(TASKS[0], choices=TASKS)
+
+
+@dataclass
+class DataSettings(KnownArguments):
+    """What every task's data has."""
+
+    name: str = MISSING
+    batch_size: int = setting(
+        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that cannot be a folder's."""
+        if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
+            raise ConfigError(f"data.name={self.name} cannot name a folder below runs/; leave out slashes.")
+
+    def with_values(self, **values: Any) -> Self:
+        """A copy with other values. `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again."""
+        changed = copy.copy(self)
+        for name, value in values.items():
+            setattr(changed, name, value)
+        return changed
+
+
+@dataclass
+class ModelSettings(KnownArguments):
+    """Base of all model settings; empty."""
+
+
+@dataclass
+class RunConfig:
+    """The settings of a training, whatever its task, which has more of `data` and `model`."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    nccl: NcclConfig = field(default_factory=NcclConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    seed: int = setting(0, at_least=0)
+    output_dir: str | None = setting(
+        None, "null: hydra.run.dir if that is given, else runs/NAME, runs/NAME-2, ...", writes="folder"
+    )
+    resume: str | None = setting(
+        None,
+        "null | auto (the run in output_dir, or the newest runs/NAME) | a run folder, whose settings it takes | a checkpoint",
+    )
+    launcher: str | None = setting(None, 'with --multirun: the launcher that starts each job, e.g. "horovodrun -np 2"')
+    dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
+    gpu: str | None = setting(
+        None,
+        "a GPU's name, such as A100-40GB, or memory, such as 24GiB, to fit into; null: that of the GPU in use, if any",
+    )
+    debug: bool = setting(False, "show tracebacks")
+
+    def check(self) -> None:
+        """Raise ConfigError where settings of two sections exclude each other."""
+        root = getattr(self.data, "root", None)
+        if root and self.output_dir and "://" not in root and Path(root).resolve() == Path(self.output_dir).resolve():
+            raise ConfigError(
+                f"output_dir={self.output_dir} is data.root, the folder of the data; give another folder."
+            )
+        accumulate = self.trainer.micro_batches
+        # https://github.com/pytorch/pytorch/pull/187732
+        if getattr(self.strategy, "static_graph", False) and accumulate > 1:
+            raise ConfigError(
+                f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
+                "average all gradients; give strategy.static_graph=false."
+            )
+        if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
+            raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
+
+
+def builtin_task(name: str) -> Any:
+    """The class of a task of the package."""
+    return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")
+
+
+def schema_of_task(name: str, schema: type = RunConfig) -> type:
+    """`schema`, the settings of a command that takes those of a training, with the sections of the built-in task `name`."""
+    module = import_module(f"retina_dist.{name}.settings")
+    run_config: type = getattr(module, f"{name.capitalize()}RunConfig")
+    if schema is RunConfig:
+        return run_config
+    return (
+        schema
+        if issubclass(schema, run_config)
+        else with_sections(schema, getattr(module, f"{name.capitalize()}Settings"))
+    )
+
+
+def with_sections(schema: type, settings: type) -> type:
+    """`schema`, settings that hold those of a training, with the sections of a task's `settings`.
+
+    Raises ConfigError where these take another key of `schema`.
+    """
+    hints, bases = get_type_hints(settings), {"data": DataSettings, "model": ModelSettings}
+    if taken := {f.name for f in fields(settings)} & ({f.name for f in fields(schema)} - bases.keys()):
+        raise ConfigError(
+            f"{settings.__name__}.{min(taken)} is a key of every run; give the task's section another name."
+        )
+    for name, base in bases.items():
+        if not issubclass(hints.get(name, base), base):
+            raise ConfigError(f"{settings.__name__}.{name} is not a dataclass below {base.__name__}; make it one.")
+
+    def check(self: Any) -> None:
+        for base in (settings, schema):
+            getattr(base, "check", lambda config: None)(self)
+
+    absent = [(name, base, field(default_factory=base)) for name, base in bases.items() if name not in hints]
+    return make_dataclass(schema.__name__, absent, bases=(settings, schema), namespace={"check": check})
+
+
+def contract_of(section: Any) -> tuple[str, type] | None:
+    """The contract that a class from outside the package must keep to be named by a section, and the base of its settings.
+
+    None where a section cannot name a class. A section's dataclass states the contract as `contract`, a dotted name.
+    """
+    base = next((kind for kind in getattr(section, "__mro__", ()) if "contract" in vars(kind)), None)
+    return (vars(base)["contract"], base) if base else None
+
+
+def names_class(section: Any) -> bool:
+    """Whether a section of the settings names a class, which is from outside the package."""
+    return isinstance(section, Mapping) and "_target_" in section
+
+
+def task_of_checkpoint(content: Mapping[str, Any]) -> str:
+    """The built-in task that a checkpoint was trained for; the first one where it names none of them, as a plugin's does."""
+    config = content.get("config")
+    section = config.get("task") if isinstance(config, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) and "_target_" not in section else None
+    return str(name) if name in TASKS else TASKS[0]
+
+
+def settings_of(content: Any, schema: type[T], remedy: str = "use another checkpoint") -> T:
+    """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
+
+    They are data: nothing in them is looked up or imported. Of a section of a class from outside the package, the settings are
+    taken that the built-in classes have too. Raises ConfigError for settings that do not fit, with `remedy`, and where the task or
+    the model is from outside.
+    """
+    for key, value in leaves(content):
+        if isinstance(value, str) and "${" in value:
+            raise ConfigError(
+                f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
+            )
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"the checkpoint's settings are of type {type(content).__name__}; {remedy}.")
+    hints = settings_by_key(schema)
+    for group in ("task", "model"):
+        if names_class(content.get(group)):
+            raise ConfigError(
+                f"the checkpoint's {group} is of a class from outside the package, which no checkpoint imports; use one of a "
+                f"built-in {group}."
+            )
+    try:
+        if names_class(content):
+            return make(schema, _shared(schema, content))
+        shared = {key: _shared(section_of(hints[key]), part) for key, part in content.items() if names_class(part)}
+        return make(schema, {**content, **shared})
+    except (ConfigError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"the checkpoint's settings are not those of this version ({first_line(error)}); {remedy}."
+        ) from error
+
+
+def _shared(kind: type | None, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a section of a class from outside that the built-in classes have too."""
+    contract = contract_of(kind)
+    shared = {f.name for f in fields(contract[1])} if contract else set()
+    return {k: v for k, v in section.items() if k in shared and not (k == "name" and limits_of(kind, k).choices)}
+
+
+def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
+    """The settings of the data that the checkpoint `source` was trained on, validated. Raises CheckpointError without any."""
+    from retina_dist.torch_files import remedy_of  # imports torch
+
+    try:
+        settings = settings_of(content["config"]["data"], schema, remedy_of(content))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
+    validate(settings, "data.")
+    return settings
