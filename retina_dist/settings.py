@@ -23,9 +23,9 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be. `within` is a range of both ends; `fraction` is a range from 0 to 1; `words` stand beside numbers.
+    """What a setting may be. `within` is a range with both ends; `words` stand beside numbers.
 
-    `writes` says that a command writes there: "folder", "folder or URL", "file", or the endings of a file, such as ".png .pdf".
+    `writes` marks what a command writes: "folder", "folder or URL" or "file".
     """
 
     text: str = ""
@@ -34,7 +34,6 @@ class Limits:
     above: float | None = None
     below: float | None = None
     at_most: float | None = None
-    fraction: bool = False
     within: tuple[float, float] | None = None
     null_is_off: bool = False
     words: tuple[str, ...] = ()
@@ -53,8 +52,6 @@ class Limits:
             return f"{key}={value} is neither a number nor {' or '.join(self.words)}."
         if value is None or value in self.words:
             return ""
-        if self.within and not self.within[0] <= value <= self.within[1]:
-            return f"{key}={value} is out of range; give {self.within[0]:g} to {self.within[1]:g}."
         if self.at_least is not None and value < self.at_least:
             return f"{key}={value} is too small; it must be at least {self.at_least}."
         if self.above is not None and value <= self.above:
@@ -64,13 +61,15 @@ class Limits:
             return f"{key}={value} is too large; it must be below {self.below}."
         if self.at_most is not None and value > self.at_most:
             return f"{key}={value} is too large; it must be at most {self.at_most}."
-        if self.fraction and not 0 <= value <= 1:
-            return f"{key}={value} is not within 0 and 1."
+        if self.within and not self.within[0] <= value <= self.within[1]:
+            return f"{key}={value} is out of range; give {self.within[0]:g} to {self.within[1]:g}."
         return ""
 
 
 def setting(default: Any, text: str = "", **limits: Any) -> Any:
-    """A dataclass field with its default (lists are copied), its meaning in words and its `Limits`."""
+    """A dataclass field with its default (lists are copied), its meaning in words and its `Limits`; `fraction=True` is 0 to 1."""
+    if limits.pop("fraction", False):
+        limits["within"] = (0, 1)
     metadata = {"limits": Limits(text, **limits)}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -235,21 +234,18 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def validate(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError for the first value that is impossible, by its key."""
-    for key, value in leaves(dataclasses.asdict(config)):
-        check_value(f"{prefix}{key}", value)
-    check_limits(config, prefix)
-    _check_sections(config)
-
-
-def check_limits(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError for the first field, sections included, whose value breaks its limits."""
+    """Raise ConfigError for the first value that is impossible, by its key, sections included."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if problem := limits_of(config, field.name).problem(f"{prefix}{field.name}", value):
-            raise ConfigError(problem)
+        key, value = f"{prefix}{field.name}", getattr(config, field.name)
         if is_dataclass(value):
-            check_limits(value, f"{prefix}{field.name}.")
+            validate(value, f"{key}.")
+            continue
+        for _, item in leaves(value, key):
+            check_value(key, item)
+        if problem := limits_of(config, field.name).problem(key, value):
+            raise ConfigError(problem)
+    if hasattr(config, "check"):
+        config.check()
 
 
 def check_value(key: str, value: Any) -> None:
@@ -261,14 +257,6 @@ def check_value(key: str, value: Any) -> None:
     for name, kind in (("a control character", "Cc"), ("half a character", "Cs")):
         if isinstance(value, str) and any(unicodedata.category(c) == kind for c in value):
             raise ConfigError(f"{key}={value!r} has {name}; leave it out.")
-
-
-def _check_sections(config: Any) -> None:
-    for field in dataclasses.fields(config):
-        if is_dataclass(section := getattr(config, field.name)):
-            _check_sections(section)
-    if hasattr(config, "check"):
-        config.check()
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -164,9 +164,6 @@ def check_outputs(config: Any) -> None:
         if not limits.writes or not value or ("URL" in limits.writes and "://" in value):
             continue
         check_output(value, key, folder=limits.writes.startswith("folder"))
-        endings = limits.writes.split() if limits.writes.startswith(".") else []
-        if endings and Path(value).suffix not in endings:
-            raise ConfigError(f"{key}={value} has an unknown ending; use one of {', '.join(endings)}.")
 
 
 @contextmanager

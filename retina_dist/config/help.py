@@ -8,20 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from retina_dist.settings import MISSING, Limits, limits_of
+import yaml
+
+from retina_dist.settings import MISSING, Limits, limits_of, section_of
 
 # Settings and entries that beginners do not need stand below a line.
 LATER = ("nccl", "logging", "strategy", "schedule", "optimizer", "task", "gpu", "debug", "launcher", "worker")
-RARE = (
-    "parity",
-    "parity_classes",
-    "class_shards",
-    "shards",
-    "synthetic",
-    "detection_parity",
-    "classification_parity",
-    "quiet",
-)
+RARE = "parity parity_classes class_shards shards synthetic detection_parity classification_parity quiet".split()  # noqa: SIM905
 FLAGS = """Hydra's options work as it documents them: --cfg job (the composed settings), --info, --multirun or -m (a sweep),
 --config-dir FOLDER (entries of your own), --config-path RUN --config-name config (the settings of an earlier run).
 All keys, with every limit: docs/settings.md."""
@@ -29,33 +22,23 @@ All keys, with every limit: docs/settings.md."""
 
 def help_page(name: str, schema: type, document: str, conf: Path) -> str:
     """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys."""
-    groups = [g for g in _groups(conf / f"{name}.yaml") if (conf / g).is_dir() and g != "hydra"]
+    named = [
+        group
+        for entry in yaml.safe_load((conf / f"{name}.yaml").read_text())["defaults"]
+        if isinstance(entry, dict)
+        for group in entry
+    ]
+    groups = ["task", "data", "model"] * ("task" in named)
+    groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", *groups)]
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
     if groups:
         blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))
-    first: list[str] = []
-    later: list[str] = []
-    for section, rows in _sections(schema):
-        (later if section.partition(".")[0] in LATER else first).append(
-            "\n".join([f"{section}:"] * bool(section) + rows)
-        )
-    blocks += first
+    sections = {name: "\n".join([f"{name}:"] * bool(name) + rows) for name, rows in _sections(schema)}
+    later = [text for name, text in sections.items() if name.partition(".")[0] in LATER]
+    blocks += [text for text in sections.values() if text not in later]
     if later:
         blocks += ["-- What few trainings change " + "-" * 72, *later]
     return "\n\n".join([*blocks, FLAGS]) + "\n"
-
-
-def _groups(file: Path) -> list[str]:
-    """The groups of a configuration's defaults list."""
-    lines = file.read_text().splitlines()
-    start = lines.index("defaults:") + 1
-    named = (line.strip().removeprefix("- ").partition(":") for line in lines[start:] if line.startswith("  - "))
-    groups = [group for group, colon, _ in named if colon]
-    return (
-        ["task", "data", "model", *(g for g in groups if g not in ("task", "data", "model"))]
-        if "task" in groups
-        else groups
-    )
 
 
 def _choices(folder: Path) -> str:
@@ -85,11 +68,6 @@ def _row(schema: type, field: Any, hint: Any, prefix: str) -> str:
     return textwrap.fill(f"{head}{'. ' + limits.text if limits.text else ''}", 130, subsequent_indent=" " * 35)
 
 
-def section_of(hint: Any) -> type | None:
-    """The dataclass of a section, None for a setting."""
-    return next((a for a in (hint, *get_args(hint)) if isinstance(a, type) and dataclasses.is_dataclass(a)), None)
-
-
 def type_in_words(hint: Any) -> str:
     """A type, such as `list of int or null`."""
     inner = [type_in_words(a) for a in get_args(hint)]
@@ -111,8 +89,7 @@ def default_in_words(field: Any) -> str:
 def allowed(limits: Limits) -> str:
     """The values that a setting may have, "" without limits."""
     words = [str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)]
-    if limits.within or limits.fraction:
-        least, most = limits.within or (0, 1)
-        words.append(f"{least:g} to {most:g}")
+    if limits.within:
+        words.append("{:g} to {:g}".format(*limits.within))
     signs = (("≥", limits.at_least), (">", limits.above), ("<", limits.below), ("≤", limits.at_most))
     return ", ".join([*words, *(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retina_dist.errors import ConfigError
-from retina_dist.settings import MISSING, check_limits, setting
+from retina_dist.settings import MISSING, setting, validate
 
 
 @dataclass
@@ -34,7 +34,10 @@ class ServeConfig:
     debug: bool = False
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        validate(self)
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
         if self.max_images > self.max_queue:
             raise ConfigError(f"max_images={self.max_images} never fit into max_queue={self.max_queue}; raise it.")
         if self.api_key == "":
