@@ -171,7 +171,10 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
         return f"{sentence}; write one, or several without brackets with --multirun."
     if isinstance(value, bool):
         optional = ", or null" if type(None) in _kinds(hint) else ""
-        return f"{sentence}; give {'a name or a path' if str in _kinds(hint) else 'a number'}{optional}."
+        wanted = (
+            "a name or a path" if str in _kinds(hint) else f"one, such as {key}={0.1 if float in _kinds(hint) else 2}"
+        )
+        return f"{sentence}; give {wanted}{optional}."
     return f"{sentence}; write true or false." if bool in _kinds(hint) else f"{sentence}."
 
 

@@ -37,7 +37,7 @@ class Task(ABC):
     """What a run needs of its task. The assembler calls the methods in the order below, on every rank unless stated otherwise.
 
     `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
-    `config.task.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
+    `run_config.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
     chooses the best checkpoint where `trainer.monitor` is null. `headline_metrics` are those on the progress line, the first
     three of which curves.png shows; () means all. A resume must find `locked_settings`, dotted keys, as they were.
     """

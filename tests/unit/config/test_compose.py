@@ -206,6 +206,7 @@ def test_files_begin_with_what_they_are() -> None:
         ("data.batch_size=auto", "give one, and trainer.accumulate=auto to fit it into the memory."),
         ("optimizer.lr=null", "optimizer.lr=null is not a number."),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number."),
+        ("data.hflip=true", "data.hflip=true is not a number; give one, such as data.hflip=0.1."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
         ("trainer.max_duration=[1]", "trainer.max_duration=[1] is not a text; write one, or several without brackets"),
         ("data.min_sizes=8", "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8]."),
