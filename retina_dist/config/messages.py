@@ -38,7 +38,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
             f"a file of the configuration cannot be read ({error.strerror}); check the names of data, model and the like."
         ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"a file of the configuration is not YAML: {' '.join(str(error).split())}.") from error
     except ValueError as error:
         if "integer string conversion" in str(error):  # Python's answer to a whole number of 5000 digits
             raise ConfigError("a value is too large for a number.") from error

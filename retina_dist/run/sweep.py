@@ -122,7 +122,7 @@ def job_command(launcher: str, folder: Path) -> list[str]:
         words = shlex.split(launcher)
     except ValueError as error:
         raise ConfigError(
-            f"launcher={launcher} is no command line ({error}); write launcher='mpirun -np 2'."
+            f"launcher={launcher} is not a command line ({error}); write launcher='mpirun -np 2'."
         ) from error
     module = ["-m", "retina_dist.train"]
     if not Path(words[0]).name.startswith("torchrun"):  # which starts a Python by itself

@@ -401,6 +401,8 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
         ("Trainer", "epochs", "max_duration"),
         ("Trainer", "accelerator", "strategy.device"),
         ("DetectionData", "imgsz", "min_sizes"),
+        ("OptimizerConfig", "learning_rate", "lr"),
+        ("ScheduleConfig", "milestone", "milestones"),
     ],
 )
 def test_unknown_arguments_are_named(name: str, argument: str, meant: str) -> None:

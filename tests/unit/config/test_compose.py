@@ -318,7 +318,7 @@ OWN_FILES = {
     "good": ("data: {batch_size: 3}", None),
     "key": ("lr: 3", "lr is not a setting; did you mean optimizer.lr?"),
     "type": ("data: {min_sizes: 8}", "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8]."),
-    "form": ("data: [", "is no YAML"),
+    "form": ("data: [", "is not YAML"),
     "group": ("defaults: [override /data: nope]", "data=nope does not exist"),
 }
 
