@@ -86,20 +86,17 @@ def load_optimizer(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     groups: list[dict[str, Any]],
-    saved_groups: list[dict[str, Any]] | None = None,
+    saved_groups: list[dict[str, Any]] | None,
 ) -> None:
     """Load the values of each parameter from `state`, an optimizer's `state_dict`; settings that were changed stay `optimizer`'s.
 
     `groups` and `saved_groups` are what `describe_groups` returned for both: parameters are matched by name, so their grouping may
-    change. A group's value is loaded where its setting is the same, because an optimizer may keep values of its own there. Without
-    `saved_groups`, as in checkpoints of version 0.1, parameters are matched by position. The memory format is the parameter's.
-    Raises CheckpointError where the parameters differ.
+    change. A group's value is loaded where its setting is the same, because an optimizer such as Prodigy keeps estimates there.
+    The memory format is the parameter's. Raises CheckpointError where the parameters differ.
     """
-    if saved_groups is None and [len(g["params"]) for g in state["param_groups"]] == [len(g["names"]) for g in groups]:
-        saved_groups = [{"names": group["names"]} for group in groups]
-    index = {name: i for i, name in enumerate(name for group in saved_groups or () for name in group["names"])}
     names = [name for group in groups for name in group["names"]]
-    if index.keys() != set(names):
+    saved_names = [name for group in saved_groups or () for name in group["names"]]
+    if set(saved_names) != set(names):
         number = sum(len(group["params"]) for group in state["param_groups"])
         raise CheckpointError(
             f"the checkpoint's optimizer has {number} parameters in other groups than the {len(names)} of this run; resume with "
@@ -109,11 +106,9 @@ def load_optimizer(
     for group, made in zip(merged, groups, strict=True):
         for then, saved in zip(saved_groups or (), state["param_groups"], strict=True):
             if then["names"] == made["names"]:
-                group |= {
-                    k: v
-                    for k, v in saved.items()
-                    if k != "params" and (k in then) == (k in made) and then.get(k) == made.get(k)
-                }
+                same = [k for k in saved if (k in then) == (k in made) and then.get(k) == made.get(k)]
+                group |= {k: saved[k] for k in same if k != "params"}
+    index = {name: i for i, name in enumerate(saved_names)}
     values = {i: state["state"][index[name]] for i, name in enumerate(names) if index[name] in state["state"]}
     optimizer.load_state_dict({"state": values, "param_groups": merged})
     for parameter, kept in optimizer.state.items():
