@@ -22,16 +22,13 @@ logger = logging.getLogger(__name__)
 
 def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None) -> RetinaNet:
     """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
-    arguments = asdict(settings)
-    weights, backbone_weights = arguments.pop("weights"), arguments.pop("backbone_weights")
-    eps = arguments.pop("norm_eps")
-    model = build_retinanet(**arguments | {"num_classes": count_classes(settings, num_classes)})
-    if weights:
-        logger.info(load_weights(model, str(located(weights)), categories))
-    elif backbone_weights:
-        logger.info(load_backbone_weights(model, str(located(backbone_weights)), settings.backbone))
-    if eps is not None:
-        set_batch_norm_eps(model, eps)
+    model = build_retinanet(**asdict(settings) | {"num_classes": count_classes(settings, num_classes)})
+    if settings.weights:
+        logger.info(load_weights(model, str(located(settings.weights)), categories))
+    elif source := settings.backbone_weights:
+        logger.info(load_backbone_weights(model, str(located(source)), settings.backbone))
+    if settings.norm_eps is not None:
+        set_batch_norm_eps(model, settings.norm_eps)
     return model
 
 

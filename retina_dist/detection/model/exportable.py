@@ -28,18 +28,13 @@ class ExportableRetinaNet(nn.Module):
     (`postprocess.MOST_MOVED_CPU`) overlaps within float32's rounding of the NMS threshold may be decided otherwise.
     """
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, model: RetinaNet) -> None:
         super().__init__()
         self.model = model.eval()
-        for name, values in (("mean", model.transform.image_mean), ("deviation", model.transform.image_std)):
-            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         height, width = images.shape[-2:]
-        values = (images.to(torch.float32) / 255 - self.mean) / self.deviation
+        values = (images.to(torch.float32) / 255 - self.model.mean.float()) / self.model.deviation.float()
         values = F.pad(values, (0, -width % DIVISOR, 0, -height % DIVISOR))
         features = list(self.model.backbone(values).values())
         outputs = self.model.head(features)
@@ -65,7 +60,8 @@ class ExportableRetinaNet(nn.Module):
         generator.set_cell_anchors(torch.float32, canvas.device)
         sizes = [feature.shape[-2:] for feature in features]
         strides = [[canvas.shape[-2] // height, canvas.shape[-1] // width] for height, width in sizes]
-        return generator.grid_anchors(sizes, strides)  # type: ignore[no-any-return]
+        levels: list[Tensor] = generator.grid_anchors(sizes, strides)
+        return levels
 
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

@@ -7,16 +7,13 @@ batch, so the mean over ranks equals the loss of the undivided batch.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.focal_loss import focal_loss
 from retina_dist.detection.model.targets import BACKGROUND, IGNORED, decode, encode
-
-BoxLoss = Literal["l1", "smooth_l1", "giou"]
 
 
 def giou_loss(predicted: Tensor, boxes: Tensor, eps: float = 1e-7) -> Tensor:
@@ -37,23 +34,21 @@ def retinanet_losses(
     offsets: Tensor,
     anchors: Tensor,
     matched: Tensor,
-    boxes: Tensor,
-    labels: Tensor,
+    batch: Batch,
     *,
-    real: Tensor | None = None,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
-    box_loss: BoxLoss = "l1",
-    smooth_l1_beta: float = 1.0 / 9,
+    alpha: float,
+    gamma: float,
+    box_loss: str,
+    smooth_l1_beta: float,
 ) -> dict[str, Tensor]:
     """Mean over real images of classification and box loss, as two scalars under torchvision's names.
 
-    logits [B, A, K], offsets [B, A, 4] (of any float type: the maths is at least float32), anchors [A, 4],
-    matched [B, A] as `targets.match` gives it, boxes [B, M, 4], labels [B, M]. Images whose `real` [B] bool is False
-    count nowhere; without any other, both losses are 0.
+    logits [B, A, K], offsets [B, A, 4] (of any float type: the maths is at least float32), anchors [A, 4], matched [B, A] as
+    `targets.match` gives it. Fillers of the batch count nowhere; without real images both losses are 0.
     """
+    real, labels = batch.real, batch.labels
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    offsets, anchors, boxes = (x.to(dtype) for x in (offsets, anchors, boxes))
+    offsets, anchors, boxes = (x.to(dtype) for x in (offsets, anchors, batch.boxes))
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
     classes = torch.where(foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND))
@@ -73,7 +68,7 @@ def retinanet_losses(
     }
 
 
-def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: BoxLoss, beta: float) -> Tensor:
+def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: float) -> Tensor:
     if kind == "giou":
         return giou_loss(decode(offsets, anchors), boxes)
     targets = encode(boxes, anchors)

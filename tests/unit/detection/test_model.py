@@ -133,11 +133,10 @@ def test_resnext_equals_torchvisions_retinanet_on_the_same_body(norm: str, train
         torch.testing.assert_close(copied[name], value, rtol=1e-12, atol=1e-9)
 
 
-@pytest.mark.parametrize("loss_impl", ["batched", "torchvision"])
-def test_fillers_count_nowhere(loss_impl: str) -> None:
+def test_fillers_count_nowhere() -> None:
     """Losses, gradients and statistics are those of the real images alone; without any of these, nothing moves."""
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32, loss_impl=loss_impl).double()
+    model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32).double()
     filled = make_batch([4, 2, 0], num_classes=5)
     filled = dataclasses.replace(filled, boxes=filled.boxes.double())
     pair = dataclasses.replace(filled, **{n: x[:2] for n, x in vars(filled).items() if isinstance(x, torch.Tensor)})
@@ -266,8 +265,6 @@ def test_impossible_settings_name_the_key() -> None:
         build_retinanet(num_classes=2, backbone="vgg16")
     with pytest.raises(ConfigError, match="fpn_channels=48"):
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
-    with pytest.raises(ConfigError, match="focal_alpha"):
-        build_retinanet(num_classes=2, loss_impl="torchvision", focal_alpha=0.5)
 
 
 def test_folded_norms_follow_their_statistics() -> None:
@@ -324,8 +321,8 @@ def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for
             sum(model(batch).values()).backward()
         counts.append(sum(counted.operators.values()))
         assert not counted.waits
-    model.loss_impl = "torchvision"
+    images, targets = torchvision_inputs(batch)
     with OperatorCount() as reference:
-        model(batch)
+        as_torchvision(model.double(), CANVAS)(images, targets)
     assert counts[0] == counts[1]
     assert reference.waits["nonzero"] > 0  # or the measure sees nothing

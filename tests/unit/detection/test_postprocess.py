@@ -13,7 +13,8 @@ from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.postprocess import moved_by_label, nms_by_group, postprocess
-from retina_dist.detection.model.retinanet import ANCHOR_SIZES, ASPECT_RATIOS, anchor_generator, build_retinanet
+from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
+from retina_dist.detection.settings import ModelConfig
 
 CANVAS = (96, 128)
 SETTINGS = {"score_threshold": 0.05, "nms_threshold": 0.5, "topk_candidates": 1000, "detections_per_image": 300}
@@ -38,7 +39,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pyramid() -> list[Tensor]:
     """Anchors [A_l, 4] of the five levels on CANVAS."""
-    generator = anchor_generator(ANCHOR_SIZES, ASPECT_RATIOS)
+    generator = anchor_generator(ModelConfig().anchor_sizes, ModelConfig().aspect_ratios)
     strides = (8, 16, 32, 64, 128)
     grids = [[-(-side // stride) for side in CANVAS] for stride in strides]
     cells = generator.grid_anchors(grids, [[torch.tensor(s)] * 2 for s in strides])
