@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,10 +24,10 @@ from retina_dist.detection.data.synthetic import synthetic_annotations, syntheti
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings, category_names
+from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, DataError, UserError
+from retina_dist.errors import CheckpointError, UserError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
 from retina_dist.text import format_bytes, pluralize
@@ -92,33 +92,17 @@ class DetectionTask(Task):
         return state
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
-        """Number the categories as a checkpoint, `source`, does, by their names. Raises CheckpointError where those do not agree.
-
-        `state` is what the checkpoint says of its categories. Ids stay those of the annotation files.
-        """
-        now = self.train.categories
-        entries = [{"id": old, "name": name} for old, name in enumerate(now.names) if name]
-        named = category_names(self.config.data.category_map)
-        renamed = {theirs: ours for theirs, ours in named.items() if ours is not None}
+        """Raise CheckpointError unless the labels of the checkpoint `source` stand for the same names; ids may differ."""
         try:
-            labels = Categories.from_state(state)
-            if labels.names == now.names:
-                return
-            old_labels = labels.matched(entries, renamed, f"data={self.config.data.name}").ids
-            if any(name and old < 0 for name, old in zip(labels.names, old_labels, strict=True)):
-                raise DataError("some of them are missing")
+            theirs = Categories.from_state(state).names
         except UserError as error:
-            reason = str(error).split(";")[0]
+            raise CheckpointError(f"{source} does not say which categories it was trained on ({error}).") from error
+        if theirs != self.train.categories.names:
+            other = [repr(a or b) for a, b in zip_longest(theirs, self.train.categories.names) if a != b]
             raise CheckpointError(
-                f"{source} was trained on other categories than data={self.config.data.name} has ({reason}); resume with the same "
-                f"data, map their names with data.category_map, or start a new run with model.weights={source}."
-            ) from error
-        renumbered = np.zeros(len(now.names), np.int64)
-        renumbered[[old for old in old_labels if old >= 0]] = [new for new, old in enumerate(old_labels) if old >= 0]
-        for part in {id(part): part for part in (self.train, self.val) if part is not None}.values():
-            part.labels = [renumbered[row] for row in part.labels]
-            ids = tuple(part.categories.ids[old] if old >= 0 else -1 for old in old_labels)
-            part.categories = Categories(ids, labels.names)
+                f"{source} was trained on other categories than data={self.config.data.name} has ({', '.join(other[:3])}); resume "
+                f"with the same annotations, or start a new run with model.weights={source}."
+            )
 
     @property
     def num_images(self) -> int:

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -48,29 +47,11 @@ def task(root: Path, train: dict[str, int], val: dict[str, int], *overrides: str
     return DetectionTask(config, SingleDeviceStrategy("cpu"))
 
 
-def labels(part: Any) -> list[list[int]]:
-    return [row.tolist() for row in part.labels]
-
-
 FIRST = {"person": 1, "dog": 2, "cat": 3}
 ALPHABETICAL = {"person": 3, "dog": 2, "cat": 1}
 
 
-def test_a_resumed_run_numbers_the_categories_as_its_checkpoint_does(tmp_path: Path) -> None:
-    before = task(tmp_path / "a", FIRST, FIRST)
-    now = task(tmp_path / "b", ALPHABETICAL, {"person": 7, "dog": 1, "cat": 0})
-    assert labels(now.train) != labels(before.train)
-    now.load_checkpoint_state(before.train.categories.state(), "last.pt")
-    assert now.val is not None
-    assert labels(now.train) == labels(now.val) == labels(before.train)
-    assert (now.train.categories.ids, now.train.categories.names) == ((3, 2, 1), ("person", "dog", "cat"))
-    assert now.val.categories.ids == (7, 1, 0)  # what results are written with
-    assert now.train.categories.labels_of(np.array([3])) == 0
-    now.load_checkpoint_state(before.train.categories.state(), "last.pt")
-    assert labels(now.train) == labels(before.train)
-
-
-@pytest.mark.parametrize("other", [{**FIRST, "tree": 4}, {"person": 1, "dog": 2}, {"person": 1, "dog": 2, "Cat": 3}])
+@pytest.mark.parametrize("other", [{**FIRST, "tree": 4}, {"person": 1, "dog": 2}, ALPHABETICAL])
 def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dict[str, int]) -> None:
     state = Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state()
     now = task(tmp_path, other, other)
@@ -78,18 +59,16 @@ def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dic
         CheckpointError, match="last.pt was trained on other categories than data=coco has .*resume with"
     ):
         now.load_checkpoint_state(state, "last.pt")
-    with pytest.raises(CheckpointError, match=r"last.pt .*cannot be read"):
+    with pytest.raises(CheckpointError, match=r"last.pt does not say which categories"):
         now.load_checkpoint_state({}, "last.pt")
-    with pytest.raises(CheckpointError, match="categories cannot be read"):
+    with pytest.raises(CheckpointError, match=r"last.pt does not say which categories"):
         now.load_checkpoint_state(now.checkpoint_state({"categories": 3}), "last.pt")
 
 
-def test_names_are_mapped_on_resume(tmp_path: Path) -> None:
-    now = task(tmp_path, {"Cat": 1, "person": 2, "dog": 3}, FIRST, "data.category_map=[[Cat,cat],[cat,Cat]]")
-    now.load_checkpoint_state(Categories((1, 2, 3), ("person", "dog", "cat")).state(), "last.pt")
-    assert labels(now.train) == [[2, 1], [0]]
-    assert now.val is not None
-    assert labels(now.val) == [[0, 2], [1]]
+def test_a_resume_may_have_other_ids_of_the_same_names(tmp_path: Path) -> None:
+    before, now = task(tmp_path / "a", FIRST, FIRST), task(tmp_path / "b", {"person": 7, "dog": 8, "cat": 9}, FIRST)
+    now.load_checkpoint_state(before.train.categories.state(), "last.pt")
+    assert now.train.categories.ids == (7, 8, 9)
 
 
 def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path) -> None:
