@@ -36,11 +36,6 @@ class EvaluateConfig:
     box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and plots; null: none", writes="folder")
     nccl: NcclConfig = field(default_factory=NcclConfig)
-    backend: str = setting(
-        "auto",
-        "auto: the fastest that is installed",
-        choices=("auto", "ultrafast-pycocotools", "pycocotools"),
-    )
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     batch_size: int = setting(8, at_least=1)

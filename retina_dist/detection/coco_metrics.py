@@ -7,19 +7,18 @@ Ground truth is the annotation file as it is, never boxes that went through a tr
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import io
 import json
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,18 +26,17 @@ from torch import Tensor, nn
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["auto", "ultrafast-pycocotools", "pycocotools"]
-# Where each has its ground truth and its metrics, the fastest first.
+# Where each has its ground truth and its metrics, the fastest first; their numbers are equal to the last bit.
 EVALUATORS = {
-    "ultrafast-pycocotools": (("ultrafast_pycocotools", "COCO"), ("ultrafast_pycocotools", "COCOeval")),
-    "pycocotools": (("pycocotools.coco", "COCO"), ("pycocotools.cocoeval", "COCOeval")),
+    "ultrafast-pycocotools": ("ultrafast_pycocotools", "ultrafast_pycocotools"),
+    "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval"),
 }
 
 STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -63,35 +61,25 @@ class CocoResult:
 
 
 def evaluate_rows(
-    coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, backend: Backend = "auto"
+    coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, evaluator: str | None = None
 ) -> CocoResult:
     """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict).
 
-    `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. "auto" takes
-    the fastest evaluator that is installed; pycocotools is the reference. Numbers and arrays of ultrafast-pycocotools equal
-    its to the last bit. Raises ConfigError for a backend that is not installed.
+    `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. `evaluator` is
+    one of EVALUATORS, by default the fastest that is installed.
     """
-    if backend == "auto":
-        backend = installed_backends()[0]
-    coco_class, evaluation_class = _implementation(backend)
+    truth_module, metrics_module = map(import_module, EVALUATORS[evaluator or installed_evaluators()[0]])
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = coco_class()
-        # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are given anew,
+        truth, detected = truth_module.COCO(), truth_module.COCO()
+        # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are replaced,
         # because an id of 0 means "no match" to them: a box with it would always be missed.
         boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
-        truth.dataset = {**coco, "annotations": boxes}
-        truth.createIndex()
-        if backend == "ultrafast-pycocotools":  # takes the array as it is, and only rows of known images
-            detected = truth.loadRes(rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])])
-        else:
-            detected = coco_class()
-            detected.dataset = {
-                "images": coco["images"],
-                "categories": coco["categories"],
-                "annotations": _as_annotations(rows),
-            }
-            detected.createIndex()
-        evaluation = evaluation_class(truth, detected, "bbox")
+        truth.dataset, detected.dataset = {**coco, "annotations": boxes}, {**coco, "annotations": []}
+        truth.createIndex(), detected.createIndex()
+        rows = rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])]
+        if len(rows):
+            detected = truth.loadRes(rows)
+        evaluation = metrics_module.COCOeval(truth, detected, "bbox")
         if image_ids is not None:
             evaluation.params.imgIds = sorted(image_ids)
         evaluation.evaluate()
@@ -115,10 +103,8 @@ def detections_to_rows(
     """
     if not detections:
         return np.zeros((0, COLUMNS))
-    boxes, scores, labels = (
-        torch.cat([each[key] for each in detections]).double()  # type: ignore[literal-required]
-        for key in ("boxes", "scores", "labels")
-    )
+    columns = zip(*((each["boxes"], each["scores"], each["labels"]) for each in detections))
+    boxes, scores, labels = (torch.cat(column).double() for column in columns)
     values = torch.column_stack((boxes, scores, labels)).cpu().numpy()  # one copy from the device for all
     category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
     image = np.repeat(np.array(image_ids, dtype=np.float64), [len(each["scores"]) for each in detections])
@@ -141,56 +127,17 @@ def write_results(rows: np.ndarray, path: Path) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(json.dumps(results)))
 
 
-class Results(NamedTuple):
-    """A results json as it was read."""
-
-    path: Path
-    entries: list[Any]
-    categories: Categories | None  # None: the file has ids only
-    file_names: dict[int, str]  # of image ids, where the file has them
-
-
-def read_results(path: Path) -> Results:
-    """COCO's list of results, or a COCO dictionary whose annotations have scores. Raises DataError."""
+def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
+    """Rows [n, 7] of a COCO results json for the ground truth `coco`. Raises DataError naming file and entry."""
     try:
-        content = json.loads(read_bytes(path))
+        entries = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
-    entries = content.get("annotations") if isinstance(content, dict) else content
     if not isinstance(entries, list):
-        raise DataError(
-            f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …], or a dictionary with such "
-            "annotations."
-        )
-    if isinstance(content, list):
-        return Results(path, entries, None, {})
-    try:
-        categories = Categories.from_coco(content["categories"]) if content.get("categories") else None
-        return Results(path, entries, categories, {image["id"]: _base(image) for image in content.get("images") or ()})
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"{path} has images or categories that cannot be read ({error!r}); each needs an id and a name."
-        ) from error
-
-
-def rows_of_results(results: Results, coco: dict[str, Any], categories: Categories | None = None) -> np.ndarray:
-    """Rows [n, 7] of results for the ground truth `coco`. Raises DataError naming file and entry.
-
-    `categories` are those of the results matched with the ground truth's by name: detections of others are left out. Without
-    them category ids must be those of the ground truth, as image ids always must.
-    """
-    images = {image["id"]: _base(image) for image in coco["images"]}
-    for image_id, name in results.file_names.items():
-        if name and images.get(image_id, name) not in (name, ""):
-            raise DataError(
-                f"{results.path}: image {image_id} is {name!r}, and {images[image_id]!r} in the ground truth; give the results of "
-                "its images."
-            )
-    category_of = {category["id"]: category["id"] for category in coco["categories"]}
-    if results.categories and categories:
-        category_of = dict(zip(results.categories.ids, categories.ids, strict=True))
-    rows = np.zeros((len(results.entries), COLUMNS))
-    for i, entry in enumerate(results.entries):
+        raise DataError(f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …].")
+    known = {what: {e["id"] for e in coco[key]} for what, key in (("image", "images"), ("category", "categories"))}
+    rows = np.zeros((len(entries), COLUMNS))
+    for i, entry in enumerate(entries):
         try:
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
@@ -199,19 +146,14 @@ def rows_of_results(results: Results, coco: dict[str, Any], categories: Categori
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{results.path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
+                f"{path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
             ) from error
-        for what, known in (("image", images), ("category", category_of)):
-            if entry[f"{what}_id"] not in known:
+        for what, ids in known.items():
+            if entry[f"{what}_id"] not in ids:
                 raise DataError(
-                    f"{results.path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth does not have."
+                    f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth does not have."
                 )
-        rows[i, 6] = category_of[entry["category_id"]]
-    return rows[rows[:, 6] >= 0]
-
-
-def _base(image: dict[str, Any]) -> str:
-    return re.split(r"[/\\]", str(image.get("file_name") or ""))[-1]
+    return rows
 
 
 class CocoEvaluator:
@@ -233,10 +175,9 @@ class CocoEvaluator:
         batches: Callable[[], Iterable[Batch]],
         strategy: DistributedStrategy,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        backend: Backend = "auto",
     ) -> None:
         self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
-        self.autocast, self.backend = autocast, backend
+        self.autocast = autocast
         self.last_result: CocoResult | None = None
         self.last_rows: np.ndarray | None = None
 
@@ -250,7 +191,7 @@ class CocoEvaluator:
         self.last_rows = rows = self._gathered(rows)
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
-        self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids), backend=self.backend)
+        self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids))
         doing("")
         stats = self.last_result.stats.items()
         return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
@@ -315,40 +256,9 @@ class CocoEvaluator:
         return everyone[ranks == ranks[first][image], :COLUMNS]
 
 
-def installed_backends() -> list[Backend]:
-    """The evaluators that can be used here, the fastest first."""
-    return [
-        name  # type: ignore[misc]
-        for name, ((module, _), _) in EVALUATORS.items()
-        if importlib.util.find_spec(module.split(".")[0])
-    ]
-
-
-def _implementation(backend: str) -> list[Any]:
-    """The classes that hold ground truth and compute the metrics."""
-    try:
-        return [getattr(importlib.import_module(module), name) for module, name in EVALUATORS[backend]]
-    except ImportError as error:
-        raise ConfigError(
-            f"backend={backend} is not installed; run `pip install {backend}` or use backend=pycocotools."
-        ) from error
-
-
-def _as_annotations(rows: np.ndarray) -> list[dict[str, Any]]:
-    """Rows as what `COCO.loadRes` makes of a results json."""
-    areas = (rows[:, 3] * rows[:, 4]).tolist()
-    return [
-        {
-            "id": i,
-            "image_id": int(row[0]),
-            "bbox": row[1:5],
-            "score": row[5],
-            "category_id": int(row[6]),
-            "area": area,
-            "iscrowd": 0,
-        }
-        for i, (row, area) in enumerate(zip(rows.tolist(), areas, strict=True), start=1)
-    ]
+def installed_evaluators() -> list[str]:
+    """Those that can be used here, the fastest first."""
+    return [name for name, (module, _) in EVALUATORS.items() if find_spec(module.split(".")[0])]
 
 
 def _distinct_names(entries: list[dict[str, Any]]) -> dict[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 
 if TYPE_CHECKING:
-    from retina_dist.detection.coco_metrics import Backend, CocoResult
+    from retina_dist.detection.coco_metrics import CocoResult
 
 CANVAS_DIVISOR = 32
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
@@ -108,9 +108,10 @@ class Detector(Predictor[Batch, Detections]):
     def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
         names = torchvision_categories(name)
-        variant: Literal["v1", "v2"] = "v2" if "_V2_" in name else "v1"
-        norm: Literal["frozen_bn", "bn"] = "bn" if variant == "v2" else "frozen_bn"
-        model = build_retinanet(num_classes=len(names), variant=variant, norm=norm)
+        is_v2 = "_V2_" in name
+        model = build_retinanet(
+            num_classes=len(names), variant="v2" if is_v2 else "v1", norm="bn" if is_v2 else "frozen_bn"
+        )
         load_weights(model, name)
         known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
         ids = tuple(label if k else -1 for label, k in enumerate(known))
@@ -120,8 +121,6 @@ class Detector(Predictor[Batch, Detections]):
     @classmethod
     def _read(cls, content: Mapping[str, Any]) -> tuple[RetinaNet, dict[str, Any]]:
         arguments = content["model_arguments"]
-        if "norm_eps" in arguments and arguments["norm_eps"] is None:
-            raise ValueError("its norm_eps is None")
         validate(ModelConfig(**arguments), "model.")
         sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
         return build_retinanet(**arguments), {"categories": Categories.from_state(content["categories"]), **sizes}
@@ -134,19 +133,17 @@ class Detector(Predictor[Batch, Detections]):
         """
         return self.run_each(images)
 
-    def evaluate(
-        self, data: DetectionData, *, strategy: StrategySettings | None = None, backend: Backend = "auto"
-    ) -> CocoResult:
+    def evaluate(self, data: DetectionData, *, strategy: StrategySettings | None = None) -> CocoResult:
         """COCO metrics over the validation set of `data`, shared out over the processes; every rank calls it.
 
-        `strategy` is by default that of the launcher, on the detector's device; `backend` is the implementation of the metrics.
-        Raises ConfigError where `data` has no validation set, and DataError where its categories are not the detector's.
+        `strategy` is by default that of the launcher, on the detector's device. Raises ConfigError where `data` has no validation
+        set, and DataError where its categories are not the detector's.
         """
         from retina_dist.detection.evaluation import evaluate_on
 
         if not isinstance(data, DetectionData):
             raise ConfigError(f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER).")
-        return evaluate_on(self, data, strategy or StrategyConfig(device=str(self.device)), backend)
+        return evaluate_on(self, data, strategy or StrategyConfig(device=str(self.device)))
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image on its canvas, as the validation had it; on the CPU, in any thread."""

@@ -15,14 +15,13 @@ from retina_dist.detection.coco_metrics import (
     CocoResult,
     evaluate_rows,
     read_results,
-    rows_of_results,
     write_results,
 )
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.settings import DetectionData, category_names
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
@@ -75,7 +74,7 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result, rows = _evaluated(detector, annotations, data, strategy, config.backend)
+            result, rows = _evaluated(detector, annotations, data, strategy)
         if folder:
             write_results(rows, folder / "results.json")
     if folder:
@@ -99,29 +98,24 @@ def format_table(result: CocoResult) -> str:
 def _of_results(config: EvaluateConfig) -> CocoResult:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
-    results = read_results(Path(str(config.results)))
+    if config.category_map:
+        raise ConfigError(
+            "category_map has no effect with results, whose category ids are those of annotations; leave it out."
+        )
     truth = parse_path(str(config.annotations))
-    annotations = load_annotations(
-        truth,
-        truth.parent,
-        categories=results.categories,
-        category_map=category_names(config.category_map),
-        missing_images="ignore",
-        box_format=config.box_format,
-    )
+    annotations = load_annotations(truth, truth.parent, missing_images="ignore", box_format=config.box_format)
     read_as = DetectionData(name="truth", box_format=config.box_format)
     if problem := implausible_boxes(annotations, "the ground truth", read_as):
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
-    rows = rows_of_results(results, annotations.coco, annotations.categories)
-    return evaluate_rows(annotations.coco, rows, backend=config.backend)  # type: ignore[arg-type]
+    return evaluate_rows(annotations.coco, read_results(Path(str(config.results)), annotations.coco))
 
 
-def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings, backend: str) -> CocoResult:
+def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings) -> CocoResult:
     """The metrics over the validation set of `data`; see `Detector.evaluate`."""
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
         with detector.on(strategy.device):
-            return _evaluated(detector, annotations, data, strategy, backend)[0]
+            return _evaluated(detector, annotations, data, strategy)[0]
 
 
 def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
@@ -135,7 +129,7 @@ def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
 
 
 def _evaluated(
-    detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy, backend: str
+    detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
 ) -> tuple[CocoResult, np.ndarray]:
     """Metrics and detections of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     module = CocoDataModule(
@@ -152,7 +146,6 @@ def _evaluated(
         batches=module.val_batches,
         strategy=strategy,
         autocast=autocast(strategy.device, detector.precision),
-        backend=backend,  # type: ignore[arg-type]
     )
     evaluator(detector.model)
     assert evaluator.last_result is not None
@@ -162,13 +155,13 @@ def _evaluated(
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
     """The detector and the images to judge it on."""
-    path, options = str(config.checkpoint), {"device": device, "precision": config.precision}
+    path = str(config.checkpoint)
     if is_torchvision_name(path):
-        detector = Detector.from_torchvision(path, **options)  # type: ignore[arg-type]
+        detector = Detector.from_torchvision(path, device=device, precision=config.precision)
         data = DetectionData(name="coco")
     else:
         content = load_checkpoint(path)
-        detector = Detector.from_content(content, path, **options)  # type: ignore[arg-type]
+        detector = Detector.from_content(content, path, device=device, precision=config.precision)
         data = data_settings_of(content, DetectionData, path)
     if config.annotations:
         if config.images and config.root:

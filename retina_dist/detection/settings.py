@@ -71,8 +71,8 @@ class DetectionData(DataSettings):
     )
     category_map: list[list[str | None]] = setting(
         [],
-        "[THEIRS, OURS]: a category name (or id) of the validation file (on resume: of both files), and the"
-        " label's name that it means; OURS=null leaves a category out",
+        "[THEIRS, OURS]: a category name (or id) of the validation file, and the label's name that it means; OURS=null leaves a "
+        "category out",
     )
     keep_empty_images: bool = True
     missing_images: str = setting(
@@ -168,7 +168,6 @@ class ModelConfig(DetectorSettings):
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
     box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
-    loss_impl: str = setting("batched", "torchvision: the slow reference", choices=("batched", "torchvision"))
     weights: str | None = setting(None, "whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1")
     backbone_weights: str | None = setting(
         None, "the backbone alone: a checkpoint or state_dict, a URL, or torchvision's, e.g. IMAGENET1K_V1 or DEFAULT"

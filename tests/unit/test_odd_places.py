@@ -76,7 +76,7 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "image": lambda pipe, folder: read_image(pipe),
     "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
     "images": lambda pipe, folder: find_images(str(pipe)),
-    "results": lambda pipe, folder: read_results(pipe),
+    "results": lambda pipe, folder: read_results(pipe, {}),
     "baseline": lambda pipe, folder: _compare(str(pipe), "step", {"a": 1.0}, 0.9),
     "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
     "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
@@ -127,7 +127,7 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: read_split(DetectionData(name="a", format="csv", root=text), "train"),
         lambda: open_run(DetectionRunConfig(data=DetectionData(name="a"), resume=text, output_dir="out")),
         lambda: find_images(text),
-        lambda: read_results(Path(text)),
+        lambda: read_results(Path(text), {}),
     ]
     for reader in readers:
         with pytest.raises(UserError) as caught:

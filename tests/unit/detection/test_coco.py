@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from retina_dist.data.images import read_image
-from retina_dist.detection.coco_metrics import evaluate_rows, installed_backends
+from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -113,8 +113,8 @@ def test_what_coco_may_leave_out_is_filled_in(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize("backend", installed_backends())
-def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, backend: Any):
+@pytest.mark.parametrize("evaluator", installed_evaluators())
+def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, evaluator: str):
     """A perfect detector has AP 1 whatever `iscrowd` and `area` say of a sound box."""
     values = [
         {"iscrowd": 0.0},
@@ -135,11 +135,11 @@ def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, 
             [f"{tmp_path}/a.json: {text}; width x height is taken instead"] if "area" in value else []
         )
         rows = np.array([[7, 10, 10, 20, 20, 0.9, 1], [7, 50, 10, 20.5, 10, 0.8, 1]], dtype=np.float64)
-        assert evaluate_rows(found.coco, rows, backend=backend).stats["AP"] == pytest.approx(1)
+        assert evaluate_rows(found.coco, rows, evaluator=evaluator).stats["AP"] == pytest.approx(1)
     for box in ([10, 10, -5, 20], [10, 10, math.inf, 20], [10, 10, math.nan, 20]):  # missed by any detector
         found = load(tmp_path, with_boxes([10, 10, 20, 20], box))
         assert found.coco["annotations"][1]["area"] == 0
-        assert evaluate_rows(found.coco, rows[:1], backend=backend).stats["AR100"] == pytest.approx(0.5)
+        assert evaluate_rows(found.coco, rows[:1], evaluator=evaluator).stats["AR100"] == pytest.approx(0.5)
 
 
 def test_annotation_ids_leave_out_zero(tmp_path: Path):

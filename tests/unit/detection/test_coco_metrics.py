@@ -1,34 +1,48 @@
-"""The corners of COCO's protocol, on all evaluators, and a validation set shared out over ranks."""
+"""COCO's numbers on all evaluators: by hand, against the official ones and pycocotools; a validation set shared out over ranks."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
     STATS,
-    Backend,
     CocoEvaluator,
+    detections_to_rows,
     evaluate_rows,
-    installed_backends,
+    installed_evaluators,
+    read_results,
+    write_results,
 )
+from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import ConfigError, DataError
+from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(name not in installed_backends(), reason=f"{name} is not installed"))
-    for name in EVALUATORS
-]
+each_evaluator = pytest.mark.parametrize(
+    "evaluator",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(name not in installed_evaluators(), reason=f"{name} is not installed")
+        )
+        for name in EVALUATORS
+    ],
+)
+BIG_ID = 2**40 + 1  # does not fit float32
 CAT, DOG, NEWT = 3, 7, 9
 NEIGHBOURS = (2**24, 2**24 + 1)  # the first two whole numbers that float32 cannot tell apart
 RIGHT, WRONG = [10.0, 10.0, 50.0, 50.0], [120.0, 120.0, 40.0, 40.0]
@@ -57,10 +71,28 @@ def rows_of(*rows: tuple[int, Sequence[float], float, int]) -> np.ndarray:
     return np.array([[image, *bbox, score, category] for image, bbox, score, category in rows], dtype=np.float64)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_detected_is_zero_where_there_is_something_to_find(backend: Backend) -> None:
+@each_evaluator
+def test_by_hand(evaluator: str) -> None:
+    crowd = box(BIG_ID, DOG, [0, 0, 100, 100], crowd=1)
+    cats = box(1, CAT, RIGHT), box(BIG_ID, CAT, [20, 20, 40, 100])
+    truth = truth_of([1, BIG_ID, 5], *cats, box(1, DOG, [100, 100, 20, 20]), crowd)
+    rows = rows_of(
+        (1, RIGHT, 0.9, CAT),
+        (BIG_ID, [20, 20, 40, 60], 0.8, CAT),  # IoU 0.6 of the second
+        (BIG_ID, RIGHT, 0.7, DOG),  # inside the crowd: neither right nor wrong
+    )
+    result = evaluate_rows(truth, rows, evaluator=evaluator)
+    # Of ten thresholds, three (.50, .55, .60) see both cats and seven only the first: 51 of 101 recall points.
+    assert result.per_class == {"cat": pytest.approx((3 * 1 + 7 * 51 / 101) / 10), "dog": 0.0, "newt": None}
+    assert result.stats["AP50"] == pytest.approx(0.5)
+    assert result.precision.shape == (10, 101, 3)
+    assert set(result.to_dict()) == {*STATS, "per_class_AP"}
+
+
+@each_evaluator
+def test_nothing_detected_is_zero_where_there_is_something_to_find(evaluator: str) -> None:
     truth = truth_of([1], box(1, CAT, RIGHT), box(1, DOG, WRONG, crowd=1))
-    result = evaluate_rows(truth, np.zeros((0, 7)), backend=backend)
+    result = evaluate_rows(truth, np.zeros((0, 7)), evaluator=evaluator)
     # 50 x 50 = 2500 is a medium area; a class of nothing but crowds has nothing to find.
     assert {k: v for k, v in result.stats.items() if k[2:] not in ("s", "l")} == dict.fromkeys(
         ("AP", "AP50", "AP75", "APm", "AR1", "AR10", "AR100", "ARm"), 0.0
@@ -69,37 +101,39 @@ def test_nothing_detected_is_zero_where_there_is_something_to_find(backend: Back
     assert result.per_class == {"cat": 0.0, "dog": None, "newt": None}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_to_find(backend: Backend) -> None:
-    result = evaluate_rows(truth_of([1]), rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
+@each_evaluator
+def test_nothing_to_find(evaluator: str) -> None:
+    result = evaluate_rows(truth_of([1]), rows_of((1, RIGHT, 0.9, CAT)), evaluator=evaluator)
     assert result.stats == dict.fromkeys(STATS, -1.0)
     assert set(result.per_class.values()) == {None}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_evaluator
 @pytest.mark.parametrize(("crowd", "expected"), [(1, 1.0), (0, 1 / 3)])
-def test_detections_inside_a_crowd_cost_nothing(backend: Backend, crowd: int, expected: float) -> None:
+def test_detections_inside_a_crowd_cost_nothing(evaluator: str, crowd: int, expected: float) -> None:
     """Two boxes inside WRONG, ahead of the right one: ignored in a crowd, else precision is 1/3."""
     other = box(1, CAT if crowd else DOG, WRONG, crowd)
     truth = truth_of([1], box(1, CAT, RIGHT), other)
     inside = [[120.0, 120.0, 10.0, 10.0], [140.0, 140.0, 20.0, 20.0]]  # IoU with WRONG below 0.3
     rows = rows_of(*((1, bbox, 0.9, CAT) for bbox in inside), (1, RIGHT, 0.5, CAT))
-    assert evaluate_rows(truth, rows, backend=backend).per_class["cat"] == pytest.approx(expected)
+    assert evaluate_rows(truth, rows, evaluator=evaluator).per_class["cat"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_evaluator
 @pytest.mark.parametrize(("ahead", "expected"), [(99, 1.0), (100, 0.0)])
-def test_only_the_hundred_best_of_an_image_count(backend: Backend, ahead: int, expected: float) -> None:
+def test_only_the_hundred_best_of_an_image_count(evaluator: str, ahead: int, expected: float) -> None:
     wrong = [(1, WRONG, 0.9 - i / 1000, CAT) for i in range(ahead)]
-    result = evaluate_rows(truth_of([1], box(1, CAT, RIGHT)), rows_of(*wrong, (1, RIGHT, 0.1, CAT)), backend=backend)
+    result = evaluate_rows(
+        truth_of([1], box(1, CAT, RIGHT)), rows_of(*wrong, (1, RIGHT, 0.1, CAT)), evaluator=evaluator
+    )
     assert result.stats["AR100"] == expected
     assert result.stats["AR10"] == 0.0
     assert result.stats["AP"] == pytest.approx(expected / (ahead + 1))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", range(20))
-def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
+@each_evaluator
+@pytest.mark.parametrize("seed", range(10))
+def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
     """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""
     rng = np.random.default_rng(seed)
     images = [0, *NEIGHBOURS, 2**53, 5, 6][: rng.integers(1, 7)]
@@ -122,26 +156,157 @@ def test_random_corners_equal_pycocotools(seed: int, backend: Backend) -> None:
     some = None if rng.random() < 0.7 else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
     arrays = rows_of(*rows).reshape(-1, 7)  # type: ignore[arg-type]
     found, expected = (
-        evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, backend=name)  # type: ignore[arg-type]
-        for name in (backend, "pycocotools")
+        evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, evaluator=name)
+        for name in (evaluator, "pycocotools")
     )
     assert found.stats == pytest.approx(expected.stats, rel=0, abs=0)
     np.testing.assert_allclose(found.precision, expected.precision, rtol=0, atol=0)
 
 
-def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        EVALUATORS, "ultrafast-pycocotools", (("no_such_module", "COCO"), ("no_such_module", "COCOeval"))
-    )
-    with pytest.raises(ConfigError, match="pip install ultrafast-pycocotools"):
-        evaluate_rows(truth_of([1]), np.zeros((0, 7)), backend="ultrafast-pycocotools")
+@each_evaluator
+@pytest.mark.parametrize("seed", range(2))
+def test_random_cases_equal_pycocotools_on_a_results_json(evaluator: str, seed: int, tmp_path: Path) -> None:
+    """Many boxes, crowds, ties and over 100 detections an image, through json and loadRes."""
+    rng = np.random.default_rng(seed)
+    boxes = [
+        box(
+            int(rng.integers(5)),
+            int(rng.choice([CAT, DOG])),
+            [*rng.uniform(0, 80, 2), *rng.uniform(2, 120, 2)],
+            int(rng.random() < 0.1),
+        )
+        for _ in range(60)
+    ]
+    truth = truth_of(range(6), *boxes)
+    entries = []
+    for entry in truth["annotations"] * 12:
+        bbox = np.array(entry["bbox"]) + rng.normal(0, 6, 4)
+        bbox[2:] = bbox[2:].clip(1)
+        score = float(rng.integers(1, 20) / 20)
+        entries.append({**{k: entry[k] for k in ("image_id", "category_id")}, "bbox": bbox.tolist(), "score": score})
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    (tmp_path / "results.json").write_text(json.dumps(entries))
+    reference = COCO(str(tmp_path / "truth.json"))
+    expected = COCOeval(reference, reference.loadRes(str(tmp_path / "results.json")), "bbox")
+    expected.evaluate()
+    expected.accumulate()
+    expected.summarize()
+    rows = read_results(tmp_path / "results.json", truth)
+    result = evaluate_rows(truth, rows, evaluator=evaluator)
+    np.testing.assert_allclose(list(result.stats.values()), expected.stats, rtol=0, atol=0)
+    np.testing.assert_allclose(result.precision, expected.eval["precision"][:, :, :, 0, -1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_ground_truth_is_left_as_it_was(backend: Backend) -> None:
+@each_evaluator
+def test_official_numbers(real_data: Path, evaluator: str) -> None:
+    folder = real_data / "cocoapi-reference"
+    truth = json.loads((folder / "instances_val2014_100.json").read_text())
+    expected = json.loads((folder / "expected.json").read_text())["bbox"]
+    rows = read_results(folder / "instances_val2014_fakebbox100_results.json", truth)
+    result = evaluate_rows(truth, rows, evaluator=evaluator)
+    for name, value in expected.items():
+        assert result.stats[name] == pytest.approx(value, abs=1e-9), name
+
+
+@each_evaluator
+@pytest.mark.parametrize(
+    ("name", "annotations"),
+    [
+        ("yolox_nano_tiny_coco100_val2017", "instances_val2017.json"),
+        ("yolox_nano_coco128_train2017", "instances_train2017.json"),
+    ],
+)
+def test_a_real_detector(real_data: Path, evaluator: str, name: str, annotations: str) -> None:
+    truth = json.loads((real_data / "coco-mini" / "annotations" / annotations).read_text())
+    expected = json.loads((real_data / "real-detections" / "expected.json").read_text())[name]
+    rows = read_results(real_data / "real-detections" / f"{name}.json", truth)
+    result = evaluate_rows(truth, rows, evaluator=evaluator)
+    for key in STATS:
+        assert result.stats[key] == pytest.approx(expected[key], abs=1e-9), key
+    names = {str(c["id"]): c["name"] for c in truth["categories"]}
+    compared = 0
+    for category_id, value in expected["per_class_AP"].items():
+        ours = result.per_class[names[category_id]]
+        if value is None or value == -1:
+            assert ours is None
+        else:
+            assert ours == pytest.approx(value, abs=1e-9)
+            compared += 1
+    assert compared > 20
+
+
+TRUTH_OF_IDS = truth_of([1, BIG_ID])
+
+
+def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
+    categories = Categories((3, -1, 9), ("cat", "", "newt"))
+    found = {
+        "boxes": torch.tensor([[1.0, 2.0, 4.0, 8.0], [0.0, 0.0, 5.0, 5.0], [0.0, 0.0, 1.0, 1.0]]),
+        "scores": torch.tensor([0.5, 0.25, 0.1]),
+        "labels": torch.tensor([2, 0, 1]),  # label 1 stands for no category
+    }
+    rows = detections_to_rows([found], [BIG_ID], categories)  # type: ignore[list-item]
+    assert rows.tolist() == [[BIG_ID, 1, 2, 3, 6, 0.5, 9], [BIG_ID, 0, 0, 5, 5, 0.25, 3]]
+    write_results(rows, tmp_path / "results.json")
+    assert np.array_equal(read_results(tmp_path / "results.json", TRUTH_OF_IDS), rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "no list"),
+        ("[" + "1" * 5000 + "]", "cannot be read"),
+        ('[{"image_id": 1}]', "entry 0"),
+        ('[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "image 2"),
+        ('[{"image_id": 1, "category_id": 4, "bbox": [1,2,3,4], "score": 1}]', "category 4"),
+        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3], "score": 1}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,Infinity], "score": 1}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": null, "bbox": [1,2,3,4], "score": null}]', "entry 0"),
+        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,"x"], "score": 1}]', "entry 0"),
+    ],
+)
+def test_wrong_results_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_results(tmp_path / "results.json", TRUTH_OF_IDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"checkpoint": "a.pt", "images": "nowhere"},
+            "images=nowhere needs annotations=FILE.json; give both, or root=",
+        ),
+        ({"results": "a.json"}, "results=… needs annotations=FILE.json"),
+        ({"checkpoint": "a.pt", "results": "a.json"}, "give either checkpoint=FILE.pt or results=FILE.json"),
+        (
+            {"results": "a.json", "annotations": "b.json", "category_map": [["a", "b"]]},
+            "category_map has no effect with results",
+        ),
+    ],
+)
+def test_settings_of_evaluate_that_exclude_each_other(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        evaluate(EvaluateConfig(**given))
+
+
+def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
+    truth = truth_of([1], box(1, CAT, RIGHT))
+    write_results(rows_of((1, RIGHT, 0.9, CAT)), tmp_path / "results.json")
+    x, y, width, height = RIGHT
+    truth["annotations"][0]["bbox"] = [x, y, x + width, y + height]
+    (tmp_path / "corners.json").write_text(json.dumps(truth))
+    files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "corners.json")}
+    assert evaluate(EvaluateConfig(**files, box_format="xyxy")).stats["AP"] == pytest.approx(1)
+
+
+@each_evaluator
+def test_the_ground_truth_is_left_as_it_was(evaluator: str) -> None:
     truth = truth_of([1], box(1, CAT, RIGHT))
     before = copy.deepcopy(truth)
-    evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT)), backend=backend)
+    evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT)), evaluator=evaluator)
     assert truth == before
 
 

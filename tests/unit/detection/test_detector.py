@@ -176,7 +176,6 @@ def test_what_describes_no_detector_is_named(missing: str) -> None:
         {"input": {"min_size": 64}},
         {"input": None},
         {"input": torch.zeros(2)},
-        {"model_arguments": {**ARGUMENTS, "norm_eps": None}},
         {"categories": {"ids": 1, "names": 2}},
         {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},
