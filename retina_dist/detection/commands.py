@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
+
+from retina_dist.detection import evaluation
+from retina_dist.detection.batch import Detections
+from retina_dist.detection.coco_metrics import detections_to_rows, write_results
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.doctor.report import examine as examine
+from retina_dist.detection.export import export as export
+from retina_dist.detection.pictures import draw_boxes
+from retina_dist.detection.write_shards import write_shards as write_shards
+from retina_dist.files import write_atomically
+from retina_dist.predictor import predict_files
+
 if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
     from retina_dist.evaluate import EvaluateConfig
-    from retina_dist.export import ExportConfig
     from retina_dist.predict import PredictConfig
-    from retina_dist.reporting.findings import DoctorReport
-    from retina_dist.shards import ShardsConfig
 
 
 def evaluate(config: EvaluateConfig) -> str:
     """COCO metrics as a table; every rank calls it."""
-    from retina_dist.detection.evaluation import evaluate_as_text
-
-    return evaluate_as_text(config)
+    return evaluation.format_table(evaluation.evaluate(config))
 
 
-def predict(config: PredictConfig) -> None:
-    """Write drawings and a COCO results json."""
-    from retina_dist.detection.prediction import predict
+def predict(config: PredictConfig) -> Path:
+    """Write `output_dir`/NAME.jpg for each image and `output_dir`/results.json; return the folder.
 
-    predict(config)
+    results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
+    also names its category ids, those of the training data.
+    """
 
+    def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
+        names, kept = detector.categories.names, output["scores"] >= config.score_threshold
+        labels = output["labels"][kept]
+        counts = torch.bincount(labels, minlength=len(names)).tolist()
+        words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n) or "nothing"
+        picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
+        return to_pil_image(picture), words
 
-def export(config: ExportConfig) -> None:
-    """Write the detector for other runtimes, compared with the original."""
-    from retina_dist.detection.export import export
-
-    export(config)
-
-
-def examine(config: DoctorConfig) -> DoctorReport:
-    """Check data and anchors of a training's settings."""
-    from retina_dist.detection.doctor.report import examine
-
-    return examine(config)
-
-
-def write_shards(config: ShardsConfig) -> None:
-    """Write the images of a training's settings into tar files."""
-    from retina_dist.detection.write_shards import write_shards
-
-    write_shards(config)
+    detector, outputs = predict_files(config, Detector, draw)
+    rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)
+    folder = Path(config.output_dir)
+    write_results(rows, folder / "results.json")
+    images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
+    named = zip(detector.categories.ids, detector.categories.names, strict=True)
+    lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named if i >= 0]}
+    text = json.dumps(lists, indent=1) + "\n"
+    write_atomically(folder / "images.json", lambda temporary: temporary.write_text(text))
+    print(f"{len(outputs)} images and results.json in {folder}")
+    return folder

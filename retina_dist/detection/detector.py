@@ -20,11 +20,11 @@ from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.detection.model.weights import load_weights, torchvision_categories
+from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.errors import ConfigError
-from retina_dist.model.weights import is_torchvision_name
+from retina_dist.model.weights import is_torchvision_name, published
 from retina_dist.predictor import Predictor
 from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
@@ -107,7 +107,7 @@ class Detector(Predictor[Batch, Detections]):
     @classmethod
     def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
-        names = torchvision_categories(name)
+        names = list(published(name).meta["categories"])
         is_v2 = "_V2_" in name
         model = build_retinanet(
             num_classes=len(names), variant="v2" if is_v2 else "v1", norm="bn" if is_v2 else "frozen_bn"

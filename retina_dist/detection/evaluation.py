@@ -82,11 +82,6 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     return result
 
 
-def evaluate_as_text(config: EvaluateConfig) -> str:
-    """The metrics as a table."""
-    return format_table(evaluate(config))
-
-
 def format_table(result: CocoResult) -> str:
     """The twelve numbers and AP of each class, a line each; a dash where there is no ground truth."""
     lines = [f"{TITLES[name]:<34}{_number(value)}" for name, value in result.stats.items()]

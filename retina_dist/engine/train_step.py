@@ -17,8 +17,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
-from retina_dist.optim.clipping import clip_gradients
-from retina_dist.optim.optimizer import check_layouts
+from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 

@@ -14,9 +14,8 @@ from torchvision.ops import FrozenBatchNorm2d
 class ExponentialMovingAverage:
     """A second model whose weights follow the first: w' = d w' + (1 - d) w after every optimizer step.
 
-    The decay is d = min(decay, (1 + updates) / (10 + updates)), so the random start does not dominate early averages
-    (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied. Weights that do not train
-    and frozen norms keep the values they had when the average was made or loaded.
+    The decay is d = min(decay, (1 + updates) / (10 + updates)), so that the random start does not dominate early averages
+    (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied; frozen values stay.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:

@@ -33,16 +33,14 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
 class StridedConv2d(nn.Conv2d):
     """torch's, with a second output column computed and dropped where bfloat16 on a CPU would give only one.
 
-    There oneDNN reads unwritten memory (torch 2.15, with AMX and without): the output or the weight's gradient is then garbage,
-    NaN at times. The dropped column has no gradient, so nothing else changes.
+    There oneDNN reads unwritten memory (torch 2.15), so that the output or the weight's gradient is garbage.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounds = torch.is_autocast_enabled("cpu") and input.device.type == "cpu"
         if not (rounds and self.stride[1] > 1 and self._columns(input.shape[-1]) == 1):
             return super()._conv_forward(input, weight, bias)
-        wider = F.pad(input, (0, self.stride[1]))
-        return super()._conv_forward(wider, weight, bias)[..., :1]
+        return super()._conv_forward(F.pad(input, (0, self.stride[1])), weight, bias)[..., :1]
 
     def _columns(self, width: int) -> int:
         """Of the output, as torch.nn.Conv2d documents them."""
@@ -82,8 +80,7 @@ def _norm_of_kind(old: nn.BatchNorm2d, norm: Norm) -> nn.Module:
 class FoldedBatchNorm2d(FrozenBatchNorm2d):
     """Holds the statistics, which the `FoldedConv2d` before it applies; its own forward is the identity.
 
-    conv(x, w) * s + t = conv(x, w * s) + t for each output channel: without two passes over every activation, most of the time
-    that a frozen ResNet spends outside its convolutions.
+    conv(x, w) * s + t = conv(x, w * s) + t for each output channel, which saves two passes over every activation.
     """
 
     _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
@@ -118,10 +115,7 @@ class FoldedConv2d(StridedConv2d):
 
 
 def fold_frozen_norms(body: nn.Module) -> None:
-    """Fold every `FrozenBatchNorm2d` of a ResNet into the convolution before it, in place; parameters and buffers stay.
-
-    The convolution before it is the preceding child of the same module, as in torchvision's ResNets and their shortcuts.
-    """
+    """Fold every `FrozenBatchNorm2d` into the convolution that is the child before it, in place; parameters and buffers stay."""
     for module in list(body.modules()):
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):

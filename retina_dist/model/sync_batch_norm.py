@@ -1,8 +1,4 @@
-"""Batch norm over real images only, of this process or of all ranks, with any backend, on any device.
-
-The synchronized norms of torch and Horovod need GPUs and work with one backend each; this one needs only a sum over ranks. Neither
-of those can leave out the fillers of a batch.
-"""
+"""Batch norm over real images only, of this process or of all ranks; it needs a sum over ranks and no certain backend or device."""
 
 from __future__ import annotations
 
@@ -23,10 +19,14 @@ Sum = Callable[[Tensor], Tensor]
 class BatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`; within `count_only`, fillers are in no statistic and no gradient, and become zeros.
 
-    The state_dict is the same. `num_batches_tracked` also counts passes with less than two real values a channel, which change no
-    running statistic. Without fillers or other ranks, one value a channel raises ConfigError.
+    The state_dict is the same. Passes with less than two real values a channel change no running statistic; without fillers or
+    other ranks they raise ConfigError.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
     sum_over_ranks: Sum | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,18 +42,14 @@ class BatchNorm2d(nn.BatchNorm2d):
                     "more images in a micro-batch (data.batch_size, trainer.accumulate), or model.norm=frozen_bn."
                 )
             return super().forward(x)
-        sum_over_ranks = self.sum_over_ranks or _alone
+        sum_over_ranks = self.sum_over_ranks or torch.clone
         y, mean, variance, count = _Normalise.apply(x, self._real, self.weight, self.bias, self.eps, sum_over_ranks)
         with torch.no_grad():
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.momentum is not None
             momentum = (count > 1).to(self.running_mean.dtype) * self.momentum  # one value has no variance
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
+            self.num_batches_tracked.add_(1)
         return y
 
 
@@ -61,10 +57,8 @@ class SyncBatchNorm2d(BatchNorm2d):
     """Uses mean and variance of all ranks' batches once `connect` has been called.
 
     In training, every rank must call it in the same order; each forward and backward pass makes one sum over ranks. A rank
-    with fillers only adds zeros. Sums within an image have the activation's precision, at least float32, with squares about
-    the image's mean; sums over images and ranks are float64. So precision depends neither on a large mean nor on how images are
-    distributed. The sums of nn.BatchNorm2d depend on the distribution, and can change a gradient by a thousandth, because ReLUs
-    behind the norm flip.
+    with fillers only adds zeros. Squares are about each image's mean, and sums over images and ranks are float64, so that neither
+    a large mean nor the distribution of the images costs precision.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
@@ -100,8 +94,7 @@ class _Normalise(torch.autograd.Function):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a channel in real images.
 
     dx = weight / sqrt(variance + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N), with sums over ranks (Ioffe and Szegedy
-    2015, https://arxiv.org/abs/1502.03167). Like those of every parameter, the gradients of weight and bias are this rank's.
-    y and dx are 0 for fillers. The host never waits for the device.
+    2015, https://arxiv.org/abs/1502.03167). The gradients of weight and bias are this rank's; y and dx are 0 for fillers.
     """
 
     @staticmethod
@@ -145,11 +138,6 @@ class _Normalise(torch.autograd.Function):
         dx = (wide - _per_channel(means[0])).sub_(normed.mul_(_per_channel(means[1])))
         dx = _without_fillers(dx.mul_(_per_channel(inverse * weight)), real).to(x.dtype)
         return dx, None, d_weight.to(weight.dtype), d_bias.to(weight.dtype), None, None
-
-
-def _alone(x: Tensor) -> Tensor:
-    """The sum over one rank."""
-    return x.clone()
 
 
 def _real_sum(x: Tensor, real: Tensor | None) -> Tensor:

@@ -41,12 +41,20 @@ def read_state(source: str) -> State:
         where = where.expanduser()
     if isinstance(where, Url) or where.is_file():
         return _from_file(where)
-    if is_torchvision_name(source):
-        return State(_from_torchvision(source))
-    raise CheckpointError(
-        f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
-        "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
-    )
+    if not is_torchvision_name(source):
+        raise CheckpointError(
+            f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
+            "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
+        )
+    weights = published(source)
+    try:
+        return State(weights.get_state_dict(progress=True, check_hash=True))
+    except (URLError, OSError, RuntimeError) as error:
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        raise CheckpointError(
+            f"{source} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
+            f"put it into {folder}, or give its path instead of the name."
+        ) from error
 
 
 def is_torchvision_name(source: str) -> bool:
@@ -77,18 +85,6 @@ def _from_file(path: PathOrUrl) -> State:
     names = [str(k) for k in content]
     cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
     return State({n[cut:]: value for n, value in zip(names, content.values(), strict=True)}, whole, sha256)
-
-
-def _from_torchvision(name: str) -> Mapping[str, Tensor]:
-    weights = published(name)
-    try:
-        return weights.get_state_dict(progress=True, check_hash=True)
-    except (URLError, OSError, RuntimeError) as error:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        raise CheckpointError(
-            f"{name} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
-            f"put it into {folder}, or give its path instead of the name."
-        ) from error
 
 
 @dataclass(frozen=True)

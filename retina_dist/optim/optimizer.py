@@ -1,4 +1,4 @@
-"""Plain `torch.optim` optimizers with parameter groups.
+"""Plain `torch.optim` optimizers with parameter groups, and gradient clipping.
 
 The trainer writes the learning rate of each step into the groups: `lr` is the base rate, which the schedule's factor
 and a group's `lr_scale` multiply.
@@ -7,6 +7,7 @@ and a group's `lr_scale` multiply.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -116,6 +117,28 @@ def load_optimizer(
             if torch.is_tensor(value):  # copied, so that later steps do not change `state`
                 like = parameter if value.shape == parameter.shape else value
                 kept[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None, kind: str = "global_norm") -> Tensor:
+    """Clip all gradients in place and return their total 2-norm before clipping, a scalar on their device.
+
+    "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" scales each tensor
+    separately (`clipnorm` in Keras), "value" clamps each element to [-limit, limit]. `limit=None` only measures.
+    """
+    with_gradient = [p for p in parameters if p.grad is not None]
+    if limit is not None and kind == "global_norm":
+        return nn.utils.clip_grad_norm_(with_gradient, limit)
+    gradients = [p.grad for p in with_gradient if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if limit is None:
+        return norm
+    if kind == "value":
+        torch._foreach_clamp_max_(gradients, limit)
+        torch._foreach_clamp_min_(gradients, -limit)
+    else:
+        for gradient in gradients:
+            gradient.mul_((limit / (gradient.norm() + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def check_layouts(optimizer: torch.optim.Optimizer) -> None:

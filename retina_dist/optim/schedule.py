@@ -43,7 +43,7 @@ class Decay(ABC):
 
 
 class Constant(Decay):
-    """1."""
+    """The factor 1."""
 
     def __call__(self, step: int) -> float:
         return 1.0
@@ -59,8 +59,7 @@ class MultiStep(Decay):
         for text, step in zip(settings.milestones, self.milestones, strict=True):
             if not 0 < step < total:
                 raise ConfigError(
-                    f"schedule.milestones has {text} (step {step}), past the end at step {total}; raise trainer.max_duration or "
-                    "bring the milestone forward."
+                    f"schedule.milestones has {text} (step {step}), past the end at step {total}; raise trainer.max_duration."
                 )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import PeerLost, UserError
-from retina_dist.optim.clipping import clip_gradients
+from retina_dist.optim.optimizer import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy, Stateful
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 

@@ -34,7 +34,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import PeerLost, UserError
-from retina_dist.optim.clipping import clip_gradients
+from retina_dist.optim.optimizer import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import make_strategy
 from retina_dist.testing.strategy_contract import ROWS, Net, flat, small_training

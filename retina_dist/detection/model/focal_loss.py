@@ -31,7 +31,8 @@ def focal_loss(
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
         return (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows).sum(dim=1).sum()
-    return _Focal.apply(logits, classes, rows, alpha, gamma)  # type: ignore[no-any-return]
+    loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
+    return loss
 
 
 def focal_loss_by_element(logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
@@ -45,17 +46,30 @@ def focal_loss_by_element(logits: Tensor, classes: Tensor, alpha: float = 0.25, 
 
 
 class _Focal(torch.autograd.Function):
-    """Loss and gradient together; `rows` [B, A] is each anchor's weight."""
+    """Loss and gradient together; `rows` [B, A] is each anchor's weight.
+
+    With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative (1-a) p^g (g (1-p) s + p);
+    the true class costs a (1-p)^g (s - x), with the derivative -a (1-p)^g (g p (s - x) + 1 - p).
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float) -> Tensor:
-        loss, gradient = loss_and_gradient(logits, classes, rows, alpha, gamma)
-        ctx.save_for_backward(gradient)
+        x = logits.to(rows.dtype)
+        true = classes.clamp(min=0)[..., None]  # [B, A, 1]
+        is_true = (classes >= 0)[..., None]
+        loss, gradient = _absent(x, gamma)
+        loss *= 1 - alpha
+        gradient *= 1 - alpha
+        present, slope = _absent(-x.gather(2, true), gamma)  # the true class is the absent one seen from the other side
+        loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
+        gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
+        gradient *= rows[..., None]
+        # float16 holds the gradient only after the loss scale has come in
+        ctx.save_for_backward(gradient.to(torch.float32 if logits.dtype == torch.float16 else logits.dtype))
         ctx.dtype = logits.dtype
-        return loss
+        return (loss.sum(dim=2) * rows).sum(dim=1).sum()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, above: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         # The loss weight must keep its digits: 1/3 in bfloat16 would shift this loss against the others. A factor of one dimension
@@ -63,37 +77,6 @@ class _Focal(torch.autograd.Function):
         scaled = torch.empty_like(gradient, dtype=ctx.dtype)
         torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
         return scaled, None, None, None, None
-
-
-def loss_and_gradient(
-    logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
-) -> tuple[Tensor, Tensor]:
-    """The loss (scalar, of the type of `rows`) and its gradient in plain operators.
-
-    The gradient is of the type of `logits`, but float32 for float16, which holds it only after the loss scale has come in.
-
-    With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative (1-a) p^g (g (1-p) s + p);
-    the true class costs a (1-p)^g (s - x), with the derivative -a (1-p)^g (g p (s - x) + 1 - p).
-    """
-    x = logits.to(rows.dtype)
-    true = classes.clamp(min=0)[..., None]  # [B, A, 1]
-    is_true = (classes >= 0)[..., None]
-    x_true = x.gather(2, true)
-
-    loss, gradient = _absent(x, gamma)
-    loss *= 1 - alpha
-    gradient *= 1 - alpha
-    present, slope = _absent(-x_true, gamma)  # the true class is the absent one seen from the other side
-    loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
-    gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
-
-    gradient *= rows[..., None]
-    return (loss.sum(dim=2) * rows).sum(dim=1).sum(), gradient.to(gradient_dtype(logits.dtype))
-
-
-def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the gradient of logits of this type is kept in until it is scaled."""
-    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _absent(x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

@@ -106,33 +106,25 @@ def _batch_norms(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if hasattr(module, "running_var"))
 
 
-def torchvision_categories(name: str) -> list[str]:
-    """The class names, by label, of published detector weights. Raises ConfigError for an unknown name."""
-    return list(published(name).meta["categories"])
-
-
 def _with_class_order(
     state: Mapping[str, Tensor], theirs: tuple[str, ...], ours: tuple[str, ...]
 ) -> tuple[Mapping[str, Tensor], str | None]:
     """`state` with the rows of the class layer, K for each anchor, in the order of `ours`; or why they cannot be."""
+    missing = [name for name, count in Counter(ours).items() if name and count != theirs.count(name)]
     if len(theirs) != len(ours):  # shapes tell
         return state, None
-    counts, known = Counter(ours), Counter(theirs)
-    missing = [name for name in counts if name and counts[name] != known[name]]
     if missing:
         return state, f"of other categories than the model's ({', '.join(missing[:3])})"
-    places: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for label, name in enumerate(theirs):
-        places.setdefault(name, []).append(label)
-    named = [places[name].pop(0) if name else None for name in ours]
+        rows.setdefault(name, []).append(label)
+    named = [rows[name].pop(0) if name else None for name in ours]
     unused = iter(sorted(set(range(len(ours))) - set(named)))  # for labels without a category, any will do
     order = [next(unused) if row is None else row for row in named]
     reordered = dict(state)
-    for name in (name for name in state if name.endswith(CLASS_LAYER)):
-        if not state[name].dim() or len(state[name]) % len(order):  # no such layer: `_load` leaves it out by its shape
-            continue
-        by_label = state[name].unflatten(0, (-1, len(order)))  # [anchors, K, ...]
-        reordered[name] = by_label[:, order].flatten(0, 1)
+    for name, value in state.items():
+        if name.endswith(CLASS_LAYER) and value.dim() and len(value) % len(order) == 0:
+            reordered[name] = value.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)  # [anchors, K, ...]
     return reordered, None
 
 

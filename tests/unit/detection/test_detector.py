@@ -15,7 +15,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
-from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError
+from retina_dist.errors import CheckpointError, ConfigError, DataError
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
 
@@ -31,26 +31,6 @@ def content(**changes: Any) -> dict[str, Any]:
         "input": {"min_size": 64, "max_size": 96},
         **changes,
     }
-
-
-def test_boxes_are_in_pixels_of_the_file(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (128, 256, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    detector = Detector.from_content(content(), "a checkpoint")
-    (found,) = detector.predict([tmp_path / "a.png"])
-    assert len(found["scores"]) > 0
-    assert found["boxes"][:, 2].max() <= 256
-    assert found["boxes"][:, 2].max() > 128  # the image was reduced to 96 px for the network
-    assert found["boxes"][:, 3].max() <= 128
-    assert (found["scores"].diff() <= 0).all()
-    assert {name: value.dtype for name, value in found.items()} == {
-        "boxes": torch.float32,
-        "scores": torch.float32,
-        "labels": torch.int64,
-    }
-    assert set(found["labels"].tolist()) <= {0, 1}
-    again = detector.predict([torch.from_numpy(pixels).permute(2, 0, 1)])[0]
-    assert torch.equal(found["boxes"], again["boxes"])
 
 
 def test_no_image_changes_the_result_of_another() -> None:
@@ -139,16 +119,13 @@ PIXELS = torch.zeros(3, 8, 8)
     ("images", "message"),
     [
         (PIXELS + 255, "a tensor of floats from 255 to 255; give uint8 or floats from 0 to 1, not normalized"),
-        (PIXELS - 1, "floats from -1 to -1"),
         (PIXELS + float("nan"), "floats from nan to nan"),
         (PIXELS.int(), "a tensor of torch.int32; give a file, a PIL image, an array"),
-        (PIXELS.permute(1, 2, 0), r"a tensor of shape \[8, 8, 3\]"),
         (PIXELS[None], r"a tensor of shape \[1, 3, 8, 8\]"),
         (PIXELS.numpy(), r"an array of shape \[3, 8, 8\]"),
         (PIXELS[:, :0], r"a tensor of shape \[3, 0, 8\]"),
         (Image.new("F", (8, 8)), "a PIL image cannot be converted to RGB"),
         (b"jpeg", "images is of type bytes"),
-        ({"a.jpg": 1}, "images is of type dict"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
         ([None], "an image is of type NoneType"),
         ("absent.jpg", "absent.jpg is not a local file; give the path of one"),
@@ -175,7 +152,6 @@ def test_what_describes_no_detector_is_named(missing: str) -> None:
         {"model_arguments": {**ARGUMENTS, "colour": "red"}},
         {"input": {"min_size": 64}},
         {"input": None},
-        {"input": torch.zeros(2)},
         {"categories": {"ids": 1, "names": 2}},
         {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},
@@ -199,9 +175,3 @@ def test_a_crafted_checkpoint_is_an_error(tmp_path: Path, changes: dict[str, Any
     write_checkpoint(tmp_path / "a.pt", {**content(**changes), "step": 1})
     with pytest.raises(CheckpointError, match=f"a.pt .*{message}"):
         Detector.from_checkpoint(tmp_path / "a.pt")
-
-
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_text("no image")
-    with pytest.raises(ImageError, match=r"a.jpg is not a readable image \(.*\); give another file\.$"):
-        Detector.from_content(content(), "a checkpoint").predict([tmp_path / "a.jpg"])

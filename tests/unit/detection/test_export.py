@@ -71,24 +71,6 @@ def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> Non
     assert state.keys() == detector.model.state_dict().keys()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("form", ["onnx", "pt2", "pt"])
-def test_convolutions_in_groups_with_their_norms_folded(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if form == "onnx":
-        pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
-        pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
-    made = small_detector(backbone="resnext50_32x4d", norm="frozen_bn")
-    for name, scale in made.model.backbone.body.state_dict().items():
-        if name.endswith("bn2.weight"):  # random weights of 32 groups give values too small for a detection
-            scale.mul_(32**0.5)
-    monkeypatch.setattr(Detector, "from_checkpoint", lambda path: made)
-    found = export(settings(tmp_path / f"model.{form}", size=[64, 96]))
-    assert found["detections"] > 10
-    assert found["boxes"] < 1e-2
-
-
 def shifted(found: Detections, boxes: float = 0.0, scores: float = 0.0) -> Detections:
     return Detections(boxes=found["boxes"] + boxes, scores=found["scores"] + scores, labels=found["labels"])
 

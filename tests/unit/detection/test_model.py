@@ -82,7 +82,7 @@ def freeze_norms(module: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("variant", "norm"), [("v1", "bn"), ("v2", "bn"), ("v1", "frozen_bn")])
-@pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5], [0, 0]])
+@pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5]])
 def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_boxes: list[int]) -> None:
     ours, theirs = twins(variant, norm)
     batch = make_batch(num_boxes)
@@ -99,7 +99,7 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_box
         assert error < (1e-12 if variant == "v1" else 1e-10), name
 
 
-@pytest.mark.parametrize(("norm", "trainable_layers"), [("frozen_bn", 3), ("bn", 5), ("sync_bn", 5)])
+@pytest.mark.parametrize(("norm", "trainable_layers"), [("frozen_bn", 3), ("sync_bn", 5)])
 def test_resnext_equals_torchvisions_retinanet_on_the_same_body(norm: str, trainable_layers: int) -> None:
     torch.manual_seed(3)
     settings: dict = {"backbone": "resnext50_32x4d", "norm": norm, "trainable_layers": trainable_layers}
@@ -159,31 +159,6 @@ def test_fillers_count_nowhere() -> None:
             assert torch.equal(dict(models[2].named_buffers())[name], dict(model.named_buffers())[name])
 
 
-def test_detections_equal_torchvision() -> None:
-    ours, theirs = twins("v1")
-    with torch.no_grad():  # make the random heads say something
-        ours.head.classification_head.cls_logits.bias.uniform_(-4, 0)
-        theirs.load_state_dict(ours.state_dict())
-    batch = make_batch([1, 1])
-    images, _ = torchvision_inputs(batch)
-    with torch.inference_mode():
-        found, expected = ours.eval()(batch), theirs.eval()(images)
-    for a, b in zip(found, expected, strict=True):
-        assert len(b["scores"]) == 300
-        torch.testing.assert_close(a["scores"].double(), b["scores"], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(a["boxes"].double(), b["boxes"], rtol=1e-4, atol=1e-2)
-        assert torch.equal(a["labels"], b["labels"])
-
-
-def test_anchors_stay_float32_under_bfloat16() -> None:
-    model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs, levels = model.predict(make_batch([1], num_classes=2))
-    assert outputs["cls_logits"].dtype == torch.bfloat16
-    exact = model.double().predict(make_batch([1], num_classes=2))[1]
-    assert all(a.dtype == torch.float32 and torch.equal(a, b.float()) for a, b in zip(levels, exact, strict=True))
-
-
 def test_pixels_outside_the_image_do_not_count() -> None:
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
     batch = make_batch([1], num_classes=2)
@@ -228,7 +203,7 @@ def test_encode_by_hand_and_back() -> None:
     torch.testing.assert_close(decode(offsets, anchor), box)
 
 
-@pytest.mark.parametrize("boxes_at_once", [1, 2, 3, 5])
+@pytest.mark.parametrize("boxes_at_once", [1, 3])
 def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and boxes repeat."""
     generator = torch.Generator().manual_seed(boxes_at_once)
@@ -294,7 +269,7 @@ def test_folded_norms_follow_their_statistics() -> None:
     assert list(body.conv1.state_dict()) == ["weight"]
 
 
-@pytest.mark.parametrize(("variant", "norm"), [("v1", "frozen_bn"), ("v1", "bn"), ("v2", "bn"), ("v2", "sync_bn")])
+@pytest.mark.parametrize(("variant", "norm"), [("v1", "frozen_bn"), ("v2", "sync_bn")])
 def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     torch.manual_seed(0)
     settings = {"num_classes": 5, "variant": variant, "backbone": "resnet18", "fpn_channels": 64}

@@ -46,13 +46,7 @@ def test_pr_of_a_few_classes(tmp_path, figures):
     assert at_50.lines[0].get_xdata()[-1] == pytest.approx(0.80)  # ends where precision falls to zero
 
 
-def test_pr_of_many_classes_is_their_mean(tmp_path, figures):
-    plots.plot_pr(precision_of(*[0.5] * 80), [f"class {k}" for k in range(80)], tmp_path / "pr.png")
-    assert texts(figures[0].axes[0]) == ["0.495  mean of 80 classes"]
-    assert figures[0].get_supxlabel() == ""
-
-
-@pytest.mark.parametrize("areas", [(), (None,), (None, None), (0.5,), (0.0,), (1.0,)])
+@pytest.mark.parametrize("areas", [(), (None,), (0.0,), (1.0,)])
 def test_pr_of_hardly_anything(tmp_path, areas):
     plots.plot_pr(precision_of(*areas), [str(k) for k in range(len(areas))], tmp_path / "pr.png")
     assert (tmp_path / "pr.png").exists()

@@ -12,7 +12,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.postprocess import moved_by_label, nms_by_group, postprocess
+from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.settings import ModelConfig
 
@@ -93,14 +93,14 @@ def assert_same(found: Any, expected: Any) -> list[int]:
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("classes", [1, 4, 91])
+@pytest.mark.parametrize("classes", [1, 91])
 @pytest.mark.parametrize(
     ("bias", "candidates"),
     [(-20.0, "none"), (-8.0, "few"), (-6.0, "some"), (-3.5, "many"), (0.0, "more than topk of each level")],
 )
 def test_equal_to_torchvision(classes: int, bias: float, candidates: str) -> None:
     bias = bias - (1 if classes == 91 and candidates != "many" else 0)
-    for batch in range(1, 9):
+    for batch in (1, 3):
         logits, offsets, sizes = outputs(batch, classes, bias, seed=batch)
         counts = assert_same(ours(logits, offsets, sizes), theirs(logits, offsets, sizes))
         if candidates == "none":
@@ -110,7 +110,7 @@ def test_equal_to_torchvision(classes: int, bias: float, candidates: str) -> Non
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_equal_to_torchvision_in_random_settings(seed: int) -> None:
     """Both ways in which torchvision keeps classes apart, every limit reached, and images with nothing among others."""
     g = torch.Generator().manual_seed(seed)
@@ -128,7 +128,7 @@ def test_equal_to_torchvision_in_random_settings(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("classes", [3])
 def test_equal_scores_come_by_anchor_then_class(classes: int) -> None:
     """In bfloat16 they come by the hundred."""
     logits, offsets, sizes = outputs(4, classes, bias=-2.0, seed=5)
@@ -183,19 +183,6 @@ def test_by_hand() -> None:
     assert first["labels"].tolist() == [0, 0]
     torch.testing.assert_close(first["scores"], torch.tensor([3.0, 2.0]).sigmoid())
     assert [tuple(value.shape) for value in second.values()] == [(0, 4), (0,), (0,)]
-
-
-def test_one_call_for_an_image_keeps_what_one_for_each_class_keeps() -> None:
-    """As on a GPU, where the boxes of an image's classes are moved apart and compared at once."""
-    g = torch.Generator().manual_seed(0)
-    corner, size = torch.rand(1, 2000, 2, generator=g) * 100, torch.rand(1, 2000, 2, generator=g) * 60 + 1
-    boxes, scores = torch.cat((corner, corner + size), dim=-1), torch.rand(2000, generator=g)
-    labels = torch.randint(0, 14, (1, 2000), generator=g)
-    apart = moved_by_label(boxes, labels, torch.ones(1, 2000, dtype=torch.bool))[0]
-    once = nms_by_group(apart, scores, torch.zeros_like(labels[0]), 0.5)
-    assert once.tolist() == nms_by_group(apart, scores, labels[0], 0.5).tolist()
-    assert len(once) < 1900
-    assert len(nms_by_group(apart[:0], scores[:0], labels[0, :0], 0.5)) == 0
 
 
 @pytest.mark.parametrize("k", [50, 100_000])

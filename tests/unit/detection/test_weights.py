@@ -72,15 +72,6 @@ def test_other_class_count_loads_the_rest_and_lists_the_class_layer(tmp_path: Pa
     assert torch.equal(target.backbone.body.conv1.weight, source.backbone.body.conv1.weight)
 
 
-def test_a_detector_of_another_network_is_refused(tmp_path: Path) -> None:
-    torch.save(small(3).state_dict(), tmp_path / "r18.pth")
-    large = build_retinanet(num_classes=3, backbone="resnet50", fpn_channels=64)
-    with pytest.raises(
-        CheckpointError, match=r"r18.pth holds only \d+ of the \d+ tensors of a detector; give the model="
-    ):
-        load_weights(large, str(tmp_path / "r18.pth"))
-
-
 def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> None:
     """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
     source = small(num_classes=3)
@@ -107,10 +98,6 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     why = "of other categories than the model's (tree)"
     assert report.misfits == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
     assert torch.equal(found.state_dict()[key], before)
-    torch.save(
-        {"model": {**source.state_dict(), key: torch.ones(4)}, "categories": {"names": names}}, tmp_path / "b.pt"
-    )
-    assert key in load_weights(found, str(tmp_path / "b.pt"), ["cat", "dog", ""]).misfits[0]
 
 
 def saved(tmp_path: Path, state: dict[str, torch.Tensor], **beside: object) -> str:
@@ -119,8 +106,7 @@ def saved(tmp_path: Path, state: dict[str, torch.Tensor], **beside: object) -> s
     return str(tmp_path / "saved.pth")
 
 
-@pytest.mark.parametrize("norm", ["frozen_bn", "bn", "sync_bn"])
-@pytest.mark.parametrize("prefix", ["", "module.", "network.", "backbone.body."])
+@pytest.mark.parametrize(("norm", "prefix"), [("frozen_bn", ""), ("bn", "module."), ("sync_bn", "network.")])
 def test_backbone_from_a_classifier_with_any_prefix(tmp_path: Path, norm: str, prefix: str) -> None:
     classifier = resnet18(weights=None)
     source = saved(tmp_path, {f"{prefix}{name}": value for name, value in classifier.state_dict().items()})
@@ -165,7 +151,6 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
     ("backbone", "name", "asked"),
     [
         ("resnet50", "DEFAULT", "ResNet50_Weights.IMAGENET1K_V2"),
-        ("resnext50_32x4d", "IMAGENET1K_V1", "ResNeXt50_32X4D_Weights.IMAGENET1K_V1"),
         ("resnext50_32x4d", "ResNeXt50_32X4D_Weights.DEFAULT", "ResNeXt50_32X4D_Weights.IMAGENET1K_V2"),
     ],
 )

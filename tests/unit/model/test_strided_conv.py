@@ -25,7 +25,7 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return columns
 
 
-@pytest.mark.parametrize(("height", "width"), [(12, 1), (12, 2), (2, 2), (1, 1), (3, 1), (5, 3), (2, 8)])
+@pytest.mark.parametrize(("height", "width"), [(12, 2), (1, 1), (5, 3)])
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (7, 3), (1, 0)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
