@@ -197,7 +197,7 @@ class CocoEvaluator:
         return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
 
     @torch.inference_mode()
-    def _run(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
+    def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
         """This rank's rows, the ids of its images, the sums of their losses and their number; without communication."""
         device = self.strategy.device
         parts = [np.zeros((0, COLUMNS))]
@@ -209,7 +209,7 @@ class CocoEvaluator:
             if batch.weight == 0:  # none of its images could be read
                 continue
             with self.autocast():
-                losses, detections = model.evaluate(batch.to(device, non_blocking=True))  # type: ignore[operator]
+                losses, detections = model.evaluate(batch.to(device, non_blocking=True))
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
             images += len(batch)

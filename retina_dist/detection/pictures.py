@@ -49,7 +49,7 @@ def draw_boxes(
     texts = [(names[label] if 0 <= label < len(names) else "") or str(label) for label in classes]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)]
-    return draw_bounding_boxes(  # type: ignore[no-any-return]
+    drawn: Tensor = draw_bounding_boxes(
         picture,
         corners,
         texts,
@@ -60,6 +60,7 @@ def draw_boxes(
         label_colors="black",
         fill_labels=True,
     )
+    return drawn
 
 
 def draw_first_batch(data: CocoDataModule, step: int, names: Sequence[str], path: Path) -> None:
@@ -89,8 +90,8 @@ def draw_predictions(
                 titled(draw_boxes(image, boxes, labels, names), f"annotated: {pluralize(len(boxes), 'box')}")
             )
             kept = detected["scores"] >= MIN_SCORE
-            boxes, labels, scores = (detected[key][kept].cpu() for key in ("boxes", "labels", "scores"))  # type: ignore[literal-required]
-            boxes = boxes * (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
+            scores, labels = detected["scores"][kept].cpu(), detected["labels"][kept].cpu()
+            boxes = detected["boxes"][kept].cpu() * (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
             title = f"predicted: {pluralize(len(boxes), 'box')}, score {MIN_SCORE} and above"
             pictures.append(titled(draw_boxes(image, boxes, labels, names, scores), title))
         if len(pictures) >= 2 * NUM_IMAGES:

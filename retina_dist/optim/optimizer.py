@@ -26,12 +26,13 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     """
     body: set[nn.Parameter] = set()
     if settings.backbone_lr_scale != 1:
-        if not hasattr(model, "backbone_parameters"):
+        named: Any = getattr(model, "backbone_parameters", None)
+        if named is None:
             raise ConfigError(
                 f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g} needs a model that names its body, and "
                 f"{type(model).__name__} has no method backbone_parameters; define it, or leave the scale at 1."
             )
-        body = set(model.backbone_parameters())  # type: ignore[operator]
+        body = set(named())
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     seen: set[nn.Parameter] = set()  # tied weights are one parameter of two modules
