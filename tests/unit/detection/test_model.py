@@ -81,8 +81,9 @@ def freeze_norms(module: torch.nn.Module) -> None:
             freeze_norms(child)
 
 
-@pytest.mark.parametrize(("variant", "norm"), [("v1", "bn"), ("v2", "bn"), ("v1", "frozen_bn")])
-@pytest.mark.parametrize("num_boxes", [[3, 7], [0, 5]])
+@pytest.mark.parametrize(
+    ("variant", "norm", "num_boxes"), [("v1", "bn", [3, 7]), ("v2", "bn", [0, 5]), ("v1", "frozen_bn", [0, 5])]
+)
 def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_boxes: list[int]) -> None:
     ours, theirs = twins(variant, norm)
     batch = make_batch(num_boxes)
@@ -269,7 +270,9 @@ def test_folded_norms_follow_their_statistics() -> None:
     assert list(body.conv1.state_dict()) == ["weight"]
 
 
-@pytest.mark.parametrize(("variant", "norm"), [("v1", "frozen_bn"), ("v2", "sync_bn")])
+@pytest.mark.parametrize(
+    ("variant", "norm"), [("v1", "frozen_bn"), pytest.param("v2", "sync_bn", marks=pytest.mark.long)]
+)
 def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     torch.manual_seed(0)
     settings = {"num_classes": 5, "variant": variant, "backbone": "resnet18", "fpn_channels": 64}
