@@ -58,7 +58,7 @@ def box(image: int, category: int, bbox: Sequence[float], crowd: int = 0) -> dic
 
 def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]:
     return {
-        "images": [{"id": i, "width": 200, "height": 200} for i in image_ids],
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 200, "height": 200} for i in image_ids],
         "categories": [{"id": CAT, "name": "cat"}, {"id": DOG, "name": "dog"}, {"id": NEWT, "name": "newt"}],
         "annotations": [{"id": number} | entry for number, entry in enumerate(boxes, start=1)],
     }
