@@ -30,6 +30,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, environment, why_missing
+from tests.commands import run_command
 from tests.plugins.jsonl_logger import JsonlSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +130,8 @@ def losses(folder: Path) -> list[float]:
 def test_the_readme_example_runs_as_a_script(shapes: Path, tmp_path: Path) -> None:
     assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 10
     (tmp_path / "script.py").write_text(SHORT + EXAMPLE)
-    run([sys.executable, "script.py"], tmp_path, shapes)
+    (tmp_path / "datasets").symlink_to(shapes)
+    run_command("script", cwd=tmp_path)
     assert (tmp_path / "runs" / "debug" / "checkpoints" / "best.pt").is_file()
 
 
@@ -241,6 +243,9 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
     assert float(probabilities.sum()) == pytest.approx(1)
     config = trainer.config
     assert asdict(rd.ClassifierTrainer.from_config(config).config) == asdict(config)
+    trainer.run_folder = None
+    with pytest.raises(ConfigError, match=r"call fit\(\) first"):
+        trainer.classifier()
 
 
 @pytest.mark.parametrize(
@@ -248,39 +253,24 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
     [
         ({"optimizer": rd.OptimizerConfig()}, r"optimizer\.lr is not set; give OptimizerConfig\(lr=…\)"),
         ({"optimizer": rd.OptimizerConfig(lr=-1.0)}, r"optimizer\.lr=-1\.0 is too small"),
-        ({"precision": "fp8"}, r"trainer\.precision=fp8 is not one of fp32"),
         ({"max_duration": 12}, r"max_duration=12 is of type int; give str"),
         ({"gradient_clip": "1"}, r"gradient_clip='1' is of type str; give float or None"),
-        ({"seed": True}, r"seed=True is of type bool; give int"),
         ({"max_duration": "ten"}, r"max_duration=ten is not a duration; write a number and a unit"),
         ({"data": "/data/mine"}, r"data='/data/mine' is of type str; give DetectionData or TorchDatasetConfig"),
-        ({"model": torch.nn.Linear(1, 1)}, r"model is of type Linear; give ModelConfig"),
         (
             {"data": rd.DetectionData(root=Path("/x"))},
             r"data\.root=PosixPath\('/x'\) is of type PosixPath; give str or None",
-        ),  # type: ignore[arg-type]
-        ({"data": rd.DetectionData(root="/x", min_sizes=[0])}, r"data\.min_sizes=\[0\] needs at least one size"),
-        (
-            {"data": rd.DetectionData(root="/x", min_sizes=(800,))},
-            r"data\.min_sizes=\(800,\) is of type tuple; give list\[int\]",
         ),  # type: ignore[arg-type]
         (
             {"logging": JsonlSettings()},
             r"logging is of type JsonlSettings, .* Trainer.from_config\(load_config\(\"train\", \[\"logging=NAME\"\]",
         ),
-        ({"model": rd.ModelConfig(backbone=18)}, r"model\.backbone=18 is of type int; give str"),  # type: ignore[arg-type]
     ],
 )
 def test_errors_name_the_argument_and_the_remedy(arguments: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"data": DATA, "optimizer": SGD, "max_duration": "1epoch", **arguments}
     with pytest.raises(ConfigError, match=message):
         rd.Trainer(**given)
-
-
-def test_a_trainer_that_has_not_trained_has_no_checkpoint() -> None:
-    trainer = rd.Trainer(data=DATA, optimizer=SGD, max_duration="1epoch")
-    with pytest.raises(ConfigError, match=r"call fit\(\) first"):
-        trainer.detector()
 
 
 class Items(Dataset[Any]):
@@ -350,21 +340,13 @@ def test_annotations_of_its_own_spare_the_images() -> None:
             ImageError,
             r"train dataset\[0\]: an image is a tensor of floats from 0 to 250; give uint8 or floats from 0 to 1",
         ),
-        ((PIXELS.permute(1, 2, 0), BOXES, [0, 1]), ImageError, r"an image is a tensor of shape \[20, 30, 3\]; give"),
-        ((PIXELS, BOXES[0], [0]), DataError, r"has boxes \[4\]; give \[n, 4\]"),
         ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
         (
             (PIXELS, BOXES, [1, 2]),
             DataError,
             r"has label 2, but categories has 2 names, for labels 0 to 1; number the labels",
         ),
-        ((PIXELS, BOXES, [0.5, 1]), DataError, r"has label 0.5; give a whole number"),
         ((PIXELS, BOXES, ["cat", "dog"]), DataError, r"has labels that are not numbers"),
-        (
-            (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": "a.jpg"}),
-            DataError,
-            r"has image_id a.jpg; give a whole",
-        ),
     ],
 )
 def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) -> None:
@@ -419,8 +401,6 @@ def test_wrong_datasets_are_named() -> None:
         rd.TorchDatasetConfig(train=Items(), categories=["__background__", "a"])
     with pytest.raises(ConfigError, match="categories='cat' is not a list of names"):
         rd.TorchDatasetConfig(train=Items(), categories="cat")
-    with pytest.raises(ConfigError, match="categories={0: 'cat'} is not a list of names"):
-        rd.TorchDatasetConfig(train=Items(), categories={0: "cat"})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="data=own leaves no image for train; give a dataset"):
         read_split(rd.TorchDatasetConfig(train=Items(), categories=["a"], name="own"), "train")
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
@@ -470,16 +450,14 @@ def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
         before = "import torch\n\nimport retina_dist as rd\n\ntensor = torch.zeros(3, 8, 8, dtype=torch.uint8)\n"
         (tmp_path / f"block_{number}.py").write_text(before + text)
     assert number >= 4
-    line = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--follow-imports=silent",
-        f"--cache-dir={tmp_path}",
-        *tmp_path.glob("*.py"),
-    ]
-    done = subprocess.run(line, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+    line = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    done = subprocess.run(
+        [*line, *tmp_path.glob("*.py")],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

