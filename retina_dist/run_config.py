@@ -105,13 +105,6 @@ class RunConfig:
             raise ConfigError(
                 f"output_dir={self.output_dir} is data.root, the folder of the data; give another folder."
             )
-        accumulate = self.trainer.micro_batches
-        # https://github.com/pytorch/pytorch/pull/187732
-        if getattr(self.strategy, "static_graph", False) and accumulate > 1:
-            raise ConfigError(
-                f"strategy.static_graph=true and trainer.accumulate={accumulate} do not go together, as torch would no longer "
-                "average all gradients; give strategy.static_graph=false."
-            )
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
 

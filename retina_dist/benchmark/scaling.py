@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -28,11 +26,10 @@ from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import ScalingConfig
 from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
-from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import write_atomically
 from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
-from retina_dist.strategies.start_processes import command, environment, why_missing
+from retina_dist.strategies.start_processes import run_job, usable
 
 MARKERS = "osD^vPX"
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
@@ -42,20 +39,14 @@ IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
     """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
     task_class(config).prepare(config)
-    usable = {name: why_missing(name) for name in config.launchers}
-    for name, reason in usable.items():
-        if reason:
-            print(f"{name} left out: {reason}", flush=True)
-    launchers = [name for name, reason in usable.items() if not reason]
-    if not launchers:
-        raise ConfigError(f"none of launchers={config.launchers} can be used here.")
-    jobs = [("python", 1), *((launcher, n) for launcher in launchers for n in config.processes)]
+    jobs = [("python", 1), *((launcher, n) for launcher in usable(config.launchers) for n in config.processes)]
     speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     backends: dict[tuple[str, int], str] = {}
     num_images = config.num_images or 0
     for turn in range(config.rounds):
         for job in jobs:
-            figures = _launch(*job)
+            with tempfile.TemporaryDirectory() as folder:
+                figures = run_job(*job, "retina_dist.benchmark.scaling", Path(folder))
             speed = figures["images_per_s"][0]
             speeds[job].append(speed)
             backends[job] = figures["backend"]
@@ -114,22 +105,6 @@ def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float],
         "each": [round(ratio, 3) for ratio in each],
         "epoch_minutes": [round(num_images / speed / 60, 4) for speed in speeds],
     }
-
-
-def _launch(launcher: str, processes: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "figures.json"
-        arguments = [*sys.argv[1:], f"worker={result}"]
-        if launcher == "python":
-            line = [sys.executable, "-m", "retina_dist.benchmark.scaling", *arguments]
-        else:
-            line = command(launcher, processes, "retina_dist.benchmark.scaling", arguments)
-        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
-        if done.returncode or not result.exists():
-            words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
-            raise UserError(f"{launcher} with {processes} processes failed (exit code {done.returncode}):\n{words}")
-        figures: dict[str, Any] = json.loads(result.read_text())
-        return figures
 
 
 def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ from torchvision.models import resnet18
 from retina_dist.files import first_line
 from retina_dist.run.environment import versions
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.devices import driver_version, nccl_version
+from retina_dist.strategies.devices import driver_version
 
 T = TypeVar("T")
 
@@ -75,7 +75,8 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.packages = facts.attempt("packages", lambda: {d.metadata["Name"]: d.version for d in distributions()}) or {}
     if strategy.device.type == "cuda":
         facts.attempt("GPU", lambda: _read_gpu(facts, strategy.device))
-        read = {"driver": facts.attempt("driver", driver_version), "NCCL": facts.attempt("NCCL", nccl_version)}
+        nccl = facts.attempt("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+        read = {"driver": facts.attempt("driver", driver_version), "NCCL": nccl}
         facts.versions |= {name: version for name, version in read.items() if version is not None}
     if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):  # then no name is resolved
         resolved = facts.attempt("address of the host's name", lambda: socket.getaddrinfo(facts.host, None)) or []

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from retina_dist.errors import PeerLost, UserError, first_line
 from retina_dist.strategies.launch_environment import Launch
@@ -55,11 +54,10 @@ class DistributedStrategy(ABC):
     order. The properties are read live, because elastic jobs change them.
     """
 
-    # of a strategy that a configuration names by its class
     settings: ClassVar[type[StrategySettings]] = StrategySettings
     launch: Launch = Launch()  # by default one process
     device: torch.device
-    backend: str  # who communicates, in words
+    backend: str  # for messages
     phase: str = "the start"  # what the job does now, for the console and for the error when another process is lost
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
 
@@ -90,7 +88,7 @@ class DistributedStrategy(ABC):
 
     # lifetime
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> DistributedStrategy:
         """Join the job and pin the device."""
         return self
 
@@ -130,7 +128,7 @@ class DistributedStrategy(ABC):
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
-        """Start asking for the highest level of any rank; the answer is fetched later, by every rank before it asks this again."""
+        """Start an async MAX all-reduce; every rank calls the result, which gives the highest level, before it asks again."""
         highest = level
         if self.world_size > 1:
             highest = int(self.all_reduce(torch.tensor([level], device=self.device), "max"))

@@ -1,6 +1,6 @@
 """What both backends mean by `compression`.
 
-    none   gradients travel as they are
+    none   gradients are sent as they are
     bf16   half the bytes, the full range, 8 bits of mantissa
     fp16   half the bytes, 11 bits of mantissa, a narrow range: gradients are multiplied by a fixed power of two first, and a
            step in which one of them leaves the range is sent again in full
@@ -10,7 +10,7 @@ A sum over ranks could leave fp16's range where no summand does, so each rank se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,22 @@ def from_wire(summed: Tensor, compression: str, scale: float, dtype: torch.dtype
     """The mean [*] in `dtype`, of shares that were added up over ranks."""
     mean = summed.to(dtype)
     return mean.div_(scale) if compression == "fp16" else mean
+
+
+def take_fp16(sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callable[[Tensor], Tensor]) -> bool:
+    """Put the means into the gradients, pairs of this rank's own [*] and the sum of all shares; whether fp16 overflowed.
+
+    If any sum left fp16's range, all gradients become their `mean` over ranks, sent in full.
+    """
+    if all_finite(wire for _, wire in sent):
+        for own, wire in sent:
+            own.copy_(from_wire(wire, "fp16", scale, own.dtype))
+        return False
+    for own, _ in sent:
+        own.copy_(mean(own))
+    return all_finite(
+        own for own, _ in sent
+    )  # gradients that were infinite before compression are left to the loss scale
 
 
 def all_finite(gradients: Iterable[Tensor]) -> bool:

@@ -3,6 +3,8 @@
 The only file that imports `torch.distributed`.
 """
 
+from __future__ import annotations
+
 import gc
 import inspect
 import time
@@ -18,12 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, first_line, is_collective, lost_connection
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
-from retina_dist.strategies.devices import check_devices, check_nccl, device_identity, nccl_version, resolve_device
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, from_wire, take_fp16, to_wire
+from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.text import format_ranks
@@ -44,51 +45,40 @@ _jobs = 0
 class DDPStrategy(DistributedStrategy):
     """One of the processes that torchrun started, or srun, mpirun, Azure ML or any launcher that gives rank 0's address.
 
-    Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. `static_graph` promises torch
-    that every step uses the same parameters, which saves bookkeeping. A collective that takes longer than `timeout_s` seconds
-    ends the process. `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` keeps the buckets of
-    the first step, which torch would arrange anew after it: a sum over three or more ranks then has the same order in a run that
-    was resumed.
+    Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. A collective that
+    takes longer than `timeout_s` seconds ends the process. `compression` and `fp16_scale` are those of `strategies.compression`.
+    `deterministic` keeps the buckets of the first step, which torch would rearrange after it: a sum over three or more ranks then
+    has the same order in a run that was resumed.
 
-    Raises ConfigError on entering when the processes cannot find each other or two have one GPU, and from `prepare` for
-    `static_graph` with accumulation, which torch does not do right.
+    Raises ConfigError on entering when the processes cannot find each other or two have one GPU.
     """
 
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
         self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
-        self.bucket_mb, self.static_graph = settings.bucket_mb, settings.static_graph
+        self.bucket_mb = settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"
         self.backend = f"DDP over {transport}"
         self._net: DistributedDataParallel | None = None
-        self._sent: list[
-            tuple[Tensor, Tensor]
-        ] = []  # fp16: each bucket's own gradients, and the sum of all ranks' shares
+        self._sent: list[tuple[Tensor, Tensor]] = []  # fp16: each bucket's own gradients, and all ranks' sum
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> DDPStrategy:
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.timeout_s)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
-        # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have, and of another version
+        store.set(f"device{self.rank}", device_identity(self.device))
         try:
-            check_devices(self._of_all_ranks(store, "device", device_identity(self.device)))
-            if self.device.type == "cuda":
-                check_nccl(self._of_all_ranks(store, "nccl", _loaded_nccl()))
-        except (dist.DistError, RuntimeError) as error:
-            raise self._not_joined(error) from error
-        try:
+            # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have
+            devices = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
+            check_devices([device.decode() for device in devices])
             # no device_id: NCCL then connects at the first collective on GPUs, after all that needs no network between them
             dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
         return self
-
-    def _of_all_ranks(self, store: dist.Store, name: str, own: str) -> list[str]:
-        store.set(f"{name}{self.rank}", own)
-        return [found.decode() for found in store.multi_get([f"{name}{rank}" for rank in range(self.world_size)])]
 
     def _store(self) -> dist.Store:
         """The rendezvous store, one for all jobs of this process, with a key prefix for each job.
@@ -206,11 +196,6 @@ class DDPStrategy(DistributedStrategy):
     # training
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        if self.static_graph and accumulate > 1:  # https://github.com/pytorch/pytorch/pull/187732
-            raise ConfigError(
-                f"static_graph=True and accumulate={accumulate} do not go together, as torch would no longer average all "
-                "gradients; give static_graph=False."
-            )
         self._net = None
         if self.world_size == 1:  # nothing to average, and DDP would copy each gradient into its bucket
             return model
@@ -221,7 +206,6 @@ class DDPStrategy(DistributedStrategy):
             **NO_BUFFERS,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
-            static_graph=self.static_graph and not self.deterministic,
             find_unused_parameters=self.deterministic,  # what keeps torch from rearranging
         )
         if self.compression != "none":
@@ -237,15 +221,7 @@ class DDPStrategy(DistributedStrategy):
         Gradients are views of their bucket, in their parameter's memory order, so a bucket is read and written as one vector.
         """
         sent, self._sent = self._sent, []
-        if all_finite(wire for _, wire in sent):
-            for bucket, wire in sent:
-                bucket.copy_(from_wire(wire, self.compression, self.fp16_scale, bucket.dtype))
-            return
-        finite = True
-        for bucket, _ in sent:
-            bucket.copy_(self.all_reduce(bucket, "mean"))
-            finite = finite and bool(bucket.isfinite().all())
-        self.fp16_overflows += finite  # gradients that are infinite before compression are left to the loss scale
+        self.fp16_overflows += take_fp16(sent, self.fp16_scale, self.all_reduce)
 
     def _send_compressed(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         local = bucket.buffer()
@@ -269,12 +245,12 @@ class DDPStrategy(DistributedStrategy):
         return x / self.world_size if op == "mean" else x
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
-        found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
-        work = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
+        highest = torch.tensor([level])  # on the CPU, so that no GPU is waited for
+        work = dist.all_reduce(highest, dist.ReduceOp.MAX, async_op=True)
 
         def answer() -> int:
             work.wait()
-            return int(found)
+            return int(highest)
 
         return answer
 
@@ -292,10 +268,3 @@ class DDPStrategy(DistributedStrategy):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         dist.broadcast(x, src)
         return x
-
-
-def _loaded_nccl() -> str:
-    try:
-        return nccl_version()
-    except Exception:  # a version that is not known is not compared
-        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import socket
@@ -15,12 +14,6 @@ import torch
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.text import format_ranks
-
-# The oldest driver that CUDA of a major version starts on.
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-LEAST_DRIVER = {"12": 525, "13": 580}
-# torch 2.14 is the last that is built for CUDA 12: https://github.com/pytorch/pytorch/issues/190385
-FOR_CUDA_12 = 'pip install "torch<2.15" torchvision --index-url https://download.pytorch.org/whl/cu126'
 
 DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
 
@@ -55,11 +48,15 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason, remedy = str(error).splitlines()[0].rstrip("."), "use auto or cpu"
         if name.startswith("cuda") and unusable:
-            reason, remedy = _why_no_cuda(unusable, reason)
-        else:
-            remedy = "use auto or cpu"
+            built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+            reason = (
+                f"{unusable[0]} has driver {driver_version() or 'unknown'}, torch {torch.__version__} {built}: {reason}"
+            )
+            remedy = (
+                "update the driver, install a torch for this driver's CUDA (https://pytorch.org), or give device=cpu"
+            )
         raise ConfigError(f"device={asked} cannot be used ({reason}); {remedy}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -67,7 +64,7 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
 
 
 def nvidia_gpus() -> list[str]:
-    """The device files of NVIDIA's GPUs that this process may use, [] where CUDA_VISIBLE_DEVICES hides them all."""
+    """The device files of NVIDIA's GPUs that this process may use; [] if CUDA_VISIBLE_DEVICES hides them all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\d|GPU-|MIG-", visible.strip()):  # "", -1, Slurm's NoDevFiles
         return []
@@ -85,23 +82,6 @@ def _may_open(path: Path) -> bool:
     return True
 
 
-def _why_no_cuda(gpus: Sequence[str], reason: str) -> tuple[str, str]:
-    """Why torch cannot use the GPUs of this machine, and what to do about it."""
-    here = f"this machine has {gpus[0]}" + (f" and {len(gpus) - 1} more" if len(gpus) > 1 else "")
-    if torch.version.cuda is None:
-        return f"{here}, but torch {torch.__version__} is built without CUDA", (
-            "install torch's CUDA build (pip install --force-reinstall torch torchvision), or give device=cpu"
-        )
-    driver = driver_version()
-    least = LEAST_DRIVER.get(torch.version.cuda.partition(".")[0], 0)
-    facts = f"{here} with NVIDIA driver {driver or 'unknown'}, torch {torch.__version__} is built for CUDA {torch.version.cuda}"
-    if driver and int(driver.partition(".")[0]) < least:
-        return f"{facts}, which needs driver {least} or newer", (
-            f"update the driver, install torch for CUDA 12.6 ({FOR_CUDA_12}), or give device=cpu"
-        )
-    return f"{facts}: {reason}", "make nvidia-smi work here, or give device=cpu"
-
-
 def driver_version() -> str | None:
     """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
     try:
@@ -109,43 +89,6 @@ def driver_version() -> str | None:
     except OSError:
         return None
     return found[1] if found else None
-
-
-def nccl_version() -> str:
-    """The version of the NCCL that this process has loaded, such as "2.27.5"; where it is not a library of its own, torch's."""
-    number = ctypes.c_int()
-    try:
-        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        if library.ncclGetVersion(ctypes.byref(number)) == 0:
-            return _nccl_version_of(number.value)
-    except (OSError, AttributeError):  # linked into torch
-        pass
-    found = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def _nccl_version_of(code: int) -> str:
-    """NCCL_VERSION(X, Y, Z), which has more digits since 2.9: 2804 is 2.8.4, 22705 is 2.27.5."""
-    major = 10000 if code >= 10000 else 1000
-    return f"{code // major}.{code % major // 100}.{code % 100}"
-
-
-def check_nccl(versions: Sequence[str]) -> None:
-    """Raise ConfigError, on every rank, if some of the ranks' versions of NCCL differ: NCCL then says "invalid usage" only.
-
-    `versions` are those of all ranks, in order; "" where it could not be read.
-    """
-    ranks = defaultdict(list)
-    for rank, version in enumerate(versions):
-        if version:
-            ranks[version].append(rank)
-    if len(ranks) > 1:
-        found = "; ".join(f"{version} on {format_ranks(those)}" for version, those in ranks.items())
-        raise ConfigError(
-            f"NCCL joins equal versions only, but there are several ({found}); install the same torch and nvidia-nccl on every "
-            "host, and look at LD_LIBRARY_PATH and LD_PRELOAD.",
-            collective=True,
-        )
 
 
 def device_identity(device: torch.device) -> str:

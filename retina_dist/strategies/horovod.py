@@ -25,11 +25,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from typing_extensions import Self
 
 from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, Membership, ReduceOp, missing_ranks, peer_lost_message
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
+from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
@@ -48,15 +47,14 @@ class HorovodStrategy(DistributedStrategy):
 
     `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
     nothing would overlap with the backward pass). Every `cycle_time_ms` (Horovod's own: 1) the processes agree on what to send:
-    a shorter cycle takes CPU time, a longer one holds messages back. `hierarchical` sums within each host first, which pays on
-    slow Ethernet only.
-    Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
+    a shorter cycle takes CPU time, a longer one holds messages back. Settings that the launcher gave (horovodrun
+    --fusion-threshold-mb ...) win.
     A collective that some rank has not joined after `timeout_s` seconds ends the job.
     `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` sends each gradient on its own, because
     which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
 
     Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
-    what they kept in memory, every `commit_every` steps, and go on.
+    what they kept in memory, every `commit_every` steps, and continue.
 
     Raises ConfigError on entering when Horovod is missing, was built without what this job needs, or two processes have one GPU.
     """
@@ -71,7 +69,6 @@ class HorovodStrategy(DistributedStrategy):
         self.device = resolve_device(settings.device, launch)
         self.variables = {
             "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(settings.fusion_mb * 2**20)),
-            "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(settings.hierarchical)),
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
         }
@@ -103,14 +100,14 @@ class HorovodStrategy(DistributedStrategy):
     def backend(self) -> str:  # type: ignore[override]
         return f"Horovod over {self._transport()}"
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> HorovodStrategy:
         global _running_with
         if self.hvd.is_initialized():
             if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
                     "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, cycle_time_ms, "
-                    "hierarchical, timeout_s and device cannot change between the jobs of a sweep; give launcher='mpirun -np N' "
-                    "or 'horovodrun -np N' to start each job anew."
+                    "timeout_s and device cannot change between the jobs of a sweep; give launcher='mpirun -np N' or "
+                    "'horovodrun -np N' to start processes for each job."
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
@@ -232,22 +229,8 @@ class HorovodStrategy(DistributedStrategy):
             for handle, _ in sent.values():
                 self._wait(self.hvd.synchronize, handle)
             if self.compression == "fp16":
-                self._take_fp16(gradients, {name: wire for name, (_, wire) in sent.items()})
-
-    def _take_fp16(self, gradients: dict[str, Tensor], wires: dict[str, Tensor]) -> None:
-        """Put the means into the gradients, which are still this rank's own; a step that left fp16's range is sent again."""
-        if all_finite(wires.values()):
-            for name, gradient in gradients.items():
-                in_memory_order(gradient).copy_(from_wire(wires[name], "fp16", self.fp16_scale, gradient.dtype))
-            return
-        handles = [
-            self.hvd.allreduce_async_(in_memory_order(gradient), name=f"again.{name}", op=self.hvd.Average)
-            for name, gradient in gradients.items()
-        ]
-        for handle in handles:
-            self._wait(self.hvd.synchronize, handle)
-        # Gradients that are infinite before compression are left to the loss scale.
-        self.fp16_overflows += all_finite(gradients.values())
+                pairs = [(in_memory_order(gradients[name]), wire) for name, (_, wire) in sent.items()]
+                self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
         """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.
@@ -277,8 +260,8 @@ class HorovodStrategy(DistributedStrategy):
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         if self.world_size == 1:
             return super().all_reduce_max_async(level)
-        found = torch.tensor([level])  # on the CPU, so that no GPU is waited for
-        handle = self.hvd.allreduce_async_(found, name=f"max.{question}", op=self.hvd.Max)
+        highest = torch.tensor([level])  # on the CPU, so that no GPU is waited for
+        handle = self.hvd.allreduce_async_(highest, name=f"max.{question}", op=self.hvd.Max)
         return lambda: int(self._wait(self.hvd.synchronize, handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:

@@ -29,16 +29,14 @@ class StrategySettings(KnownArguments):
 
 @dataclass
 class StrategyConfig(StrategySettings):
-    """How processes work together: the settings of the built-in strategies, of which `auto` takes one by the launcher."""
+    """How processes work together: the settings of the built-in strategies; `auto` takes one by the launcher."""
 
     name: str = setting("auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod"))
     bucket_mb: float = setting(25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6)
-    static_graph: bool = setting(False, "ddp: every step uses the same parameters; not with trainer.accumulate above 1")
     fusion_mb: float = setting(32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6)
     cycle_time_ms: float | None = setting(
         None, "horovod: interval of its negotiation; null: its own 1 ms", at_least=0, at_most=10**6
     )
-    hierarchical: bool = setting(False, "horovod: sum within each host first; pays on slow Ethernet")
     commit_every: int = setting(
         10, "horovod elastic: steps between commits to memory, where surviving processes restart", at_least=1
     )

@@ -1,6 +1,5 @@
 """The launchers that are installed, and how each starts N processes on this machine.
 
-    python -m retina_dist.strategies.start_processes                  starts two processes with each installed launcher
     srun -n 8 python -m retina_dist.strategies.start_processes        under any launcher: how each process understands it
 
 For commands that start others (parity, benchmarks). A user types the launcher instead.
@@ -8,23 +7,18 @@ For commands that start others (parity, benchmarks). A user types the launcher i
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, UserError
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
-
-LauncherName = Literal["torchrun", "horovodrun", "mpirun"]
-LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "horovodrun", "mpirun")
-
-START_S = 120  # that a launcher may take to start two processes
 
 # Several processes on few cores, in a container that runs as root: Open MPI needs these variables. Others ignore them.
 OPEN_MPI = {
@@ -45,7 +39,7 @@ def executable(name: str) -> str | None:
 
 def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
-    if launcher == "torchrun":
+    if launcher in ("python", "torchrun"):
         return None
     program = executable("horovodrun")
     if program is None:
@@ -64,22 +58,17 @@ def _built(horovodrun: str) -> str:
 
 def command(launcher: str, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
     """The command line that runs `python -m MODULE ARGUMENTS` as so many processes. Raises ConfigError if it cannot."""
-    reason = why_missing(launcher)
-    if reason:
+    if reason := why_missing(launcher):
         raise ConfigError(f"{launcher} cannot be used: {reason}; run scripts/install_horovod.py, or take torchrun.")
-    return [*_start(launcher, processes), "-m", module, *arguments]
-
-
-def _start(launcher: str, processes: int) -> list[str]:
-    """The launcher with its options, up to "-m"."""
-    if launcher == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    options = {
-        "horovodrun": ["--gloo", "-np", str(processes), "-H", f"localhost:{processes}"],
-        "mpirun": ["-np", str(processes)],
-        "srun": ["--ntasks", str(processes), "--immediate=30"],  # seconds to wait for them
+    n = str(processes)
+    start = {
+        "python": [],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n],
+        "horovodrun": [str(executable("horovodrun")), "--gloo", "-np", n, "-H", f"localhost:{n}"],
+        "mpirun": [str(executable("mpirun")), "-np", n],
     }[launcher]
-    return [str(executable(launcher)), *options, sys.executable]
+    python = [] if launcher == "torchrun" else [sys.executable]
+    return [*start, *python, "-m", module, *arguments]
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -105,35 +94,33 @@ def described(variables: Mapping[str, str] = os.environ) -> str:
     return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
 
 
-def started(launcher: str) -> tuple[str | None, str]:
-    """The line of rank 1 of two processes that the launcher starts here, or None and why it does not."""
-    if launcher != "torchrun" and executable(launcher) is None:
-        return None, f"{launcher} is not installed"
-    try:
-        line = [*_start(launcher, 2), "-m", "retina_dist.strategies.start_processes"]
-        done = subprocess.run(line, env=environment(1), capture_output=True, text=True, timeout=START_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{launcher} has not started two processes ({type(error).__name__})"
-    words = done.stdout + done.stderr
-    if found := re.search(r"rank 1 of 2.*", words):
-        return found[0], ""
-    last = (words.strip().splitlines() or ["no output"])[-1]
-    return None, f"{launcher} has not started two processes ({last[:120]})"
+def usable(launchers: Sequence[str]) -> list[str]:
+    """The launchers that can be used here; prints why others cannot. Raises ConfigError if none can."""
+    reasons = {name: why_missing(name) for name in launchers}
+    for name, reason in reasons.items():
+        if reason:
+            print(f"{name} left out: {reason}", flush=True)
+    if all(reasons.values()):
+        raise ConfigError(f"launchers={list(launchers)}: none can be used here; give launchers=[torchrun].")
+    return [name for name, reason in reasons.items() if not reason]
 
 
-def main() -> None:
-    """Under a launcher a line of each process; without one, a table of the launchers."""
-    if detect_launch().launcher != "python":
-        sys.stdout.write(described() + "\n")  # in one piece: others write to the same place
-        return
-    print("How a process understands its launcher, here the last of two.\n")
-    print(f"{'python':<12}{described()}")
-    for launcher in ("torchrun", "horovodrun", "mpirun", "srun"):
-        line, reason = started(launcher)
-        print(f"{launcher:<12}{line or reason}", flush=True)
+def run_job(launcher: str, processes: int, module: str, folder: Path) -> dict[str, Any]:
+    """The JSON that a job of `module` writes to its setting `worker`, a file in `folder`; its arguments are this process's.
+
+    The job's output goes to stderr. Raises UserError if it fails.
+    """
+    result = folder / f"{launcher}_{processes}.json"
+    line = command(launcher, processes, module, [*sys.argv[1:], f"worker={result}"])
+    code = subprocess.run(line, env=environment(1), stdout=sys.stderr).returncode
+    if code or not result.exists():
+        raise UserError(f"{launcher} with {processes} processes failed (exit code {code}); its output is above.")
+    figures: dict[str, Any] = json.loads(result.read_text())
+    result.unlink()
+    return figures
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(__doc__)  # there are no arguments
-    main()
+    sys.stdout.write(described() + "\n")  # in one piece: others write to the same place

@@ -9,16 +9,21 @@ Every rank calls it; a broken promise raises AssertionError.
 
 from __future__ import annotations
 
-import io
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from retina_dist.engine.plan import resolve_plan
+from retina_dist.engine.settings import TrainerConfig
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import PeerLost, UserError
-from retina_dist.optim.optimizer import clip_gradients
+from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.strategies.base import DistributedStrategy, Stateful
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -28,18 +33,17 @@ EXACT = 1e-12  # relative, in float64
 TRAININGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"accumulate": 2},
+    "accumulated, with unequal shares": {"accumulate": 5},
     "clipped": {"clip": 0.1},
     "other strides": {"strided": True},
-    "a last step with fewer micro-batches": {"accumulate": 3, "backwards": 1},
+    "a last step with fewer micro-batches": {"accumulate": 3, "last": 1},
 }
 
 
 def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float = EXACT) -> None:
     """Check the strategies that `make` gives, one entered after the other, on CPU or GPU.
 
-    They must communicate as documented, train what one process trains in float64, within `tolerance` (relative; larger for a
-    strategy that sends rounded gradients), go on from a checkpoint as if they had not stopped, train a second model, skip a step
-    on all ranks when one has an infinite loss, and end all ranks when one fails.
+    `tolerance` is relative to what one process trains in float64; give more for a strategy that sends rounded gradients.
     """
     with make() as strategy:
         check_collectives(strategy)
@@ -56,74 +60,66 @@ def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float 
 
 
 def check_collectives(strategy: DistributedStrategy) -> None:
-    """Values by hand, for each type and operation, for ragged and empty rows, and for objects."""
+    """Each rank knows what the others give, and so what all must get."""
     rank, world = strategy.rank, strategy.world_size
-    ranks = range(world)
     assert 0 <= rank < world, f"rank {rank} of {world}"
     assert strategy.is_main == (rank == 0), f"is_main is {strategy.is_main} on rank {rank}"
-    for device in {strategy.device, torch.device("cpu")}:
-        for dtype in (torch.float32, torch.float64, torch.int64):
-            big = 2**20 + 1 if dtype == torch.float32 else 2**40 + 1  # exact in this type, but in no smaller one
-            x = torch.tensor([[rank + 1, -rank], [2 * rank, big]], dtype=dtype, device=device)
-            total = strategy.all_reduce(x, "sum")
-            _equal(total, [[sum(r + 1 for r in ranks), -sum(ranks)], [2 * sum(ranks), big * world]], "all_reduce sum")
-            _equal(strategy.all_reduce(x, "min"), [[1, -(world - 1)], [0, big]], "all_reduce min")
-            _equal(strategy.all_reduce(x, "max"), [[world, 0], [2 * (world - 1), big]], "all_reduce max")
-            total.zero_()
-            _equal(x, [[rank + 1, -rank], [2 * rank, big]], "the tensor given to all_reduce, which must stay as it is,")
-            one = torch.tensor([big + rank], dtype=dtype, device=device)
-            _equal(strategy.all_gather(one), [big + r for r in ranks], "all_gather")
-        x = torch.tensor([float(rank), 1.0], device=device)
-        _equal(strategy.all_reduce(x), [sum(ranks) / world, 1.0], "all_reduce, whose default is the mean,")
-        _equal(
-            strategy.all_reduce(torch.tensor(float(rank), device=device), "max"), world - 1.0, "all_reduce of a scalar"
-        )
-        transposed = torch.arange(6.0, device=device).view(2, 3).t() + rank
-        rows = [[sum(v + r for r in ranks) for v in pair] for pair in ((0, 3), (1, 4), (2, 5))]
-        _equal(strategy.all_reduce(transposed, "sum"), rows, "all_reduce of a transposed tensor")
-        for counts in ([r + 1 for r in ranks], [world - r for r in ranks], list(ranks), list(ranks)[::-1]):
-            gathered = strategy.all_gather(torch.full((counts[rank], 2), float(rank), device=device))
-            _equal(gathered, [[r] * 2 for r in ranks for _ in range(counts[r])], f"all_gather of {counts} rows")
-        assert strategy.all_gather(torch.zeros(0, 7, device=device)).shape == (0, 7), "all ranks' rows are empty"
+    for device, dtype in product({strategy.device, torch.device("cpu")}, (torch.float32, torch.float64, torch.int64)):
+        big = 2**20 + 1 if dtype == torch.float32 else 2**40 + 1  # exact in this type, but in no smaller one
+        given = torch.stack([torch.arange(6, dtype=dtype).view(2, 3).t() * (r - 1) + big for r in range(world)])
+        x = given[rank].t().contiguous().t().to(device)
+        for op, expected in {"min": given.amin(0), "max": given.amax(0), "sum": given.sum(0)}.items():
+            result = strategy.all_reduce(x, op)  # type: ignore[arg-type]
+            _equal(result, expected, f"all_reduce {op}")
+            result.zero_()
+            _equal(x, given[rank], "the tensor given to all_reduce, which must stay as it is,")
+        _equal(strategy.all_reduce(x[0, 0], "max"), given[:, 0, 0].amax(), "all_reduce of a scalar")
+        for counts in ([1] * world, [r + 1 for r in range(world)], [world - r for r in range(world)], [0] * world):
+            for fewer in (0, 1):  # then some ranks have no rows
+                rows = [given[r, :1].expand(max(counts[r] - fewer, 0), 2) for r in range(world)]
+                _equal(strategy.all_gather(rows[rank].to(device)), torch.cat(rows), f"all_gather of {counts} rows")
         for src in sorted({0, world // 2, world - 1}):
-            x = torch.tensor([float(rank), 7.0], device=device)
-            _equal(strategy.broadcast(x, src=src), [src, 7.0], f"broadcast from rank {src}")
-            _equal(x, [src, 7.0], "the tensor given to broadcast, which must be overwritten,")
+            y = given[rank].clone().to(device)
+            _equal(strategy.broadcast(y, src=src), given[src], f"broadcast from rank {src}")
+            _equal(y, given[src], "the tensor given to broadcast, which must be overwritten,")
+    ranks = torch.arange(world, dtype=torch.float64)
+    _equal(strategy.all_reduce(ranks[rank]), ranks.mean(), "all_reduce, whose default is the mean,")
     sent = {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}} if strategy.is_main else None
     received: Any = strategy.broadcast_object(sent)
     assert {**received, "a": received["a"].tolist()} == {"a": [0, 1, 2], "b": [1, 2.5, None, "x"], "c": {"d": True}}
-    answer = strategy.all_reduce_max_async(rank)
-    strategy.all_reduce(torch.ones(3, device=strategy.device))
-    assert answer() == world - 1, "all_reduce_max_async gives the highest level of any rank"
+    for level, highest in ((0, 0), (rank, world - 1), (0, 0)):
+        answer = strategy.all_reduce_max_async(level)
+        strategy.all_reduce(torch.ones(3, device=strategy.device))
+        assert answer() == highest, "all_reduce_max_async gives the highest level of any rank"
 
 
 def check_training(strategy: DistributedStrategy, name: str, tolerance: float, **options: Any) -> None:
-    """The weights, momenta and gradient norms of one process; weights equal on all ranks, to the bit."""
+    """The weights, momenta and gradient norms of one process; equal on all ranks, to the bit."""
     result = small_training(strategy, **options)
     _close(result, small_training(SingleDeviceStrategy("cpu"), **options), tolerance, f"training, {name}")
-    _equal_on_all_ranks(strategy, result["weights"], name)
+    _equal_on_all_ranks(strategy, result, name)
     assert result["keys"] == sorted(Net().state_dict()), "prepare renames parameters of the model"
 
 
 def check_resume(make: Callable[[], DistributedStrategy]) -> None:
-    """A training that stops, and goes on with a new strategy, ends as one that does not stop."""
+    """A training that stops, and continues with a new strategy, ends as one that does not stop."""
     with make() as strategy:
         whole = small_training(strategy)
     with make() as strategy:
         half = small_training(strategy, stop=STEPS // 2)
     with make() as strategy:
         rest = small_training(strategy, resume=half["checkpoint"])
-    del rest["norms"], whole["norms"]
-    _close(
-        rest, whole, EXACT, "training, resumed (does the strategy have a state without state_dict and load_state_dict?)"
-    )
+    rest["norms"] = torch.cat([half["norms"], rest["norms"]])
+    _close(rest, whole, EXACT, "training, resumed (is a state of the strategy missing in its state_dict?)")
 
 
 def check_skipped_step(strategy: DistributedStrategy) -> None:
-    """An infinite loss on the last rank in the second step skips that step on all ranks."""
-    result = small_training(strategy, bad=(strategy.world_size - 1, 1), scale=8.0)
-    assert result["moved"] == [True, False, True, True], "reduce first, then unscale, or only one rank skips"
-    _equal_on_all_ranks(strategy, result["weights"], "a skipped step")
+    """An infinite loss on the last rank in the second step skips that step, and halves the loss scale, on all ranks."""
+    for scale in (None, 8.0):
+        result = small_training(strategy, bad=(strategy.world_size - 1, 1), scale=scale)
+        assert result["moved"] == [True, False, True, True], "reduce first, then unscale, or only one rank skips"
+        assert result["scale"] == (scale or 2.0) / 2
+        _equal_on_all_ranks(strategy, result, "a skipped step")
 
 
 def check_errors(strategy: DistributedStrategy) -> None:
@@ -134,45 +130,64 @@ def check_errors(strategy: DistributedStrategy) -> None:
         if strategy.rank == last:
             raise UserError("this rank cannot")
 
-    caught: UserError | None = None
     try:
         strategy.run_collectively(fail)
+        raise AssertionError("run_collectively must raise on every rank")
     except UserError as error:
-        caught = error
-    assert caught is not None, "run_collectively must raise on every rank"
-    assert isinstance(caught, PeerLost) == (strategy.rank != last)
-    assert caught.collective or strategy.world_size == 1
+        right = isinstance(error, PeerLost) == (strategy.rank != last) and error.collective == (last > 0)
+    assert right, "the rank that failed raises its own error, the others PeerLost, and the error is collective"
     assert strategy.on_main(lambda: strategy.rank) == 0
 
 
-def _equal(result: Tensor, expected: Any, name: str) -> None:
-    right = torch.tensor(expected, dtype=result.dtype).tolist()
-    assert result.tolist() == right, f"{name} is {result.tolist()}, not {right}"
+def _equal(result: Tensor, expected: Tensor, name: str) -> None:
+    torch.testing.assert_close(
+        result.cpu(), expected, rtol=0, atol=0, msg=f"{name} is {result.tolist()}, not {expected.tolist()}"
+    )
 
 
 def _close(result: dict[str, Any], expected: dict[str, Any], tolerance: float, name: str) -> None:
-    for key in {"weights", "momentum", "norms"} & result.keys():
-        a, b = torch.tensor(result[key], dtype=torch.float64), torch.tensor(expected[key], dtype=torch.float64)
+    for key in ("weights", "momentum", "norms"):
+        a, b = result[key], expected[key]
         error = float((a - b).abs().max() / b.abs().max())
         assert error <= tolerance, f"{name}: {key} differ by {error:.1e}"
 
 
-def _equal_on_all_ranks(strategy: DistributedStrategy, values: list[float], name: str) -> None:
-    x = torch.tensor(values, dtype=torch.float64, device=strategy.device)
-    lowest, highest = strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max")
-    assert torch.equal(lowest, highest), f"{name}: the weights of the ranks differ"
+def _equal_on_all_ranks(strategy: DistributedStrategy, result: dict[str, Any], name: str) -> None:
+    for key in ("weights", "momentum"):
+        x = result[key].to(strategy.device)
+        lowest, highest = strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max")
+        assert torch.equal(lowest, highest), f"{name}: the {key} of the ranks differ"
+
+
+@dataclass
+class Rows:
+    """A micro-batch; `weight` is its share in the step's mean loss, which `factor` multiplies."""
+
+    x: Tensor
+    labels: Tensor
+    weight: float
+    factor: float = 1.0
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
+        """On the device."""
+        return replace(self, x=self.x.to(device), labels=self.labels.to(device))
 
 
 class Net(nn.Module):
-    """Three layers: several gradients of several sizes."""
+    """Three layers, in float64: several gradients of several sizes; with `strided`, matrices are dense in another order."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0, strided: bool = False) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        draws = torch.Generator().manual_seed(seed)
+        for p in self.double().parameters():
+            p.data = 0.3 * torch.randn(p.shape, generator=draws, dtype=torch.float64)
+            if strided and p.dim() == 2:
+                p.data = p.data.t().contiguous().t()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x)
-        return y
+    def forward(self, batch: Rows) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(self.layers(batch.x), batch.labels)
+        return {"loss": loss * batch.factor}
 
 
 def small_training(
@@ -180,76 +195,59 @@ def small_training(
     *,
     accumulate: int = 1,
     clip: float | None = None,
-    backwards: int | None = None,
+    last: int | None = None,
     bad: tuple[int, int] | None = None,
     scale: float | None = None,
     strided: bool = False,
     stop: int = STEPS,
-    resume: bytes | None = None,
+    resume: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The trainer's step on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
+    """The trainer's steps on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
 
-    `backwards` is how many of the `accumulate` micro-batches there are in the last step; `resume` a rank's "checkpoint" of before.
+    `last` is the number of micro-batches in the last step; `resume` the "checkpoint" that this rank returned before.
     """
-    device, model = strategy.device, _net(strategy, strided)
+    # other weights on each rank, which `broadcast_state` must make equal
+    model = Net(strategy.rank, strided).to(strategy.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
+    scaler = torch.amp.GradScaler(strategy.device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
-    net = strategy.prepare(model, accumulate)
-    if resume:
-        content = torch.load(io.BytesIO(resume), map_location="cpu", weights_only=True)
-        state.load_state_dict(content["state"])
-        if isinstance(strategy, Stateful):
-            strategy.load_state_dict(content["strategy"])
+    plan = resolve_plan(
+        num_images=ROWS,
+        batch_size=ROWS,
+        world_size=strategy.world_size,
+        trainer=TrainerConfig(accumulate=accumulate, max_duration=f"{STEPS}steps"),
+        optimizer=OptimizerConfig(lr=0.1),
+        schedule=ScheduleConfig(name="constant", warmup="0steps"),
+    )
+    train_step = TrainStep(state, plan, strategy, gradient_clip=clip)
+    parts = [state, strategy] if isinstance(strategy, Stateful) else [state]
+    for part, kept in zip(parts, resume or ()):
+        part.load_state_dict(kept)
     strategy.broadcast_state(state)
-    norms, moved, scales = [], [], []
+    norms, moved = [], []
     for step in range(state.step, stop):
-        rows = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(device)
-        labels = torch.arange(ROWS, device=device) % 3
-        count = backwards if backwards and step == STEPS - 1 else accumulate
-        groups = torch.arange(ROWS).chunk(accumulate)[:count]
-        for i, group in enumerate(groups):
+        x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        groups = torch.arange(ROWS).chunk(accumulate)[: last if step == STEPS - 1 else None]
+        rows = sum(map(len, groups))
+        micro_batches = []
+        for group in groups:
             share = group.tensor_split(strategy.world_size)[strategy.rank]
-            with strategy.gradient_sync(net, enabled=i == len(groups) - 1):
-                loss = nn.functional.cross_entropy(net(rows[share]), labels[share], reduction="sum")
-                # ranks may have unequal shares, so that the mean over ranks is the mean over rows
-                loss = loss * strategy.world_size / (len(group) * len(groups))
-                if bad == (strategy.rank, step):
-                    loss = loss * float("inf")
-                scaler.scale(loss).backward()
-        strategy.reduce_gradients()
-        scaler.unscale_(optimizer)
-        norms.append(clip_gradients(model.parameters(), clip).item())
+            factor = float("inf") if bad == (strategy.rank, step) else 1.0
+            micro_batches.append(Rows(x[share], share % 3, len(share) * strategy.world_size / rows, factor))
         before = flat(model)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        metrics = train_step(micro_batches)
+        norms += [metrics["train/grad_norm"].item()] if metrics else []
         moved.append(not torch.equal(before, flat(model)))
-        scales.append(scaler.get_scale())
         state.step += 1
-    checkpoint = io.BytesIO()
-    own = strategy.state_dict() if isinstance(strategy, Stateful) else None
-    torch.save({"state": state.state_dict(), "strategy": own}, checkpoint)
     return {
-        "weights": flat(model).tolist(),
-        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).tolist(),
-        "norms": norms,
+        "weights": flat(model).cpu(),
+        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).cpu(),
+        "norms": torch.tensor(norms, dtype=torch.float64),
         "moved": moved,
-        "scales": scales,
+        "scale": scaler.get_scale(),
         "keys": sorted(model.state_dict()),
-        "checkpoint": checkpoint.getvalue(),
+        "checkpoint": copy.deepcopy([part.state_dict() for part in parts]),
     }
-
-
-def _net(strategy: DistributedStrategy, strided: bool) -> Net:
-    """On the strategy's device, with other weights on each rank, which `broadcast_state` must make equal."""
-    draws = torch.Generator().manual_seed(strategy.rank)
-    model = Net().double().to(strategy.device)
-    for p in model.parameters():
-        p.data = (0.3 * torch.randn(p.shape, generator=draws, dtype=torch.float64)).to(strategy.device)
-        if strided and p.dim() == 2:
-            p.data = p.data.t().contiguous().t()  # as channels last: dense, in another order
-    return model
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -28,25 +28,25 @@ from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
 
 STEPS = 3
 TOLERANCE = 1e-4  # relative, in float32: what several ranks compute, to one
+LOSS = "the loss"
 OF_ALL = 1e-5  # of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0
 
 
-def task_contract(kind: type[Task], config: Any) -> None:
-    """Check `kind` with the settings `config` on the CPU, in this process.
+def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
+    """Check `kind` with the settings `config` on the CPU, in this process; `other` are settings with other training data.
 
-    Its batches must be a pure function of the step; the losses and gradients of two and three ranks must have the mean of one
-    rank's, with accumulation and in an epoch's last, short step; its metrics must be equal on two ranks and have the names that it
-    states; what a checkpoint holds must be plain values. The model must not depend on which examples share a batch: give a batch
-    norm frozen statistics.
+    The model must not depend on which examples share a batch: give a batch norm frozen statistics.
     """
     kind.prepare(config)
     planned = kind.planned_images(config)
     task = kind(config, SingleDeviceStrategy("cpu"))
-    assert task.num_images >= 1, f"num_images is {task.num_images}"
     assert planned in (None, task.num_images), f"planned_images gives {planned}, num_images {task.num_images}"
-    assert isinstance(task.describe(), str), "describe gives text"
     check_settings(task, config)
     check_data(task, config)
+    if other is not None:
+        kind.prepare(other)
+        constant = task.fingerprint() == kind(other, SingleDeviceStrategy("cpu")).fingerprint()
+        assert not constant, "fingerprint is the same for other data"
     model = check_model(task, config)
     check_ranks(kind, config, model, [0])
     shared, last = _with_short_step(config, task.num_images)
@@ -56,17 +56,14 @@ def task_contract(kind: type[Task], config: Any) -> None:
 
 
 def check_settings(task: Task, config: Any) -> None:
-    """`settings` has the sections of the configuration, and `locked_settings` are keys of it."""
-    for field in dataclasses.fields(task.settings):
-        assert hasattr(config, field.name), f"the configuration has no section {field.name}"
+    """`locked_settings` are keys of the configuration, but for a section of a class from outside, which has other keys."""
     kinds = get_type_hints(task.settings)
     for key in task.locked_settings:
         section, *rest = key.split(".")
         value: Any = getattr(config, section, ...)
-        if type(value) is kinds.get(section):  # and not a section of a class from outside, which has other keys
-            for part in rest:
-                value = getattr(value, part, ...)
-        assert value is not ..., f"locked_settings has {key}, which is no setting"
+        for part in rest if type(value) is kinds.get(section) else []:
+            value = getattr(value, part, ...)
+        assert value is not ..., f"locked_settings has {key}, which is not a setting"
 
 
 def check_data(task: Task, config: Any) -> None:
@@ -77,13 +74,14 @@ def check_data(task: Task, config: Any) -> None:
     assert len(steps) == STEPS, f"train_steps(0, {STEPS}) gives {len(steps)} steps"
     for micro_batches, expected in zip(other.train_steps(1, STEPS), steps[1:], strict=True):
         assert _plain(micro_batches) == _plain(expected), "the batches of a step depend on where train_steps starts"
+        for batch in micro_batches:
+            batch.to(torch.device("cpu"), non_blocking=True)
+        assert _plain(micro_batches) == _plain(expected), "`to` alters the batch, which must stay as it is"
     batch_size = config.data.batch_size
     per_epoch = -(-task.num_images // batch_size)
     for step in (0, 1, per_epoch - 1, per_epoch, per_epoch + 1):
-        expected_position = (step // per_epoch, step % per_epoch * batch_size)
-        assert data.position(step) == expected_position, (
-            f"position({step}) is {data.position(step)}, not {expected_position}"
-        )
+        position, expected_position = data.position(step), (step // per_epoch, step % per_epoch * batch_size)
+        assert position == expected_position, f"position({step}) is {position}, not {expected_position}"
     assert task.fingerprint() == again.fingerprint(), "fingerprint changes by itself"
     state = task.checkpoint_state(_saved(task.metadata(task.build_model())))
     task.load_checkpoint_state(_saved(state), "a checkpoint")
@@ -104,8 +102,8 @@ def check_model(task: Task, config: Any) -> nn.Module:
     losses = model(next(iter(task.build_data().train_steps(0, 1)))[0])
     assert isinstance(losses, dict), f"the model in training mode gives {type(losses).__name__}, not a dict of losses"
     for name, loss in losses.items():
-        assert loss.shape == (), f"the loss {name} has shape {tuple(loss.shape)}, not that of a scalar"
-        assert bool(loss.isfinite()), f"the loss {name} is {float(loss)}"
+        right = loss.dim() == 0 and bool(loss.isfinite())
+        assert right, f"the loss {name} is {loss.tolist()}, not a finite scalar"
     assert any(p.requires_grad for p in model.parameters()), "the model has nothing to train"
     return model
 
@@ -114,25 +112,24 @@ def check_ranks(kind: type[Task], config: Any, model: nn.Module, steps: Sequence
     """The mean over two and three ranks is what one rank computes: weighted losses, and gradients."""
     for step in steps:
         whole = _micro_batches(kind, config, step, 1)
-        expected = _step(model, whole)
-        total = sum(float(value.norm()) ** 2 for name, value in expected.items() if name != "the loss") ** 0.5
+        (expected,) = _losses_and_gradients(model, whole)
+        total = sum(float(value.norm()) ** 2 for name, value in expected.items() if name != LOSS) ** 0.5
         for world_size in (2, 3):
             ranks = _micro_batches(kind, config, step, world_size)
             where = f"step {step}, batch_size={config.data.batch_size}, accumulate={config.trainer.accumulate}, {world_size} ranks"
             counts = [len(micro_batches) for micro_batches in ranks]
-            assert len(set(counts)) == 1, (
-                f"{where}: the ranks have {counts} micro-batches; a rank without examples has a filler"
-            )
+            assert len(set(counts)) == 1, f"{where}: {counts} micro-batches; a rank without examples has a filler"
             weights = [sum(batch.weight for batch in micro_batches) for micro_batches in ranks]
-            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), (
-                f"{where}: the weights {weights} have not the mean 1"
-            )
+            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), f"{where}: the mean of {weights} is not 1"
             if config.data.batch_size > 1:
                 sizes = [_elements(micro_batches) for micro_batches in (*ranks, *whole)]
                 assert max(sizes[:-1]) < sizes[-1], f"{where}: a rank holds as much as one rank alone, not its share"
-            for name, value in _step(model, ranks).items():
-                error = float((value - expected[name]).norm())
-                bound = TOLERANCE * float(expected[name].norm()) + (0 if name == "the loss" else OF_ALL * total)
+            results = _losses_and_gradients(model, ranks)
+            for name in dict.fromkeys(name for result in results for name in result):
+                lacks = [rank for rank, result in enumerate(results) if name not in result]
+                assert not lacks, f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
+                error = float((sum(result[name] for result in results) / world_size - expected[name]).norm())
+                bound = TOLERANCE * float(expected[name].norm()) + (0 if name == LOSS else OF_ALL * total)
                 assert error <= bound, f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
 
 
@@ -156,24 +153,20 @@ def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
         assert validator is not None
         return validator(copy.deepcopy(model).train())
 
-    for rank, found in enumerate(on_ranks(2, on_rank)):
-        _same_metrics(found, metrics, f"rank {rank} of two (does the evaluator reduce over ranks?)")
+    for rank, result in enumerate(on_ranks(2, on_rank)):
+        _same_metrics(result, metrics, f"rank {rank} of two (does the evaluator reduce over ranks?)")
 
 
 def _same_metrics(metrics: dict[str, float], expected: dict[str, float], where: str) -> None:
-    assert metrics.keys() == expected.keys(), f"{where} has the metrics {sorted(metrics)}, not {sorted(expected)}"
-    for name, value in metrics.items():
-        same = math.isclose(value, expected[name], rel_tol=TOLERANCE, abs_tol=1e-9)
-        assert same or (math.isnan(value) and math.isnan(expected[name])), (
-            f"{name} is {value} on {where}, {expected[name]} on one"
-        )
+    message = f"{where} has the metrics {metrics}, not {expected}"
+    torch.testing.assert_close(metrics, expected, rtol=TOLERANCE, atol=1e-9, equal_nan=True, msg=message)
 
 
 def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
     """The settings with two micro-batches a step, of few images, and the last step of their epoch, short where that can be."""
     batch_size = next((size for size in (5, 4, 3) if num_images % size), min(5, num_images))
-    data, trainer = (dataclasses.replace(part) for part in (config.data, config.trainer))
-    data.batch_size, trainer.accumulate = batch_size, min(2, batch_size)
+    data = dataclasses.replace(config.data, batch_size=batch_size)
+    trainer = dataclasses.replace(config.trainer, accumulate=min(2, batch_size))
     return dataclasses.replace(config, data=data, trainer=trainer), -(-num_images // batch_size) - 1
 
 
@@ -183,18 +176,20 @@ def _micro_batches(kind: type[Task], config: Any, step: int, world_size: int) ->
     return [next(iter(data.train_steps(step, step + 1))) for data in ranks]
 
 
-def _step(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> dict[str, Tensor]:
-    """The loss and the gradients of a step, means over `ranks`; as in a training, a loss at weight 0 is ignored."""
-    model.train().zero_grad()
-    total = torch.zeros(())
-    for batch in (batch for micro_batches in ranks for batch in micro_batches):
-        losses = model(batch.to(torch.device("cpu"), non_blocking=True))
-        if batch.weight:
-            loss = torch.stack(list(losses.values())).sum() * batch.weight / len(ranks)
+def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> list[dict[str, Tensor]]:
+    """Each rank's loss and gradients; as in a training, a loss at weight 0 counts as 0."""
+    results = []
+    for micro_batches in ranks:
+        model.train().zero_grad(set_to_none=True)
+        total = torch.zeros(())
+        for batch in micro_batches:
+            loss = torch.stack(list(model(batch.to(torch.device("cpu"), non_blocking=True)).values())).sum()
+            loss = loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
             loss.backward()
             total = total + loss.detach()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"the loss": total, **{f"the gradient of {name}": g.clone() for name, g in gradients.items()}}
+        named = model.named_parameters()
+        results.append({LOSS: total, **{f"the gradient of {n}": p.grad for n, p in named if p.grad is not None}})
+    return results
 
 
 def _saved(content: dict[str, Any]) -> dict[str, Any]:
@@ -206,25 +201,26 @@ def _saved(content: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _plain(value: Any) -> Any:
-    """Batches, of any class, as plain values that compare."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.tolist()
-    if hasattr(value, "tolist"):  # NumPy's
-        return value.tolist()
+def _leaves(value: Any) -> Iterator[Any]:
+    """The tensors, arrays and plain values in batches of any class, with the keys of mappings and the names of attributes."""
     if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return _plain(vars(value)) if hasattr(value, "__dict__") else value
+        for key, item in value.items():
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "tolist") or not hasattr(value, "__dict__"):
+        yield value
+    else:
+        yield from _leaves(vars(value))
+
+
+def _plain(value: Any) -> list[Any]:
+    """What compares equal for equal batches."""
+    return [(str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf for leaf in _leaves(value)]
 
 
 def _elements(value: Any) -> int:
     """Numbers in the tensors and arrays of batches."""
-    if isinstance(value, Tensor) or hasattr(value, "tolist"):
-        return int(math.prod(value.shape))
-    if isinstance(value, Mapping):
-        return sum(map(_elements, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_elements, value))
-    return _elements(vars(value)) if hasattr(value, "__dict__") else 0
+    return sum(math.prod(leaf.shape) for leaf in _leaves(value) if hasattr(leaf, "tolist"))

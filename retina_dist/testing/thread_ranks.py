@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.strategies.base import ReduceOp
+from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 T = TypeVar("T")
@@ -39,17 +40,9 @@ class ThreadRank(SingleDeviceStrategy):
 
     def __init__(self, rank: int, job: Job) -> None:
         super().__init__("cpu")
-        self._rank, self.job = rank, job
+        self.launch, self.job = Launch(rank=rank, world_size=len(job.slots)), job
         self.calls: list[str] = []
         self.averaged: list[nn.Parameter] = []
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return len(self.job.slots)
 
     def exchange(self, name: str, x: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order."""
@@ -67,7 +60,8 @@ class ThreadRank(SingleDeviceStrategy):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
-        return {"sum": torch.sum, "mean": torch.mean, "min": torch.amin, "max": torch.amax}[op](everyone, 0)  # type: ignore[operator]
+        reduced: Tensor = getattr(everyone, {"min": "amin", "max": "amax"}.get(op, op))(0)
+        return reduced
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return torch.cat(self.exchange("all_gather", rows))
@@ -79,19 +73,18 @@ class ThreadRank(SingleDeviceStrategy):
 def on_ranks(world_size: int, function: Callable[[Any], T], kind: Callable[[int, Job], Any] = ThreadRank) -> list[T]:
     """What `function(kind(rank, job))` returns on each rank, all at once; raises what the first rank to fail raises."""
     job = Job(world_size)
+    errors: list[BaseException] = []
 
     def one(rank: int) -> T:
         try:
             return function(kind(rank, job))
-        except threading.BrokenBarrierError:
-            raise
-        except BaseException:
-            job.barrier.abort()
+        except BaseException as error:
+            errors.append(error)
+            job.barrier.abort()  # the other ranks wait for this one
             raise
 
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(one, rank) for rank in range(world_size)]
-    errors = [error for future in futures if (error := future.exception())]
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
+    if errors:
+        raise errors[0]
     return [future.result() for future in futures]

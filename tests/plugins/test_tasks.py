@@ -110,7 +110,6 @@ def test_the_settings_of_a_task_are_sections_of_the_configuration() -> None:
         ("model.backbone=resnet18", "model.backbone is not a setting"),
         ("data.name=a/b", "data.name=a/b cannot name a folder below runs/"),
         ("task._target_=torch.load", "task._target_=torch.load is not a class of the kind Task"),
-        ("strategy.static_graph=true trainer.accumulate=2", "do not go together"),
         ("task=disc", "task=disc does not exist; did you mean discs?"),
     ],
 )

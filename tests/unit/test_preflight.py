@@ -134,7 +134,7 @@ def test_a_machine_is_read_and_what_cannot_be_read_is_reported(monkeypatch: pyte
     assert str(tmp_path / "none") in read.unread
     gpu = SimpleNamespace(name="NVIDIA T4", total_memory=15 * 2**30, uuid="")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(facts, "nccl_version", lambda: 1 // 0)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: 1 // 0)
     strategy.device = torch.device("cuda", 0)
     read = facts.read_machine(strategy, tmp_path)
     assert (read.gpu, read.memory_gib) == ("NVIDIA T4", 15.0)

@@ -270,14 +270,6 @@ def test_settings_that_exclude_each_other() -> None:
         build_plan(load_config("train", ["trainer.max_duration=12"]), 100, 1)
 
 
-def test_a_static_graph_is_refused_with_accumulation() -> None:
-    with pytest.raises(
-        ConfigError, match=r"strategy\.static_graph=true and trainer\.accumulate=2 do not go together.+false\."
-    ):
-        load_config("train", ["strategy=ddp", "strategy.static_graph=true", "trainer.accumulate=2"])
-    assert load_config("train", ["strategy=ddp", "strategy.static_graph=true"]).strategy.static_graph
-
-
 def test_a_key_below_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"data.shapes.num_train is read with data=parity or data=shapes only"):
         load_config("train", ["data=coco", "data.shapes.num_train=3"])

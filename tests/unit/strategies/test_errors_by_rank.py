@@ -73,14 +73,6 @@ def test_debug_shows_the_traceback_each_line_with_the_rank(end: End) -> None:
     assert lines[-1] == "[rank 1] retina_dist.errors.DataError: bad"  # and no sentence: rank 0 says it
 
 
-def test_debug_alone_shows_the_traceback_as_it_is_and_the_sentence(end: End) -> None:
-    code, text = end(DataError("bad"), debug=True)
-    lines = text.splitlines()
-    assert code == 2
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-2:] == ["retina_dist.errors.DataError: bad", "error: bad"]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_is_no_users_error_shows_its_traceback_with_the_rank(end: End, rank: int) -> None:
     code, text = end(ZeroDivisionError("half\nway"), rank, 2)
@@ -109,12 +101,6 @@ def test_alone_what_is_no_users_error_shows_its_traceback_without_secrets(end: E
 @pytest.mark.parametrize(("rank", "text"), [(0, "interrupted\n"), (1, "")])
 def test_an_interrupt_is_said_once(end: End, rank: int, text: str) -> None:
     assert end(KeyboardInterrupt(), rank, 2) == (130, text)
-
-
-def test_no_error_is_no_end(end: End, capsys: pytest.CaptureFixture[str]) -> None:
-    with reported_errors():
-        pass
-    assert capsys.readouterr() == ("", "")
 
 
 def test_wrong_variables_of_a_launcher_are_one_line_too(

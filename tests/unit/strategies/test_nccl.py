@@ -57,12 +57,6 @@ def test_the_users_own_variable_wins_and_is_said() -> None:
     assert "NCCL_IB_PCI_RELAXED_ORDERING=1," in said
 
 
-def test_each_setting_can_be_given_by_itself() -> None:
-    environment: dict[str, str] = {}
-    applied(["nccl.debug=INFO", "nccl.ib_disable=false", "nccl.socket_ifname=ens"], environment)
-    assert environment == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0", "NCCL_SOCKET_IFNAME": "ens"}
-
-
 def test_every_setting_has_its_variable() -> None:
     assert set(asdict(load_config("train", []).nccl)) == {"name", *VARIABLES}
 
@@ -72,10 +66,3 @@ def test_wrong_values_are_refused() -> None:
         load_config("train", ["nccl=nd_v100"])
     with pytest.raises(ConfigError, match=r"nccl\.debug=WARNING is not one of .*did you mean WARN"):
         load_config("train", ["nccl.debug=WARNING"])
-
-
-@pytest.mark.parametrize(
-    "name", ["evaluate", "parity", "benchmark_scaling", "benchmark_data", "benchmark_step", "doctor"]
-)
-def test_every_command_with_several_processes_takes_the_group(name: str) -> None:
-    assert load_config(name, ["nccl=ethernet"]).nccl.ib_disable is True

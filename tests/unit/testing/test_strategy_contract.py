@@ -143,7 +143,7 @@ class Unscaled(ThreadRank):
 class HidesInfinity(ThreadRank):
     def reduce_gradients(self) -> None:
         for p in self.averaged:
-            p.grad = self.all_reduce(p.grad.nan_to_num(0.0, 1.0, -1.0))  # type: ignore[union-attr]
+            p.grad.copy_(self.all_reduce(p.grad.nan_to_num(0.0, 1.0, -1.0)))  # type: ignore[union-attr]
 
 
 class OwnLevel(ThreadRank):
@@ -164,12 +164,12 @@ class EndsAlone(ThreadRank):
 
 LOSSY = 0.05
 MUTANTS = {
-    Reversed: "all_gather is",
+    Reversed: "all_gather of",
     Padded: "all_gather of",
     Sums: "whose default is the mean",
-    InPlace: "all_reduce min",
-    Aliased: "all_reduce min",
-    Float32: "all_reduce sum",
+    InPlace: "must stay as it is",
+    Aliased: "must stay as it is",
+    Float32: "all_reduce min",
     MinIsMax: "all_reduce min",
     FromRank0: "broadcast from rank 1",
     LeavesInput: "must be overwritten",
@@ -183,7 +183,7 @@ MUTANTS = {
     HidesInfinity: "reduce first",
     OwnLevel: "highest level",
     EveryoneIsMain: "is_main is True on rank 1",
-    EndsAlone: "must raise on every rank",
+    EndsAlone: "must raise on every rank|the error is collective",
     Forgetful: "resumed",
 }
 
