@@ -3,8 +3,6 @@
 The only file that imports `torch.distributed`.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import time
@@ -63,7 +61,7 @@ class DDPStrategy(DistributedStrategy):
         self._net: DistributedDataParallel | None = None
         self._sent: list[tuple[Tensor, Tensor]] = []  # fp16: each bucket's own gradients, and all ranks' sum
 
-    def __enter__(self) -> DDPStrategy:
+    def __enter__(self) -> "DDPStrategy":
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.timeout_s)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
