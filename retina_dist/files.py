@@ -297,6 +297,6 @@ def write_bytes(target: PathOrUrl, data: bytes) -> None:
         write_atomically(target, lambda temporary: temporary.write_bytes(data))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The type of an error and the first line of its text, at most 160 characters."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from retina_dist.redaction import redacted
+from retina_dist.reporting.loggers import RankLog
 from retina_dist.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
@@ -43,12 +44,6 @@ def note_output() -> None:
     _printed_at = time.monotonic()
 
 
-class LogFile(Protocol):
-    """The log file of one rank."""
-
-    def write(self, text: str) -> None: ...
-
-
 class Console(logging.Handler):
     """Prints INFO of rank 0 and WARNING of every rank; writes these and DEBUG to `log_file`, if there is one.
 
@@ -66,7 +61,7 @@ class Console(logging.Handler):
         """Restart as another rank: no log file, output to stdout."""
         self.rank = rank
         self.write: Callable[[str], None] = print_redacted
-        self.log_file: LogFile | None = None
+        self.log_file: RankLog | None = None
         self.beat: Callable[[str, float, bool], None] = self._beat
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -113,7 +108,7 @@ def doing(text: str) -> None:
 
 @contextmanager
 def heartbeat() -> Iterator[None]:
-    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on a thread of its own.
+    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on another thread.
 
     `text` is that of `doing`, for so many seconds; `silent` says that nothing was printed for ten seconds.
     """

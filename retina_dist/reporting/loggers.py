@@ -164,7 +164,7 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
             if text:
                 steps, values = series.setdefault(name, ([], []))
                 steps.append(step)
-                values.append(_to_float(text))
+                values.append(float(text))
     return series
 
 
@@ -175,22 +175,12 @@ def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """The columns and the complete rows, without one cut short by a killed run or a full disk."""
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            text = file.read()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the metrics ({error.strerror}); give a run's metrics.csv.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: this is no text file; give a run's metrics.csv.") from error
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the metrics ({error}); give a run's metrics.csv.") from error
     complete = text[: text.rfind("\n") + 1]
     header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
-    if not header or header[0] != STEP:
+    if header[:1] != [STEP]:
         raise DataError(f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away.")
     rows = [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header) and line[0].isdecimal()]
     return header, rows
-
-
-def _to_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -6,6 +6,7 @@ backend nor the settings of a program that imports this package are touched.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,23 +28,16 @@ PAPER: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # behind a
 STYLE: Any = {  # matplotlib settings
     "font.family": "DejaVu Sans",
     "font.size": 10,
-    "text.color": INK,
     "text.parse_math": False,  # a class may be called "$"
-    "axes.labelcolor": INK,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.edgecolor": "#BBBBBB",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
     "legend.frameon": False,
-    "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "savefig.dpi": 130,
 }
@@ -53,7 +47,7 @@ def plot_curves(metrics_csv: Path, out: Path, headline: Sequence[str] = ()) -> N
     """Loss and its parts, the metrics in `headline`, learning rate, gradient norm and images/s over the steps, as far as logged.
 
     Training values are drawn thin with their running median on top. Values that are not finite leave gaps.
-    Raises DataError when `metrics_csv` is missing or is no file of a CsvLogger.
+    Raises DataError unless a CsvLogger wrote `metrics_csv`.
     """
     series = read_metrics(metrics_csv)
     parts = [name for name in series if name.startswith("train/loss_")]
@@ -125,23 +119,16 @@ def plot_sweep(
 
 
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
-    """Median of the `span` (odd) values around each; at the ends the window shrinks on both sides.
-
-    Unlike an exponential mean it neither lags nor follows outliers. Values that are not finite do not count; the median of
-    no values is nan.
+    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows outliers.
 
     >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
-    [1.0, 3.0, 4.0, 4.0, 5.0]
+    [5.0, 3.0, 4.0, 4.0, 4.5]
     """
     numbers = np.asarray(values, dtype=float)
-    medians = np.full(len(numbers), np.nan)
-    for i in range(len(numbers)):
-        reach = min(span // 2, i, len(numbers) - 1 - i)
-        window = numbers[i - reach : i + reach + 1]
-        finite = window[np.isfinite(window)]
-        if len(finite):
-            medians[i] = np.median(finite)
-    return medians
+    padded = np.pad(np.where(np.isfinite(numbers), numbers, np.nan), span // 2, constant_values=np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the median of no values is nan
+        return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, span), axis=1)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from retina_dist.reporting.console import note_output, print_redacted
 from retina_dist.text import format_duration
@@ -15,7 +17,8 @@ from retina_dist.text import format_duration
 TRAINING_GROUPS = ("train", "time", "memory")
 LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
 VAL_LOSS = "val/loss"
-BAR = "{bar:20}"  # in tqdm's format, 20 characters wide
+BAR = 20  # characters
+ERASE = "\r\x1b[K"  # the line of a terminal
 
 
 class Progress:
@@ -46,30 +49,20 @@ class Progress:
         self.images_per_step = images_per_step
         self.headline = headline
         # one stream where output is piped, so that a file has every line
-        self.file = file or (sys.stderr if _is_screen(sys.stdout) and _is_screen(sys.stderr) else sys.stdout)
+        self.file = file or (sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout)
         self._clock = clock
         self._start = self._seen_at = clock()
         self._metrics: dict[str, float] = {}
-        self._bar = self._make_bar() if _is_screen(self.file) else None
-
-    def update(self, step: int) -> None:
-        """Move the bar to `step`; cheap enough for every step. It does nothing without a terminal."""
-        if self._bar is not None:
-            # not tqdm's description and postfix, which add punctuation
-            self._bar.bar_format = f"{self._where(step)} |{BAR}| {self._how(step)}"
-            self._bar.update(step - self._bar.n)
+        self._has_bar = _columns(self.file) > 0
+        self._lock = threading.Lock()  # `beat` comes from another thread
+        self._draw()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         training = {name: value for name, value in metrics.items() if name.split("/")[0] in TRAINING_GROUPS}
         results = {name: value for name, value in metrics.items() if name not in training}
         if training:
             self._metrics.update(training)
-            self._shown = step
-            self.update(step)
-            if self._bar is None:
-                self.write(f"{self._where(step)}  {self._how(step)}")
-            else:
-                self._bar.refresh()
+            self._show(step)
         if results:
             self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
 
@@ -81,13 +74,8 @@ class Progress:
         step = self.step()
         if step > self._seen:
             self._seen, self._seen_at = step, self._clock()
-        if self._bar is not None and step > self._bar.n:
-            self.update(step)
-            self._bar.refresh()
-            note_output()
-        elif self._bar is None and step > self._shown and (silent or self._shown == self.initial):
-            self._shown = step
-            self.write(f"{self._where(step)}  {self._how(step)}")
+        if step > self._shown and (self._has_bar or silent or self._shown == self.initial):
+            self._show(step)
         elif silent:
             if not text:
                 text, seconds = f"step {step + 1}", self._clock() - self._seen_at
@@ -95,27 +83,30 @@ class Progress:
 
     def write(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self._bar is None:
-            print_redacted(text, self.file)
-        else:
-            with self._bar.external_write_mode(file=self.file):
-                print_redacted(text, self.file)
+        with self._lock:
+            print_redacted(ERASE + text if self._has_bar else text, self.file)
+        self._draw()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.refresh()
-            self._bar.close()
+        if self._has_bar:
+            print_redacted("", self.file)  # leaves the bar
+            self._has_bar = False
 
-    def _make_bar(self) -> Any:
-        from tqdm import tqdm
+    def _show(self, step: int) -> None:
+        self._shown = step
+        if self._has_bar:
+            self._draw()
+        else:
+            self.write(f"{self._where(step)}  {self._how(step)}")
 
-        return tqdm(
-            total=self.total_steps,
-            initial=self.initial,
-            bar_format=f"{self._where(self.initial)} |{BAR}|",
-            dynamic_ncols=True,
-            file=self.file,
-        )
+    def _draw(self) -> None:
+        if self._has_bar:
+            note_output()
+            bar = "#" * (BAR * self._shown // self.total_steps)
+            line = f"{self._where(self._shown)} |{bar:<{BAR}}| {self._how(self._shown)}"
+            with self._lock, contextlib.suppress(BrokenPipeError):
+                self.file.write(ERASE + line[: _columns(self.file) - 1])
+                self.file.flush()
 
     def _where(self, step: int) -> str:
         """`step  50/1000  epoch 0.50`, of constant width, so that lines align."""
@@ -156,12 +147,12 @@ def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -
     return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {_format_result(n, metrics[n])}" for n in shown)
 
 
-def _is_screen(file: TextIO) -> bool:
-    """Whether `file` is a terminal with a size: a container's may have none, and tqdm shows nothing there."""
+def _columns(file: TextIO) -> int:
+    """The width of a terminal; 0 for another file and for a terminal without a size, as a container may have."""
     try:
-        return file.isatty() and min(os.get_terminal_size(file.fileno())) > 0
+        return min(os.get_terminal_size(file.fileno())) and os.get_terminal_size(file.fileno()).columns
     except (OSError, ValueError):
-        return False
+        return 0
 
 
 def _format_result(name: str, value: float) -> str:

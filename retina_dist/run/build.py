@@ -59,15 +59,16 @@ def task_of(checkpoint: str | None) -> type[Task]:
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
-    """The function NAME of a task, such as `examine`: of `commands` beside a built-in task, of its own module for one from outside.
+    """The function NAME of a task, such as `examine`: in `commands` beside a built-in task, in the task's module from outside.
 
-    A subclass of a task has that task's commands too. Raises ConfigError where there is none.
+    A subclass of a task inherits its commands. Raises ConfigError for a missing one.
     """
     for kind in task.__mro__:
         module = kind.__module__
         room = import_module(f"{module.removesuffix('.task')}.commands" if module in BUILTIN else module)
-        if callable(function := getattr(room, name, None)):
-            return function  # type: ignore[no-any-return]
+        command: Callable[..., Any] | None = getattr(room, name, None)
+        if command:
+            return command
     raise ConfigError(f"{task.__name__} has no {name}; write a function {name}(config) in {task.__module__}.")
 
 
@@ -117,9 +118,9 @@ def build_state(
 ) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device."""
     trainer = config.trainer
-    layout = torch.channels_last if trainer.channels_last else torch.contiguous_format
+    layout: dict[str, Any] = {"memory_format": torch.channels_last} if trainer.channels_last else {}
     device = strategy.device
-    model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
+    model = model.to(device, **layout)
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None

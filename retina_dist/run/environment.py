@@ -1,4 +1,4 @@
-"""The process around a run: torch's settings, the job, and what the run folder says of both: config.yaml and command.json."""
+"""The process around a run: torch's settings, and the job in words, in config.yaml and in command.json."""
 
 from __future__ import annotations
 
@@ -79,19 +79,16 @@ def write_command(strategy: DistributedStrategy, folder: Path) -> None:
 
 def commit() -> str | None:
     """The commit of this code's checkout, with "+" when files were changed since; None outside of one."""
-    folder = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        folder = Path(__file__).resolve().parent
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        answers = [
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (
-                ["ls-files", "--error-unmatch", Path(__file__).name],  # not a checkout that the package is installed in
-                ["rev-parse", "--short=12", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no"],
-            )
-        ]
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not a checkout that the package is installed in
+        return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return answers[1] + "+" * bool(answers[2])
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,6 @@ what is not modelled.
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 import warnings
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -35,7 +33,6 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.files import first_line
-from retina_dist.model.sync_batch_norm import SyncBatchNorm2d
 from retina_dist.run.build import build_state, build_train_step
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -54,22 +51,13 @@ CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors 
 SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
 PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.prefetch`
-SMALL_BATCH = 2**23  # bytes below which a training on a CPU starts without an estimate
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
 FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
 PARTS = [
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer",
-    "ema",
-    "batches",
-    "activations",
-    "temporaries",
-    "communication",
-]
+    "parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "temporaries", "communication"
+]  # fmt: skip
 
 
 class Memory(NamedTuple):
@@ -81,16 +69,14 @@ class Memory(NamedTuple):
 
 
 def find_gpu(name: str) -> Memory:
-    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError with the nearest names."""
-    wanted, names = name.strip().upper(), {gpu.upper(): gpu for gpu in GPUS}
+    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError for an unknown name."""
+    wanted = name.strip().upper()
     if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
         return _gpu(f"a GPU of {size[1]} GiB", float(size[1]))
-    near = [gpu for key, gpu in names.items() if f"{key}-".startswith(f"{wanted}-")]
-    if wanted in names or len(near) == 1:
-        gpu = names.get(wanted, near[0])
-        return _gpu(gpu, GPUS[gpu])
-    near = near or [names[key] for key in difflib.get_close_matches(wanted, names, 1)] or list(GPUS)
-    raise ConfigError(f"gpu={name} is not known; use {', '.join(near)}, or its memory, such as gpu=24GiB.")
+    near = [gpu for gpu in GPUS if f"{gpu.upper()}-".startswith(f"{wanted}-")]
+    if len(near) == 1:
+        return _gpu(near[0], GPUS[near[0]])
+    raise ConfigError(f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB.")
 
 
 def _gpu(name: str, gib: float) -> Memory:
@@ -124,13 +110,13 @@ class NotEstimated(UserError):
 class StepMemory:
     """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
 
-    `device` is where the step would run; if it is a GPU, the batches of `prefetched` steps are there at a time. It does not
+    `device` is where the step would run; on a GPU the batches of `PREFETCHED` steps are there at a time. It does not
     communicate, and changes no state of the process or of `task`. Raises NotEstimated, also where the model cannot be built before
-    `Task.build_data`, and any UserError of the task. `norm_ranks` are the ranks whose micro-batches a batch norm sees; 0: no norms.
+    `Task.build_data`, and any UserError of the task.
     """
 
-    def __init__(self, config: RunConfig, task: Task, device: torch.device, prefetched: int = PREFETCHED) -> None:
-        self.prefetched, self.on_gpu = prefetched, device.type != "cpu"
+    def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
+        self.on_gpu = device.type != "cpu"
         self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
         self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
         self.task.strategy = self.strategy
@@ -138,9 +124,6 @@ class StepMemory:
         # a task from outside may need what `build_data` leaves
         with _attempt("the model cannot be built before its data"), torch.random.fork_rng(devices=[]):
             self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
-        norms = [m for m in self.state.model.modules() if isinstance(m, _BatchNorm)]
-        synchronized = any(isinstance(m, (SyncBatchNorm2d, torch.nn.SyncBatchNorm)) for m in norms)
-        self.norm_ranks = self.world_size if synchronized else min(1, len(norms))
         self.state.scaler = torch.amp.GradScaler("cpu", enabled=False)  # which would wait for values
 
     def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
@@ -156,7 +139,7 @@ class StepMemory:
                 batch = batch.to(torch.device("cpu")) if self.on_gpu else batch  # as the copy to the device makes it
                 step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
-        parts["batches"] *= plan.accumulate * (self.prefetched if self.on_gpu else 1)
+        parts["batches"] *= plan.accumulate * (PREFETCHED if self.on_gpu else 1)
         gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
         parts["communication"] = self._sending_bytes(gradients)
         return MemoryEstimate(images, {part: parts[part] for part in PARTS})
@@ -220,12 +203,11 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
     tracker.add((v for values in state.optimizer.state.values() for v in values.values()), "optimizer")
     tracker.add((p.grad for p in trained), "gradients")
     tracker.add(_tensors(batch), "batches")
-    hooks = [p.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients")) for p in trained]
-    hooks.append(model.register_forward_hook(lambda *_: tracker.rename("temporaries", "activations")))
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients"))
+    model.register_forward_hook(lambda *_: tracker.rename("temporaries", "activations"))
     with tracker:
         step([batch])
-    for hook in hooks:
-        hook.remove()
     return tracker.at_peak()
 
 
@@ -289,27 +271,20 @@ def plan_memory(
 ) -> MemoryPlan:
     """Settle `trainer.accumulate` and compare the step with the memory, alike on all ranks; `plan_of(accumulate)` is the plan.
 
-    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank, else this host's RAM, with which auto is 1
-    and a small training is estimated in a dry run only. A step that is too large for the GPU in use is a warning, as an estimate
-    may be wrong; it is a problem in a dry run, for RAM, for a GPU that `gpu` names, and where auto finds no number.
+    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank, else, in a dry run, this host's RAM, with
+    which auto is 1. A step that is too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem in a dry
+    run, for a GPU that `gpu` names, and where auto finds no number.
     """
     named, present = find_gpu(config.gpu) if config.gpu else None, _smallest_gpu(strategy)
+    auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
+    if not (named or present or config.dry_run):
+        return MemoryPlan(chosen)
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (strategy.launch.local_world_size or 1)
     memory = named or present or Memory(ram, f"{format_bytes(ram)} that this host has", is_gpu=False)
     device = torch.device("cuda") if memory.is_gpu else strategy.device
-    auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
 
     def settle() -> MemoryPlan:
-        weights = _weights(task)
-        if weights * (1 if memory.is_gpu else 4) > ram:  # 4: with gradients and AdamW's state
-            problem = f"the model's weights take {format_bytes(weights)}, too much for this host; use a smaller model."
-            return MemoryPlan(chosen, problem=problem)
         try:
-            with FakeTensorMode():
-                batch = task.largest_batch(max(plan_of(chosen).micro_batches), device)
-                small = batch is not None and sum(tensor.nbytes for tensor in _tensors(batch)) < SMALL_BATCH
-            if small and not (memory.is_gpu or config.dry_run):
-                return MemoryPlan(chosen)
             plan = _fitted(config, strategy.world_size, StepMemory(config, task, device), plan_of, memory)
         except NotEstimated as error:
             problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number."
@@ -325,17 +300,6 @@ def plan_memory(
     return MemoryPlan(**strategy.on_main(lambda: asdict(settle())))
 
 
-def _weights(task: Task) -> int:
-    """Bytes of the model's parameters, without taking them; 0 where they are not known."""
-    task = copy.copy(task)
-    task.strategy = SingleDeviceStrategy("cpu")
-    try:
-        with _attempt("unknown"), torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return sum(p.nbytes for p in task.build_model(resumed=True).parameters())
-    except NotEstimated:
-        return 0
-
-
 def _smallest_gpu(strategy: DistributedStrategy) -> Memory | None:
     if strategy.device.type != "cuda":
         return None
@@ -348,28 +312,25 @@ def _smallest_gpu(strategy: DistributedStrategy) -> Memory | None:
 def _fitted(
     config: RunConfig, world_size: int, step: StepMemory, plan_of: Callable[[int], Plan], memory: Memory
 ) -> MemoryPlan:
-    """The plan for a memory of which `SHARE` may be filled."""
+    """The plan that fills at most `SHARE` of the memory, if there is one."""
     total, chosen, auto = config.data.batch_size, config.trainer.micro_batches, config.trainer.accumulate == "auto"
-    most = max(1, total // world_size) if getattr(config.data, "synthetic", None) else total  # each has an image
     estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
-    found, room, remedy, lines = estimate(chosen), memory.room, "", list[str]()
-    if found.peak > SHARE * room and (memory.is_gpu or not auto):
-        enough = 1 + bisect_left(range(1, most), True, key=lambda n: estimate(n).peak <= SHARE * room)
-        least = estimate(enough)
+    peak, remedy = estimate(chosen).peak, ""
+    if peak > SHARE * memory.room and (memory.is_gpu or not auto):
+        most = max(1, total // world_size)
+        enough = 1 + bisect_left(range(1, most), True, key=lambda n: estimate(n).peak <= SHARE * memory.room)
+        least = estimate(enough).peak
         if auto:
-            chosen, found = enough, least
-        elif enough > chosen and least.peak <= room:
-            remedy = f"use trainer.accumulate={enough}, with {format_bytes(least.peak)}"
-            remedy += ", which may still run out" if least.peak > SHARE * room else ""
-    if step.norm_ranks and (remedy or (auto and chosen > 1)):
-        seen = f"batch norms see {step.norm_ranks * least.images} images at a time"
-        lines.append(f"with trainer.accumulate={enough}, {seen}")
-    if SHARE * room < found.peak <= room:
+            chosen, peak = enough, least
+        elif enough > chosen and least <= memory.room:
+            remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}"
+            remedy += ", which may still run out" if least > SHARE * memory.room else ""
+    lines = [str(estimate(chosen)), f"{100 * peak / memory.room:.0f} % of the {memory.words}"]
+    if SHARE * memory.room < peak <= memory.room:
         lines.append(f"close to what there is; {remedy or 'it may run out'}")
-    lines = [str(found), f"{100 * found.peak / room:.0f} % of the {memory.words}", *lines]
-    if found.peak <= room:
+    if peak <= memory.room:
         return MemoryPlan(chosen, lines)
     half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
-    needs = f"needs {format_bytes(found.peak)} of the {memory.words}; {remedy}."
+    needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
     return MemoryPlan(chosen, lines, f"data.batch_size={total} at trainer.accumulate={chosen} {needs}")

@@ -56,8 +56,7 @@ def tracking_server(settings: LoggingConfig) -> str | None:
     Raises ConfigError where mlflow=true cannot be.
     """
     uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    required = settings.mlflow == "true"
-    if settings.mlflow == "false" or not (uri or required):
+    if settings.mlflow == "false" or not (uri or settings.mlflow == "true"):
         return None
     if not uri:
         raise ConfigError("logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri.")
@@ -65,9 +64,9 @@ def tracking_server(settings: LoggingConfig) -> str | None:
         importlib.import_module("mlflow")
         return uri
     except Exception as error:  # a package that does not fit the others raises all kinds
-        reason = f'mlflow cannot be imported ({type(error).__name__}: {error}); pip install "retina-dist[mlflow]"'
-    if required:
-        raise ConfigError(f"logging.mlflow=true, but {reason}.")
+        reason = f'mlflow cannot be imported ({first_line(error)}); pip install "retina-dist[mlflow]"'
+        if settings.mlflow == "true":
+            raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
     logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
     return None
 
@@ -235,7 +234,7 @@ class MlflowRun(NullLogger):
                 client.create_experiment(name)
             experiment_id = client.get_experiment_by_name(name).experiment_id
         name = "/".join(self.folder.parts[-2:]) if self.folder.name.isdecimal() else self.folder.name  # a sweep's job
-        tags = resolve_tags({"mlflow.parentRunId": parent} if parent else None)
+        tags = resolve_tags({"mlflow.parentRunId": parent} if parent else {})
         return client.create_run(experiment_id, run_name=settings.run_name or name, tags=tags)
 
 

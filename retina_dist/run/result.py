@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from retina_dist.errors import Preempted, UserError
-from retina_dist.files import write_atomically
+from retina_dist.files import first_line, write_atomically
 from retina_dist.redaction import redacted
 
 RESULT = "result.json"
@@ -21,48 +22,39 @@ def write_result(
     *,
     error: BaseException | None = None,
     metrics: Mapping[str, float] | None = None,
-    step: int = 0,
     loss: float | None = None,
     speeds: Sequence[float] = (),
     **facts: Any,
 ) -> None:
-    """result.json of a run: status, `step`, the last `loss`, the last validation's `metrics`, and `facts` as they are.
+    """Write how the run ended: status, the last `loss`, the last validation's `metrics`, and `facts` as they are.
 
     The speed is the mean of `speeds`, those of the log lines, but the first, which has the start in it. What is not finite is
     null.
     """
-    status = {"status": "ok", "error": None}
-    if error:
-        status = {"status": "preempted" if isinstance(error, Preempted) else "failed", "error": sentence(error)}
-    content = status | {
+    content = {
+        "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
+        "error": error and sentence(error),
         **facts,
         "metrics": {name: _finite(value) for name, value in (metrics or {}).items()},
-        "step": step,
         LOSS: _finite(loss),
-        "images_per_s": mean(speeds[1:] or speeds),
+        "images_per_s": fmean(speeds[1:] or speeds) if speeds else None,
     }
     text = json.dumps(content, indent=2) + "\n"
     write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What `write_result` wrote, empty where there is none."""
+    """The content of result.json; empty without the file."""
     path = folder / RESULT
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """None for nothing."""
-    return math.fsum(values) / len(values) if values else None
-
-
 def sentence(error: BaseException) -> str:
-    """A UserError's own words; of another exception its name and first line."""
-    first = (str(error).strip().splitlines() or [""])[0]
+    """A UserError's text; of another exception its name and first line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, UserError) else redacted(f"{type(error).__name__}: {first}".rstrip(": "))
+    return str(error) if isinstance(error, UserError) else redacted(first_line(error))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import GenericAlias
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -28,7 +29,7 @@ HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: 
 
 
 class Batcher:
-    """Runs `predict` on the images of all requests, one batch at a time on a thread of its own, in the order submitted.
+    """Runs `predict` on the images of all requests, one batch at a time on another thread, in the order submitted.
 
     A batch has at most `max_batch` images. An idle model waits `wait_s` seconds for more before it takes fewer. The error of a
     batch is raised for each of its images.
@@ -160,10 +161,7 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
 
-    @app.post(
-        "/score",
-        response_model=create_model("ScoreResponse", images=(list[scorer.Answer], ...)),  # type: ignore[name-defined]
-    )
+    @app.post("/score", response_model=create_model("ScoreResponse", images=(GenericAlias(list, scorer.Answer), ...)))
     async def score(request: Request) -> JSONResponse:
         """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
 

@@ -39,12 +39,6 @@ def test_it_answers_and_ends_in_order(trained: Path) -> None:
             urllib.request.urlopen(
                 urllib.request.Request(address[0], body, {"Content-Type": "image/jpeg"}), timeout=120
             )
-        busy = "port=" + address[0].rsplit(":", 1)[1].split("/")[0]
-        again = subprocess.run(
-            [*command[:-1], busy], cwd=trained, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert again.returncode == 2
-        assert f"{busy} cannot be listened on" in again.stderr
         server.send_signal(signal.SIGTERM)
         errors = server.communicate(timeout=120)[1]
         assert server.returncode == 0, errors

@@ -38,16 +38,6 @@ def test_information_is_printed_by_rank_0_and_warnings_by_every_rank(capsys: pyt
     assert capsys.readouterr() == ("\n".join(shown) + "\n", "")
 
 
-def test_lines_go_where_write_points(capsys: pytest.CaptureFixture[str]) -> None:
-    written: list[str] = []
-    with configure_logging(1) as console:
-        console.write = written.append
-        logger.info("hello")
-        logger.warning("bad image")
-    assert written == ["[rank 1] warning: bad image"]
-    assert capsys.readouterr().out == ""
-
-
 def test_handlers_of_others_are_put_back(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     ours = logging.getLogger("retina_dist")
     before = ours.handlers[:], ours.level, ours.propagate
@@ -58,16 +48,6 @@ def test_handlers_of_others_are_put_back(capsys: pytest.CaptureFixture[str], cap
     logger.warning("after")
     assert caplog.messages == ["after"]  # "once" does not come a second time by the root logger
     assert capsys.readouterr().out == "warning: once\n"
-
-
-def test_a_full_disk_is_an_error_where_the_line_is_logged() -> None:
-    def write(text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    with configure_logging(0) as console:
-        console.log_file = SimpleNamespace(write=write)
-        with pytest.raises(OSError, match="No space"):
-            logger.debug("stopped")
 
 
 def test_a_rank_log_has_a_line_with_its_time_for_words_and_for_metrics(tmp_path: Path) -> None:

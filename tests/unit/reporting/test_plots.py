@@ -1,8 +1,5 @@
 import math
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -68,13 +65,6 @@ def test_curves_show_only_what_was_logged(tmp_path, figures):
     assert [[axes.get_title(loc="left") for axes in figure.axes] for figure in figures] == [[""], ["Loss"]]
 
 
-def test_running_median_does_not_follow_wild_or_missing_values():
-    values = [1.0, 9.0, 3.0, math.nan, 5.0, 7.0, 6.0]
-    # windows of three: [1] [1 9 3] [9 3] [3 5] [5 7] [5 7 6] [6]
-    assert plots.running_median(values, 3).tolist() == [1.0, 3.0, 6.0, 4.0, 6.0, 6.0, 6.0]
-    assert np.isnan(plots.running_median([math.nan], 3)).all()
-
-
 def test_a_sweep_has_a_bar_for_each_job_and_measure(tmp_path, figures):
     settings = [{"optimizer.lr": str(i), "seed": "0", "name": "$"} for i in range(3)]
     measures = {"AP": [0.25, None, 0.5], "loss": [1.0, 2.0, math.nan]}
@@ -84,19 +74,3 @@ def test_a_sweep_has_a_bar_for_each_job_and_measure(tmp_path, figures):
     assert [text.get_text() for text in ap.texts] == ["0.25", "failed", "0.5"]
     assert [text.get_text() for text in loss.texts] == ["1", "failed", "-"]
     assert len({bar.get_facecolor() for bar in ap.patches}) == 2
-
-
-def test_matplotlib_is_loaded_late_and_its_settings_are_left_alone(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from retina_dist.reporting import loggers, plots, progress
-assert "matplotlib" not in sys.modules and "tensorboard" not in sys.modules
-import matplotlib
-before = {name: matplotlib.rcParams[name] for name in plots.STYLE}
-with plots.new_figure(Path(sys.argv[1]), (2, 2)):
-    pass
-assert {name: matplotlib.rcParams[name] for name in plots.STYLE} == before
-assert "matplotlib.pyplot" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.png")], check=True)

@@ -14,22 +14,25 @@ import pytest
 import torch
 from torch import nn
 
-from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.config.compose import load_config
-from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import best_metric, build_plan, build_state, task_class
+from retina_dist.run_config import RunConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import trainer
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 EPOCHS, PATIENCE = 20, 1
-IMAGES, BATCH_SIZE = (
-    7,
-    4,
-)  # two steps an epoch; the second has three images, which two and four ranks cannot share equally
+IMAGES, BATCH_SIZE = 7, 4  # two steps an epoch; two and four ranks cannot share the three images of the second equally
 SETTINGS = [
+    "task=classification",
+    f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}",
+    "data.image_size=16",
+    "data.val_resize=16",
+    "data.mixup=0.2",
+    "model.architecture=shufflenet_v2_x0_5",
+    "optimizer.lr=0.02",
     f"data.batch_size={BATCH_SIZE}",
     "data.val_batch_size=2",
     "data.num_workers=0",
@@ -40,25 +43,6 @@ SETTINGS = [
     f"trainer.patience={PATIENCE}",
     "trainer.check_replicas_every=0steps",
 ]
-TASKS = {
-    "detection": [
-        f"data.shapes={{num_train: {IMAGES}, num_val: 3, image_size: 32, seed: 0}}",
-        "data.min_sizes=[32]",
-        "data.max_size=32",
-        "model.trainable_layers=0",
-        "model.variant=v1",
-        "model.fpn_channels=16",
-        "optimizer.lr=0.003",
-    ],
-    "classification": [
-        f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}",
-        "data.image_size=16",
-        "data.val_resize=16",
-        "data.mixup=0.2",
-        "model.architecture=shufflenet_v2_x0_5",
-        "optimizer.lr=0.02",
-    ],
-}
 
 
 class Log:
@@ -87,12 +71,12 @@ class Seen:
             with self.reading:
                 batches = next(steps)
             for batch in batches:
-                ids = (batch.indices if isinstance(batch, ImageBatch) else batch.image_ids)[batch.real_rows()].tolist()
+                ids = batch.indices[batch.real_rows()].tolist()
                 self.epochs.setdefault(self.position(step)[0], []).extend(ids)
             yield batches
 
 
-def fit(config: DetectionRunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
+def fit(config: RunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     """Train by `config` on one rank; what it knows at the end."""
     task = task_class(config)(config, strategy)
     plan = build_plan(config, task.num_images, strategy.world_size)
@@ -109,22 +93,21 @@ def shared_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retina_dist.engine.train_step.seed_step", lambda *key: None)
 
 
-@pytest.fixture(scope="module", params=list(TASKS))
-def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DetectionRunConfig:
-    root = f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"
-    found: DetectionRunConfig = load_config("train", [f"task={request.param}", *SETTINGS, *TASKS[request.param], root])
-    task_class(found).prepare(found)
-    return found
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    config: RunConfig = load_config("train", [*SETTINGS, f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"])
+    task_class(config).prepare(config)
+    return config
 
 
 @pytest.fixture(scope="module")
-def model(config: DetectionRunConfig) -> nn.Module:
+def model(config: RunConfig) -> nn.Module:
     torch.manual_seed(0)
     return task_class(config)(config, SingleDeviceStrategy("cpu")).build_model().double()
 
 
 @pytest.fixture(scope="module")
-def alone(config: DetectionRunConfig, model: nn.Module) -> dict[str, Any]:
+def alone(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     return fit(config, model, SingleDeviceStrategy("cpu"))
 
 
@@ -139,7 +122,7 @@ def test_one_process_stops_when_its_patience_is_used_up(alone: dict[str, Any]) -
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_stop_at_the_same_step_with_the_same_metric(
-    world_size: int, config: DetectionRunConfig, model: nn.Module, alone: dict[str, Any]
+    world_size: int, config: RunConfig, model: nn.Module, alone: dict[str, Any]
 ) -> None:
     ranks = on_ranks(world_size, lambda s: fit(config, model, s))
     for rank in ranks:

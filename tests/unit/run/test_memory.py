@@ -8,8 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,12 +21,10 @@ from retina_dist.run import assemble, memory
 from retina_dist.run.build import build_plan, build_state, build_task, build_train_step
 from retina_dist.run.memory import (
     GPUS,
-    Memory,
     MemoryEstimate,
     MemoryPlan,
     NotEstimated,
     StepMemory,
-    StorageTracker,
     find_gpu,
     plan_memory,
 )
@@ -130,30 +126,10 @@ def test_the_parts_are_those_of_the_state() -> None:
     assert parts["activations"] > parts["temporaries"] > 0
 
 
-def test_no_random_number_is_drawn_and_the_task_stays_as_it_was() -> None:
-    config, task = made(RETINANET_TINY)
-    before, strategy = torch.get_rng_state(), task.strategy
-    StepMemory(config, task, GPU)(build_plan(config, 1000, 1), 2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert task.strategy is strategy
-
-
 def test_a_step_that_reads_values_is_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retina_dist.detection.model.retinanet.match", lambda boxes, *rest: boxes.tolist())
     with pytest.raises(NotEstimated, match="does not run without data"):
         step_memory(*RETINANET_TINY)(2)
-
-
-def test_the_tracker_knows_the_peak_of_a_few_operators() -> None:
-    weight = torch.zeros(1024)
-    with StorageTracker() as tracker:
-        tracker.add([weight], "parameters")
-        first = weight + 1  # 4 KiB
-        second = torch.cat((first, first))  # 8 KiB
-        del first
-        third = second[:10].clone()  # 40 bytes, a block of 512
-        assert third.numel() + second.numel() > 0
-    assert tracker.at_peak() == {"parameters": 4096, "temporaries": 4096 + 8192}
 
 
 def test_a_communicating_strategy_counts_what_it_sends() -> None:
@@ -164,10 +140,11 @@ def test_a_communicating_strategy_counts_what_it_sends() -> None:
         backend = "Horovod over Gloo"
 
     config = replace(config, strategy=replace(config.strategy, compression="fp16", fusion_mb=0))
-    task.strategy = Sending("cpu")
+    task.strategy, before = Sending("cpu"), torch.get_rng_state()
     freed = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2).parts
     assert freed["communication"] == pytest.approx(freed["parameters"] / 2, rel=0.01)
     assert freed["gradients"] < freed["parameters"]
+    assert torch.equal(torch.get_rng_state(), before)  # the estimate draws no random number
     task.strategy.backend = "DDP over Gloo"
     kept = StepMemory(config, task, CPU)(build_plan(config, 1000, 2), 2).parts
     assert kept["gradients"] == pytest.approx(kept["parameters"], rel=0.01)
@@ -246,11 +223,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
 @pytest.mark.parametrize(("gib", "accumulate"), [(10.1, 1), (9.9, 2), (6.1, 2), (5.9, 3), (4.1, 4), (3.1, 8)])
 def test_auto_takes_the_fewest_micro_batches_that_fit(gpu: Callable[[float], str], gib: float, accumulate: int) -> None:
     plan = alone(gpu(gib), "trainer.accumulate=auto")
-    images = -(-8 // accumulate)
     assert (plan.accumulate, plan.problem) == (accumulate, "")
-    assert f"micro-batches of {images}:" in plan.lines[0]
-    said = [f"with trainer.accumulate={accumulate}, batch norms see {images} images at a time"] * (accumulate > 1)
-    assert plan.lines[2:] == said
+    assert f"micro-batches of {-(-8 // accumulate)}:" in plan.lines[0]
 
 
 @pytest.mark.usefixtures("straight")
@@ -290,26 +264,6 @@ def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(monkeypatch: p
     assert "a single image is too much" in alone("trainer.accumulate=auto").problem
 
 
-def test_the_smallest_gpu_counts_and_another_rank_does_not_lend_it_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {0: 80 * 2**30, 1: 16 * 2**30}
-    plain = torch.tensor
-    monkeypatch.setattr(torch, "tensor", lambda *values, device=None, **options: plain(*values, **options))
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: SimpleNamespace(name=f"GPU {device.index}", total_memory=sizes[device.index]),
-    )
-
-    def smallest(strategy: Any) -> Memory | None:
-        strategy.device = torch.device("cuda", strategy.rank)
-        return memory._smallest_gpu(strategy)
-
-    first, second = on_ranks(2, smallest)
-    assert first.room == second.room == pytest.approx((16 - memory.CONTEXT_GIB) * 2**30)
-    assert "the smallest GPU of the job" in first.words
-    assert "GPU 1" in second.words
-
-
 def test_what_cannot_be_estimated_is_said_and_auto_asks_for_a_number(
     gpu: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,21 +286,16 @@ def test_a_task_without_batches_or_a_model_that_needs_data_is_not_estimated(monk
         StepMemory(config, task, CPU)
 
 
-def test_on_a_cpu_small_trainings_start_at_once_and_what_no_memory_holds_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The classes' weights would take 8 GB, the images 5 GB before the first layer: they ended in the allocator's traceback."""
+def test_on_a_cpu_a_dry_run_compares_with_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone("trainer.accumulate=auto") == MemoryPlan(1)
     assert alone("trainer.accumulate=auto", "dry_run=true").lines[2:] == [
         "trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it"
     ]
     monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 * 2**18}[name])
-    classes = alone("model.architecture=resnet50", "data.synthetic={num_classes: 1000000, num_images: 16}")
-    assert classes.problem == "the model's weights take 7.7 GiB, too much for this host; use a smaller model."
-    images = alone("data.image_size=10000")
-    assert re.search(r"needs [\d.]+ GiB of the 4\.0 GiB that this host has; a single image is too much", images.problem)
+    problem = alone("data.image_size=10000", "dry_run=true").problem
+    assert re.search(r"needs [\d.]+ GiB of the 4\.0 GiB that this host has; a single image is too much", problem)
     with pytest.raises(ConfigError, match=r"trainer\.accumulate=1000000 is more than the 8 images of a step"):
-        alone("trainer.accumulate=1000000")
+        alone("trainer.accumulate=1000000", "dry_run=true")
 
 
 @pytest.mark.parametrize(
@@ -363,11 +312,8 @@ def test_a_gpu_is_named_in_any_case_or_by_its_memory(spelled: str, name: str) ->
     assert name in find_gpu(spelled).words.upper().replace("GPU OF ", "")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "near"),
-    [("A100-40", "A100-40GB"), ("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")],
-)
-def test_an_unknown_gpu_names_the_nearest(wrong: str, near: str) -> None:
+@pytest.mark.parametrize(("wrong", "near"), [("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")])
+def test_an_unknown_gpu_names_those_that_are_known(wrong: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"gpu={wrong} is not known; use {near}, or its memory, such as gpu=24GiB"):
         find_gpu(wrong)
 

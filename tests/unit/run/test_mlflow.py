@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.errors import ConfigError
+from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.engine.checkpoint.resume import Run
+from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.run.mlflow_run import flattened, root_of, tracking_server
+from retina_dist.run import mlflow_run
+from retina_dist.run.mlflow_run import MlflowRun, flattened, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"
 
@@ -81,11 +88,144 @@ def test_settings_as_one_would_give_them() -> None:
     }
 
 
-def test_the_root_of_an_error() -> None:
-    with pytest.raises(ValueError, match="long and winding") as caught:
-        _wrap(ConnectionRefusedError(111, "refused"))
-    assert root_of(caught.value) == "ConnectionRefusedError: [Errno 111] refused"
+class Server:
+    """An MLflow server and its client, which can be away."""
+
+    class MlflowException(Exception):
+        status = 404
+
+        def get_http_status_code(self) -> int:
+            return self.status
+
+    def __init__(self) -> None:
+        self.away = False
+        self.runs: dict[str, Any] = {}
+        self.values: list[tuple[Any, ...]] = []
+        self.entities = SimpleNamespace(**{name: lambda *values: values for name in ("Param", "RunTag", "Metric")})
+
+    def MlflowClient(self, tracking_uri: str) -> Any:  # noqa: N802
+        return self
+
+    def __getattr__(self, request: str) -> Any:
+        def ask(*arguments: Any, **named: Any) -> Any:
+            if self.away:
+                raise ConnectionRefusedError(111, "refused")
+            return getattr(self, f"_{request}", lambda *_, **__: SimpleNamespace(experiment_id="1"))(
+                *arguments, **named
+            )
+
+        if request.startswith("_"):
+            raise AttributeError(request)
+        return ask
+
+    def _create_run(self, experiment: str, run_name: str, tags: Any) -> Any:
+        info = SimpleNamespace(
+            run_id=str(len(self.runs)), run_name=run_name, status="RUNNING", lifecycle_stage="active"
+        )
+        self.runs[info.run_id] = SimpleNamespace(info=info, data=SimpleNamespace(params={}))
+        return self.runs[info.run_id]
+
+    def _get_run(self, run_id: str) -> Any:
+        if run_id not in self.runs:
+            raise self.MlflowException(f"Run with id={run_id} not found")
+        return self.runs[run_id]
+
+    def _update_run(self, run_id: str, status: str) -> None:
+        self.runs[run_id].info.status = status
+
+    _set_terminated = _update_run
+
+    def _log_batch(self, run_id: str, metrics: Any = (), **named: Any) -> None:
+        self.values += [(name, value, step) for name, value, _, step in metrics]
 
 
-def _wrap(cause: Exception) -> None:
-    raise ValueError("long and winding") from cause
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server()
+    monkeypatch.setitem(sys.modules, "mlflow", server)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow.tracking.context.registry", SimpleNamespace(resolve_tags=dict))  # type: ignore[arg-type]
+    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.01)
+    monkeypatch.setattr(mlflow_run, "AGAIN_S", 0.01)
+    return server
+
+
+def make(folder: Path, resumes: bool = False) -> MlflowRun:
+    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Preempted(), "KILLED"), (KeyboardInterrupt(), "KILLED"), (RuntimeError(), "FAILED")]
+)
+def test_a_run_ends_as_the_training_does(mlflow: Server, tmp_path: Path, error: BaseException, status: str) -> None:
+    with pytest.raises(type(error)), make(tmp_path):
+        raise error
+    assert mlflow.runs["0"].info.status == status
+    with make(tmp_path, resumes=True):
+        until(lambda: mlflow.runs["0"].info.status == "RUNNING")
+    assert [run.info.status for run in mlflow.runs.values()] == ["FINISHED"]
+
+
+def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path) -> None:
+    with make(tmp_path):
+        pass
+    mlflow.runs["0"].info.lifecycle_stage = "deleted"
+    for content in (None, '{"run_id": "of another server"}', "{"):
+        if content:
+            (tmp_path / "mlflow.json").write_text(content)
+        with make(tmp_path, resumes=True):
+            pass
+    assert len(mlflow.runs) == 4
+
+
+def test_a_run_to_join_that_is_not_there(
+    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other one is made."""
+    monkeypatch.setenv("MLFLOW_RUN_ID", "7")
+    with make(tmp_path) as run:
+        run.log({"a": 1.0}, 1)
+    assert mlflow.runs == {}
+    first, last = caplog.messages
+    assert "Run with id=7 not found; the training continues, metrics.csv has everything." in first
+    assert last.startswith("1 values did not reach MLflow at http://127.0.0.1:9; the files in")
+
+
+def test_a_server_that_dies_and_comes_back_gets_all(
+    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make(tmp_path)
+    run.log({"a": 1.0}, 1)
+    until(lambda: mlflow.values)
+    mlflow.away = True
+    run.log({"a": 2.0}, 2)
+    until(lambda: len(caplog.messages) == 2)
+    run.log({"a": 3.0, "b": 4.0}, 3)
+    mlflow.away = False
+    run.end_with(None)
+    assert mlflow.values == [("a", 1.0, 1), ("a", 2.0, 2), ("a", 3.0, 3), ("b", 4.0, 3)]
+    assert mlflow.runs["0"].info.status == "FINISHED"
+    assert (
+        "MLflow at http://127.0.0.1:9: ConnectionRefusedError: [Errno 111] refused; the training" in caplog.messages[1]
+    )
+    assert len(caplog.messages) == 2
+
+
+def test_a_server_that_dies_for_good(
+    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 0.2)
+    run = make(tmp_path)
+    until(lambda: run.id)
+    mlflow.away = True
+    for step in range(100):
+        run.log({"a": 1.0}, step)
+    run.end_with(ValueError())
+    assert mlflow.runs["0"].info.status == "RUNNING"
+    assert caplog.messages[-1].startswith("100 values did not reach MLflow at http://127.0.0.1:9; the files in")

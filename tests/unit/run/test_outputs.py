@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import retina_dist.train
 from retina_dist.benchmark.settings import (
     DataBenchmarkConfig,
     ScalingConfig,
@@ -25,7 +25,7 @@ from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.export import ExportConfig
-from retina_dist.files import check_output, write_atomically
+from retina_dist.files import check_output
 from retina_dist.parity import ParityConfig
 from retina_dist.predict import PredictConfig
 from retina_dist.shards import ShardsConfig
@@ -63,38 +63,25 @@ def a_link_to_nothing(folder: Path, name: str) -> str:
     return str(folder / name)
 
 
-def a_loop(folder: Path, name: str) -> str:
-    (folder / name).symlink_to(folder / name)
-    return str(folder / name)
-
-
-def a_pipe(folder: Path, name: str) -> str:
-    os.mkfifo(folder / name)
-    return str(folder / name)
-
-
 WRONG: dict[str, tuple[Callable[[Path, str], str], str]] = {
     "below a file": (a_file, "Not a directory"),
     "of the other kind": (the_other_kind, "is a (folder|file); give another"),
     "a link to nothing": (a_link_to_nothing, "is a link to .*nothing, which does not exist"),
-    "a link to itself": (a_loop, "is a link to|Too many levels"),
     "a device": (lambda folder, name: "/dev/null", "is a device"),
-    "a pipe": (a_pipe, "is a device, pipe or socket"),
     "too long": (lambda folder, name: str(folder / ("n" * 300 + name)), "(?i)too long"),
-    "too long a path": (lambda folder, name: str(folder / ("n/" * 3000 + name)), "(?i)too long"),
     "nobody's": (lambda folder, name: f"/proc/{name}", "cannot be written"),
     "a URL": (lambda folder, name: f"nonsense://box/{name}", "is a URL; give a local|cannot be"),
     "with NUL": (lambda folder, name: f"{folder}/a\0{name}", "null byte|NUL"),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [(command, "below a file") for command in OUTPUTS] + [("export", wrong) for wrong in WRONG] + [("train", "a URL")],
+)
 def test_outputs_that_cannot_be_written(command: str, wrong: str, tmp_path: Path) -> None:
     config, key, ending = OUTPUTS[command]
     make, words = WRONG[wrong]
-    if command == "shards" and wrong == "a URL":
-        return  # which it writes to
     value = make(tmp_path, f"out{ending}")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=words) as caught:
@@ -128,34 +115,16 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
     assert (tmp_path / "there.json").read_text() == "mine"
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a" / "b" / "c.txt", lambda temporary: temporary.write_text("whole"))
-    assert (tmp_path / "a" / "b" / "c.txt").read_text() == "whole"
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        ("predict", ["checkpoint=absent.pt", "input=.", "output_dir=file/out"]),
-        ("convert", ["format=csv", "annotations=absent.csv", "output=file/out.json"]),
-        ("train", ["output_dir=file/out"]),
-    ],
-)
 def test_commands_check_before_they_work(
-    module: str,
-    arguments: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    monkeypatch.setattr(sys, "argv", ["train", "output_dir=file/out"])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"retina_dist.{module}").main()
+        retina_dist.train.main()
     assert ended.value.code == 2
-    what = "file" if module == "convert" else "folder"
-    words = f"error: {arguments[-1]} cannot be written (Not a directory); give another {what}.\n"
+    words = "error: output_dir=file/out cannot be written (Not a directory); give another folder.\n"
     assert capsys.readouterr().err == words
     assert sorted(os.listdir()) == ["file"]
 

@@ -201,7 +201,7 @@ def test_result_before_the_first_log(tmp_path: Path) -> None:
     CsvLogger(tmp_path / "metrics.csv")
     write_result(tmp_path, error=RuntimeError("broken\nhere"))
     result = read_result(tmp_path)
-    assert (result["step"], result[LOSS], result["images_per_s"]) == (0, None, None)
+    assert (result[LOSS], result["images_per_s"]) == (None, None)
     assert result["error"] == "RuntimeError: broken"
 
 

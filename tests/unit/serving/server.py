@@ -93,29 +93,19 @@ NONE_OF = "image 0: it is not a readable image (not JPEG, PNG, WEBP)"
 # What every server must refuse: content type, body, status, words of the answer.
 REFUSALS = [
     ("image/png", b"", 400, "the request has no image"),
-    *[("image/png", make_image(form=form), 400, NONE_OF) for form in ("GIF", "BMP", "TIFF")],
-    (
-        "image/png",
-        b"P6\n#" + b"a" * 100_000 + b"\n9 9\n255\n" + bytes(243),
-        400,
-        NONE_OF,
-    ),  # Pillow reads it byte by byte
+    ("image/png", make_image(form="GIF"), 400, NONE_OF),
+    ("image/png", b"P6\n#" + b"a" * 100_000 + b"\n9 9\n255\n" + bytes(243), 400, NONE_OF),  # read byte by byte
     ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, NONE_OF),
     ("image/jpeg", make_image(form="JPEG")[:-300], 400, "image 0: it cannot be decoded"),
     ("image/png", make_image(size=(200, 101)), 400, "image 0: it has 200 x 101 pixels, more than max_pixels=20000"),
-    ("application/json", b"{", 400, "the body is not such JSON"),
     ("application/json", b"[" * 1000, 400, "the body is not such JSON"),
     ("application/json", b"[" + b"[]," * 40_000 + b"[]]", 413, "the JSON has more than 1016 values"),
     ("application/json", as_json(*[b"no"] * 17), 413, "the request has 17 images, more than max_images=16"),
     ("application/json", b'{"images": "abc"}', 400, "images is not a list"),
-    ("application/json", b'{"images": [1]}', 400, "the body is not such JSON"),
-    ("application/json", b'{"images": []}', 400, "the request has no image"),
     ("application/json", b'{"images": ["?"]}', 400, "the body is not such JSON"),
     ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is not a readable image"),
     (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than 1016 fields"),
-    (*as_multipart(*[b"no"] * 17), 413, "the request has 17 images"),
     ("multipart/form-data", b"--XX", 400, "not multipart/form-data"),
-    ("multipart/form-data; boundary=XX", b"broken", 400, "not multipart/form-data"),
     (as_multipart()[0], as_multipart(make_image(), make_image())[1][:-500], 400, "before its last boundary"),
     ("text/plain", make_image(), 415, "the content type text/plain is not understood; send an image as image/*"),
     ("", make_image(), 415, "the content type is missing"),
