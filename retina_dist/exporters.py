@@ -73,8 +73,9 @@ class Exporter:
             torch.export.save(self.graph(), file, extra_files=about)
             path.write_bytes(file.getvalue())
         else:
+            graph: Any = self.graph()
             program = torch.onnx.export(
-                self.graph(),  # type: ignore[arg-type]
+                graph,
                 (),
                 dynamo=True,
                 input_names=[self.input_name],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import fields, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -48,9 +47,9 @@ class TensorBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Any) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        changed = {k: function(v) for k, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **changed)  # type: ignore[type-var]
+        make: Any = type(self)
+        batch: Self = make(**{k: function(v) if isinstance(v, Tensor) else v for k, v in vars(self).items()})
+        return batch
 
 
 AnyBatch = TypeVar("AnyBatch")

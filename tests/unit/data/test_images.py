@@ -136,18 +136,12 @@ def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert read_image(path, max_pixels=6).shape == (3, 2, 3)  # the limit that is set is the one that holds
 
 
-def claiming(path: Path, width: int, height: int, *chunks: tuple[bytes, bytes], last: bool = False) -> Path:
-    """A PNG of next to no bytes that claims to be so large, with further chunks before its pixels or after them."""
+def claiming(path: Path, width: int, height: int) -> Path:
+    """A PNG of next to no bytes that claims to be so large."""
     Image.new("L", (1, 1)).save(path)
     content = path.read_bytes()
     header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
-    more = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
-    pixels, end = content[33:-12], content[-12:]
-    path.write_bytes(
-        content[:12] + header + struct.pack(">I", zlib.crc32(header)) + (pixels + more if last else more + pixels) + end
-    )
+    path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
     return path
 
 

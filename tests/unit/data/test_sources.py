@@ -286,7 +286,6 @@ def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, m
     kept = str(tmp_path / "cache")
     plain = steps(train(coco))
     assert same_steps(steps(train(f"remote://{coco}"), cache=kept), plain)
-    Remote.asked.clear()
     with monkeypatch.context() as patch:
         patch.setattr(cache_module, "read_image", None)
         annotations = train(f"remote://{coco}")
@@ -294,9 +293,6 @@ def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, m
         assert same_steps(steps(annotations, cache=kept), plain)
         assert Remote.asked["read"] == 0  # neither decoded nor fetched
     Image.new("RGB", (40, 30), (9, 9, 9)).save(coco / "train2017" / "0.jpg")
-    assert same_steps(steps(train(f"remote://{coco}"), cache=kept), steps(train(coco)))
-    for damaged in Path(kept).rglob("*.pixels"):
-        damaged.write_bytes(b"")
     assert same_steps(steps(train(f"remote://{coco}"), cache=kept), steps(train(coco)))
 
 
