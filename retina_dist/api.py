@@ -26,7 +26,7 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint.resume import checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
-from retina_dist.engine.duration import to_steps
+from retina_dist.engine.plan import to_steps
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig

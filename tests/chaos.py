@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +70,6 @@ class Tally:
 
     survived: Counter[str] = field(default_factory=Counter)
     total: Counter[str] = field(default_factory=Counter)
-    resume_s: list[tuple[float, str]] = field(default_factory=list)
     end_s: dict[str, list[float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -109,7 +108,7 @@ class Chain:
         step = self.random.randint(begun + 1, min(STEPS - 1, begun + 6))
         wait, victim = self.random.random() * 0.3, self.random.randrange(1 if self.kind == "single" else 2)
         with started(self.kind, self.folder, self.data) as job:
-            self._until(job, lambda: steps_done(self.folder) >= step, begun)
+            self._until(job, step)
             time.sleep(wait)
             ended = time.monotonic()
             if fault == "fill the disk":
@@ -121,31 +120,20 @@ class Chain:
             self.tally.end_s.setdefault(f"{self.kind}: {fault}", []).append(time.monotonic() - ended)
 
     def _finish(self) -> None:
-        begun = steps_done(self.folder)
         with started(self.kind, self.folder, self.data) as job:
-            if begun < STEPS:
-                self._until(job, lambda: steps_done(self.folder) > begun, begun)
             code = job.wait(END_S + 60)
         if code:
             self.tally.failures.append(
                 f"{self.label}: the last start ended with exit code {code}: {last_words(self.folder)}"
             )
 
-    def _until(self, job: subprocess.Popen[bytes], there: Callable[[], bool], begun: int) -> None:
-        """Wait for a step; the time until the first new one counts as that of the resume."""
-        started_at, resumed = time.monotonic(), False
-        while not there():
-            if not resumed and (self.folder / "metrics.csv").exists() and steps_done(self.folder) > begun:
-                resumed = True
-                self.tally.resume_s.append((time.monotonic() - started_at, self.label))
-            if job.poll() is not None:
-                return
-            if time.monotonic() - started_at > END_S:
-                self.tally.failures.append(f"{self.label}: no step in {END_S} s: {last_words(self.folder)}")
+    def _until(self, job: subprocess.Popen[bytes], step: int) -> None:
+        until = time.monotonic() + END_S
+        while steps_done(self.folder) < step and job.poll() is None:
+            if time.monotonic() > until:
+                self.tally.failures.append(f"{self.label}: no step {step} in {END_S} s: {last_words(self.folder)}")
                 return
             time.sleep(0.05)
-        if not resumed:
-            self.tally.resume_s.append((time.monotonic() - started_at, self.label))
 
     def _must_end(self, job: subprocess.Popen[bytes], fault: str, step: int) -> None:
         try:
@@ -368,16 +356,13 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def report(tally: Tally, first: int, last: int) -> None:
-    """The table, the slowest start, and what failed."""
+    """The table, and what failed."""
     print(f"\n{'fault':<28}{'survived':>10}{'total':>7}{'ended within':>14}")
     for key in sorted(tally.total):
         ended = tally.end_s.get(key)
         seconds = f"{max(ended):.1f} s" if ended else "-"
         print(f"{key:<28}{tally.survived[key]:>10}{tally.total[key]:>7}{seconds:>14}")
     print(f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, seeds {first} to {last}.")
-    if tally.resume_s:
-        seconds, label = max(tally.resume_s)
-        print(f"Slowest from start to the first new step: {seconds:.1f} s ({label}).")
     for failure in tally.failures:
         print(f"NOT SURVIVED: {failure}")
 

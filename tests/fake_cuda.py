@@ -160,7 +160,9 @@ ALLOWED_WAITS = (
         "accept",
         "once a step, all work of the passes queued: every rank must know whether to apply the step before the weights change",
     ),
-    AllowedWait("retina_dist.engine.meters", "compute", "every trainer.log_every steps, one transfer of all means"),
+    AllowedWait(
+        "retina_dist.engine.train_logger", "compute", "every trainer.log_every steps, one transfer of all means"
+    ),
     AllowedWait("retina_dist.engine.phase_timer", "settle", "at the end of a run, and once in thousands of steps"),
 )
 

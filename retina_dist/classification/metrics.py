@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retina_dist.activity import doing
 from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.errors import DataError
-from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,6 @@ class ClassificationEvaluator:
             logger.warning(f"{left_out} of {self.num_images} validation images cannot be read; no metric counts them")
         doing("computing the metrics")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
-        doing("")
         return dict(self.last_result.metrics)
 
     @torch.inference_mode()

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retina_dist.activity import doing
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes, write_atomically
-from retina_dist.reporting.console import doing
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,6 @@ class CocoEvaluator:
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
         self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids))
-        doing("")
         stats = self.last_result.stats.items()
         return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
 

@@ -1,7 +1,4 @@
-"""Which value of the monitored metric is the best, and for how many validations it has been.
-
-Part of the train state. The trainer stops by it, and the checkpoint store ranks its files by it.
-"""
+"""The best value of the monitored metric: the trainer stops early by it, the checkpoint store ranks its files by it."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ def default_mode(metric: str) -> Mode:
 
 
 class BestMetric:
-    """The best `value` of the metric `name` so far, None before the first one.
+    """The best `value` of the metric `name` so far, None before the first one; part of the train state.
 
     `mode` None is the `default_mode` of the name. `patience` is how many validations may pass without a better value, None any
-    number. Without a `name`, in a run that does not validate, nothing is ever best, and a resume keeps what there was.
+    number. Without a `name`, in a run that does not validate, a resume keeps what there was.
     """
 
     def __init__(self, name: str | None = None, mode: str | None = None, patience: int | None = None) -> None:
@@ -47,10 +44,7 @@ class BestMetric:
         return -value if self.mode == "max" else value
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a validation; a value that is not finite is neither better nor worse.
-
-        Raises ConfigError when they lack the monitored one.
-        """
+        """Take the metrics of a validation; a value that is not finite does not count. Raises ConfigError without its own."""
         if self.name is None:
             return
         check_metric(self.name, metrics)
@@ -76,7 +70,7 @@ class BestMetric:
         return {"name": self.name, "mode": self.mode, "value": self.value, "evals_since_best": self.evals_since_best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` returned, or start anew when that is of another metric or mode."""
+        """Put back what `state_dict` returned; the value of another metric or mode is forgotten."""
         if self.name is None and state.get("name"):
             self.name, self.mode = state["name"], state["mode"]
         if self.same_metric(state):
@@ -85,9 +79,11 @@ class BestMetric:
             self.value, self.evals_since_best = None, 0
 
     def same_metric(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state's value can be compared with this metric's; one that does not say its metric can."""
-        mine = {"name": self.name, "mode": self.mode}
-        return self.name is None or all(state.get(key, value) == value for key, value in mine.items())
+        """Whether a state's value can be compared with this metric's."""
+        return self.name is None or (state.get("name", self.name), state.get("mode", self.mode)) == (
+            self.name,
+            self.mode,
+        )
 
 
 def check_metric(name: str, metrics: Iterable[str]) -> None:

@@ -7,18 +7,20 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.state import TrainState
 from retina_dist.errors import CollectiveError
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
+
+if TYPE_CHECKING:
+    from retina_dist.engine.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -89,30 +91,37 @@ class NonFiniteGuard:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Count and report a skipped step. Every rank must call it."""
-        state, scaler = self.state, self.state.scaler
-        facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
-        bad = not all(value.isfinite() for value in losses.values())
+        state, scaler, step, lr = self.state, self.state.scaler, self.state.step + 1, self.plan.lr_at(self.state.step)
         state.skipped_steps += 1
-        if (
-            scaler.is_enabled()
-            and scaler.get_scale() > 1
-            and not self.strategy.all_reduce_max_async(int(bad), "loss scale")()
-        ):
-            logger.info(f"step {state.step + 1}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}")
-            return
+        if scaler.is_enabled() and scaler.get_scale() > 1:
+            bad = any(not value.isfinite() for value in losses.values())
+            if not self.strategy.all_reduce_max_async(int(bad), "loss scale")():
+                logger.info(f"step {step}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}")
+                return
         state.consecutive_skips += 1
+        facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         if self.inspect:
             with _inspection(state.model, autocast):
                 facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
-        line = torch.frombuffer(bytearray(json.dumps(facts).encode() + b"\n"), dtype=torch.uint8)
-        lines = bytes(self.strategy.all_gather(line.to(self.strategy.device)).cpu().tolist()).decode()
-        ranks = [json.loads(text) for text in lines.splitlines()]
-        words = f"step {state.step + 1}: loss or gradient is not finite"
+        ranks = [self.strategy.broadcast_object(facts, rank) for rank in range(self.strategy.world_size)]
+        words = f"step {step}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
-            path = self.folder / f"nonfinite_{state.step + 1:08d}.json"
-            self._write(path, float(norm), ranks)
+            path = self.folder / f"nonfinite_{step:08d}.json"
+            content = {
+                "step": step,
+                "epoch": self.plan.epoch_at(step),
+                "lr": lr,
+                "grad_norm": float(norm),
+                "loss_scale": scaler.get_scale(),
+                "in_a_row": state.consecutive_skips,
+                "world_size": self.strategy.world_size,
+                "ranks": ranks,
+            }
+            # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
+            text = json.dumps(redacted_tree(content), indent=1) + "\n"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, lambda temporary: temporary.write_text(text))
             words += f"; see {path}"
-        lr = self.plan.lr_at(state.step)
         if state.consecutive_skips > self.limit:
             again = f", {state.consecutive_skips} times in a row" if self.limit else ""
             raise Divergence(
@@ -122,23 +131,6 @@ class NonFiniteGuard:
             f"{words}; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)",
             extra={"rank_zero_only": True},
         )
-
-    def _write(self, path: Path, norm: float, ranks: list[dict[str, Any]]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state = self.state
-        content = {
-            "step": state.step + 1,
-            "epoch": self.plan.epoch_at(state.step + 1),
-            "lr": self.plan.lr_at(state.step),
-            "grad_norm": norm,
-            "loss_scale": state.scaler.get_scale(),
-            "in_a_row": state.consecutive_skips,
-            "world_size": self.strategy.world_size,
-            "ranks": ranks,
-        }
-        # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
-        text = json.dumps(redacted_tree(content), indent=1) + "\n"
-        write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def _running_statistics(model: nn.Module) -> Iterator[Tensor]:

@@ -1,14 +1,13 @@
 """Where the time of a training goes: every moment belongs to one phase, so the phases add up to the total.
 
-`mark(part)` attributes the time since the previous mark to `part`. On a CPU the clock is the host's; on CUDA
-the marks are events in the stream, so that work is counted when it runs and not when it is queued, and a device that waits for
-data shows it. The host does not wait for the device until the times are read.
+On CUDA the marks are events in the stream, so that work is counted when it runs and not when it is queued. The host does not wait
+for the device until the times are read.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,24 +23,11 @@ T = TypeVar("T")
 
 # In the order of a step. "communication" is what the backward pass does not hide; "first_batch" is the wait for the first one,
 # the start of the data workers included, which "data" is without.
-PARTS = (
-    "data",
-    "copy",
-    "forward",
-    "backward",
-    "communication",
-    "optimizer",
-    "evaluation",
-    "checkpoint",
-    "first_batch",
-    "other",
-)
-IN_A_STEP = PARTS[:6]
-OWN = ("data", "copy", "forward", "backward", "optimizer")  # a rank that is slow in these makes the others wait
+IN_A_STEP = ("data", "copy", "forward", "backward", "communication", "optimizer")
+PARTS = (*IN_A_STEP, "evaluation", "checkpoint", "first_batch", "other")
 END = "end of a step"
-MOST_MARKS = 10_000  # then they become seconds, so that their number stays bounded
-KEPT = 10_000  # steps whose times are kept for the percentiles
-PERCENTILES = (50, 90, 99)
+KEPT = 10_000  # steps whose times are kept for the percentiles; marks before they become seconds
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 
 class PhaseTimer:
@@ -50,7 +36,7 @@ class PhaseTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.steps: dict[str, list[float]] = defaultdict(list)
+        self.steps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.num_steps = 0
         self.wall = 0.0
         self._marks: list[tuple[str, Any]] = []  # part, moment of its end
@@ -109,7 +95,7 @@ class PhaseTimer:
     def end_step(self) -> None:
         """The marks from now on belong to the next step."""
         self._marks.append((END, self._marks[-1][1]))
-        if len(self._marks) > MOST_MARKS:
+        if len(self._marks) > KEPT:
             self.settle()
 
     def settle(self) -> None:
@@ -120,7 +106,6 @@ class PhaseTimer:
             if part == END:
                 for name in IN_A_STEP:
                     self.steps[name].append(self._step[name])
-                    del self.steps[name][:-KEPT]
                 self._step.clear()
                 self.num_steps += 1
                 continue
@@ -152,33 +137,27 @@ class PhaseTimer:
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     """Seconds of each part and milliseconds of a step's parts, of every rank; every rank must call it.
 
-    `slowest` is the rank with the most time in its own work (all but waiting for others) in the median step.
+    `slowest` is the rank with the most time in its "own" work, all but waiting for other ranks, in the median step.
     """
-    steps = np.array([timer.steps[name] for name in IN_A_STEP])  # [parts, steps]
-    if not steps.size:
-        steps = np.zeros((len(IN_A_STEP), 1))
-    rows = [*(timer.seconds[name] for name in PARTS), timer.wall, timer.num_steps]
-    own = steps[[IN_A_STEP.index(name) for name in OWN]].sum(axis=0)
-    percentiles = [np.percentile(values, PERCENTILES) for values in (*steps, own, steps.sum(axis=0))]
-    row = torch.tensor([rows + np.concatenate(percentiles).tolist()], dtype=torch.float64)
-    everyone = strategy.all_gather(row.to(strategy.device)).cpu().numpy()
-    ranks = []
-    for values in everyone:
-        times = (values[len(rows) :] * 1000).reshape(-1, len(PERCENTILES))
-        named = zip((*IN_A_STEP, "own", "step"), times, strict=True)
-        ranks.append(
-            {
-                "seconds": dict(zip(PARTS, values[: len(PARTS)].round(6).tolist(), strict=True)),
-                "wall_s": round(float(values[len(PARTS)]), 6),
-                "steps": int(values[len(PARTS) + 1]),
-                "step_ms": {
-                    name: {f"p{p}": round(float(v), 4) for p, v in zip(PERCENTILES, part, strict=True)}
-                    for name, part in named
-                },
-            }
-        )
-    own_ms = [rank["step_ms"]["own"]["p50"] for rank in ranks]  # type: ignore[index]
-    return {"slowest": int(np.argmax(own_ms)), "ranks": ranks}
+    times = {name: np.array(timer.steps[name] or [0.0]) for name in IN_A_STEP}
+    step = sum(times.values(), np.zeros(1))
+    times |= {"own": step - times["communication"], "step": step}
+    mine = {
+        "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
+        "wall_s": round(timer.wall, 6),
+        "steps": timer.num_steps,
+        "step_ms": {
+            name: {key: round(float(np.percentile(values, p)) * 1000, 4) for key, p in PERCENTILES.items()}
+            for name, values in times.items()
+        },
+    }
+    ranks = [strategy.broadcast_object(mine, rank) for rank in range(strategy.world_size)]
+    return {"slowest": int(np.argmax(own_ms(ranks))), "ranks": ranks}
+
+
+def own_ms(ranks: list[dict[str, Any]]) -> list[float]:
+    """Milliseconds of each rank's own work in the median step."""
+    return [rank["step_ms"]["own"]["p50"] for rank in ranks]
 
 
 def format_timings(timings: dict[str, Any]) -> str:
@@ -187,7 +166,7 @@ def format_timings(timings: dict[str, Any]) -> str:
     largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
     shares = ", ".join(f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest)
     text = f"{format_duration(main['wall_s'])} for {pluralize(main['steps'], 'step')}: {shares}"
-    own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
+    own = own_ms(timings["ranks"])
     if len(own) > 1:
         times = max(own) / max(min(own), 1e-9)
         text += f"; rank {timings['slowest']} takes {times:.2f} times the fastest's {min(own):.0f} ms a step"

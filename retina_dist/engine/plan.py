@@ -7,15 +7,48 @@ number of processes can share any batch.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
-from retina_dist.engine.duration import to_steps
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 from retina_dist.text import pluralize
+
+_FORM = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kM]?)\s*(step|epoch|ep|image|img)s?\s*", re.ASCII)
+_MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}
+MAX_STEPS = 2**63 - 1  # counters are int64 tensors
+
+
+def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> int:
+    """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
+
+    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. `key` is the setting's name, for the ConfigError raised
+    when the text has no such form or is too long.
+
+    >>> to_steps("2 epochs", key="trainer.max_duration", num_images=100, batch_size=16)
+    14
+    >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
+    94
+    """
+    form = _FORM.fullmatch(str(duration))
+    if form is None:
+        raise ConfigError(
+            f"{key}={duration} is not a duration; write a number and a unit, such as 12epochs, 90ksteps or 500images."
+        )
+    amount, unit = Fraction(form[1]) * _MULTIPLE[form[2]], form[3]
+    if unit in ("epoch", "ep"):
+        amount *= math.ceil(Fraction(num_images, batch_size))
+    elif unit != "step":
+        amount /= batch_size
+    steps = math.ceil(amount)
+    if steps > MAX_STEPS:
+        raise ConfigError(f"{key}={duration} is too long; it must be below 2^63 steps.")
+    return steps
 
 
 class Due(NamedTuple):

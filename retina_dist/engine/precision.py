@@ -38,17 +38,10 @@ def make_scaler(device: torch.device, precision: str, init_scale: float = 2.0**1
 
 
 def describe_precision(device: torch.device, precision: str) -> str:
-    """For the start-up lines: "precision: fp32; trainer.precision=tf32 or bf16 is faster on this GPU"."""
-    if precision == "tf32" and not _has_tf32(device):
-        return f"precision: fp32, because {_name(device)} has no TF32"
-    if precision == "fp32" and _has_tf32(device):
+    """For the start-up lines: "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU"."""
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision == "tf32" and not has_tf32:
+        return "precision: fp32, because this device has no TF32"
+    if precision == "fp32" and has_tf32:
         return "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU"
     return f"precision: {precision}"
-
-
-def _has_tf32(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"

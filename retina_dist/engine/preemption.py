@@ -24,8 +24,7 @@ ECHO_S = 2.0  # launchers pass on a signal that the terminal has already sent to
 class PreemptionWatch:
     """While entered, `reason` says why this process should end, and is None until it should.
 
-    SIGTERM and SIGINT are noted once; a second one, more than two seconds later, ends the process at once as it would have
-    without the watch. SIGUSR1 asks for the same and never ends the process.
+    A second SIGTERM or SIGINT, more than two seconds after the first, ends the process at once. SIGUSR1 never does.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generato
     """The same steps in the same order; on CUDA with their batches on `device`, elsewhere as they come.
 
     Copies, and what `to` computes, run on a side stream, one step ahead; with pinned memory the host does not wait for them. An
-    error of `steps` is raised at the step that it belongs to. Closing the generator closes `steps`.
+    error of `steps` is raised at its step. Closing the generator closes `steps`.
     """
     try:
         yield from _one_ahead(steps, device) if device.type == "cuda" else steps

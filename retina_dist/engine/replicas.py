@@ -52,13 +52,11 @@ def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
             yield from (module.running_mean, module.running_var)
 
 
-def check_shares(
-    weights: Sequence[float], strategy: DistributedStrategy, step: int, tolerant: bool = False, skips: bool = False
-) -> bool:
+def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False) -> None:
     """Raise ReplicaMismatch, on every rank, unless the ranks share out a step as the mean over its examples needs it.
 
-    `weights` are those of this rank's micro-batches. All ranks have as many, at least one, and the sums have the mean 1 over ranks.
-    With `tolerant`, False is returned for another mean; with `skips`, for a lower one, as skipped images cause.
+    `weights` are those of this rank's micro-batches. All ranks have as many, at least one, and the sums have the mean 1 over ranks,
+    or less where a run `skips` images.
     """
     rows = [[sum(weights), len(weights)]]
     if strategy.world_size > 1:
@@ -70,20 +68,18 @@ def check_shares(
             f"step {step} has {_by_rank(counts)} micro-batches: train_steps must give each rank as many, at least one; where a "
             "rank has no examples left, give any with weight 0."
         )
-    right = abs(mean - 1) <= TOLERANCE
-    if not (right or tolerant or (skips and 0 <= mean < 1)):
+    if abs(mean - 1) > TOLERANCE and not (skips and 0 <= mean < 1):
         raise ReplicaMismatch(
             f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
             "rank dropped examples, or a weight is not world_size x its examples / the examples of the step."
         )
-    return right
 
 
 def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> None:
     """Raise ReplicaMismatch, on every rank, if the ranks' metrics differ by more than rounding."""
     ranks = [strategy.broadcast_object(metrics, rank) for rank in range(strategy.world_size)]
-    for name in dict.fromkeys(name for found in ranks for name in found):
-        values = torch.tensor([found.get(name, math.nan) for found in ranks], dtype=torch.float64)
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        values = torch.tensor([rank.get(name, math.nan) for rank in ranks], dtype=torch.float64)
         if not torch.allclose(values, values[:1], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
                 f"the metric {name} is {_by_rank(values.tolist())}: the evaluator must give every rank the metrics of all images; "

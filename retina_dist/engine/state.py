@@ -1,8 +1,4 @@
-"""Everything about a run that must survive a restart.
-
-What is not here is derived from `step`: the learning rate (the plan), the epoch and the place in it (the sampler), random
-numbers (seed, step and rank).
-"""
+"""Everything about a run that must survive a restart; learning rate, place in the data and random numbers follow from `step`."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ import torch
 from torch import nn
 
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.engine.meters import StepMeter
 from retina_dist.engine.replicas import settings_of
+from retina_dist.engine.train_logger import StepMeter
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.optim.optimizer import describe_groups, load_optimizer
 

@@ -1,29 +1,25 @@
-"""One optimizer step, for any model that returns a dict of losses.
-
-It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
-"""
+"""One optimizer step, for any model that returns a dict of losses; it knows neither backend, task nor configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from retina_dist.activity import doing
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_logger import WEIGHT
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
-
-# Steps of which one must be shared out right; images that cannot be read lower the weights of their step.
-SHARE_CHECKS = 3
-WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 
 
 class TrainBatch(Protocol):
@@ -40,7 +36,7 @@ class TrainStep:
     Call it with this rank's micro-batches, on every rank. It returns the step's losses, gradient norm and `WEIGHT`, scalars on the
     device, or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
     `state.step`, from which `plan` gives the learning rate. What the model draws at random, such as dropout, is keyed by `seed`,
-    step and rank. `timer` measures the phases.
+    step and rank. `timer` measures the phases. `skips_images`: images that cannot be read lower the weights of their step.
     """
 
     def __init__(
@@ -57,7 +53,7 @@ class TrainStep:
         skips_images: bool = False,
     ) -> None:
         self.state, self.plan, self.strategy, self.seed = state, plan, strategy, seed
-        self.skips_images = skips_images  # so that the weights of a step may add up to less
+        self.skips_images = skips_images
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
@@ -67,12 +63,11 @@ class TrainStep:
             self.timer.watch(state.model.parameters())
         self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
         self._layouts_checked = False
-        # checks left to pass, by whether a step is an epoch's last
-        self._share_checks = {False: SHARE_CHECKS, True: SHARE_CHECKS}
+        self._unchecked = {False, True}  # kinds of steps whose shares were not checked yet: True is an epoch's last
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
-        self.strategy.phase = f"step {state.step + 1}"
+        doing(f"step {state.step + 1}")
         self._set_lr()
         seed_step(self.seed, "step", state.step, self.strategy.rank)
         self.guard.begin()
@@ -107,9 +102,9 @@ class TrainStep:
 
     def _check_shares(self, weights: list[float]) -> None:
         last_of_epoch = (self.state.step + 1) % self.plan.steps_per_epoch == 0
-        if left := self._share_checks[last_of_epoch]:
-            right = check_shares(weights, self.strategy, self.state.step + 1, left > 1, self.skips_images)
-            self._share_checks[last_of_epoch] = 0 if right else left - 1
+        if last_of_epoch in self._unchecked:
+            check_shares(weights, self.strategy, self.state.step + 1, self.skips_images)
+            self._unchecked.remove(last_of_epoch)
 
     def _set_lr(self) -> None:
         lr = self.plan.lr_at(self.state.step)
@@ -145,11 +140,32 @@ class TrainStep:
 
     def _forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
         """Forward and backward pass of a micro-batch."""
-        with self.autocast():
-            losses: dict[str, Tensor] = self.net(batch)
-        loss = torch.stack(list(losses.values())).sum()
-        # a mean over no examples is NaN
-        loss = loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
-        self.timer.mark("forward")
-        self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
+        with nullcontext() if batch.weight else zero_gradients(self.state.model):
+            with self.autocast():
+                losses: dict[str, Tensor] = self.net(batch)
+            loss = torch.stack(list(losses.values())).sum() * batch.weight
+            self.timer.mark("forward")
+            self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
         return losses
+
+
+@contextmanager
+def zero_gradients(model: nn.Module) -> Iterator[None]:
+    """Within it a backward pass gives every parameter a gradient of zeros, and zeros to norms that add up gradients over ranks.
+
+    For a micro-batch at weight 0: a mean over no examples is NaN, and 0 times its gradient is NaN too.
+    """
+    hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
+    norms = [module for module in model.modules() if getattr(module, "sum_over_ranks", None) is not None]
+    hooks += [norm.register_forward_hook(_zero_gradient_of) for norm in norms]
+    try:
+        with torch.compiler.set_stance("force_eager"):  # hooks would recompile the model
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _zero_gradient_of(module: nn.Module, inputs: object, output: Tensor) -> None:
+    if output.requires_grad:
+        output.register_hook(torch.zeros_like)

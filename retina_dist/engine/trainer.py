@@ -1,7 +1,4 @@
-"""The training loop, for any model that returns a dict of losses.
-
-It takes objects, not a configuration; it knows a `DistributedStrategy` but no backend, and nothing of detection.
-"""
+"""The training loop, for any model that returns a dict of losses; it knows neither backend, task nor configuration."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from retina_dist.activity import doing
 from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.prefetch import prefetched
@@ -125,8 +123,8 @@ class Trainer:
         state.last_eval_step = state.step
         if self.validate is None:
             return {}
-        self.strategy.phase = f"the validation after step {state.step}"
-        with self.train_logger.paused(), self.timer.phase("evaluation"):
+        doing("validation")
+        with self.state.meter.paused(), self.timer.phase("evaluation"):
             metrics = {name: float(value) for name, value in self.validate(state.evaluated_model).items()}
             if not self._metrics_checked:
                 check_metrics(metrics, self.strategy)
@@ -138,14 +136,13 @@ class Trainer:
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
-        with self.train_logger.paused(), self.timer.phase("checkpoint"):
+        with self.state.meter.paused(), self.timer.phase("checkpoint"):
             self.checkpointer.save(metrics)
 
     def _stops_early(self) -> bool:
-        best = self.state.best
-        if best.exhausted:
-            logger.info(best.describe_stop())
-        return best.exhausted
+        if self.state.best.exhausted:
+            logger.info(self.state.best.describe_stop())
+        return self.state.best.exhausted
 
     def _preempt(self) -> None:
         self.checkpointer.wait()

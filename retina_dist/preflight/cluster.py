@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from retina_dist.activity import doing
 from retina_dist.files import Url, parse_path
 from retina_dist.preflight.checks import findings, first_of_hosts
 from retina_dist.preflight.facts import DATA, Facts, Link, gather_facts, measure_links, read_machine, time_step
@@ -39,17 +40,17 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
 def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]) -> int:
     def on_each(phase: str, work: Callable[[], T]) -> T:
         """What `work`, which does not communicate, returns once every rank has done it; a UserError on one ends all."""
-        strategy.phase = phase
+        doing(phase)
         return strategy.run_collectively(work, CPU)
 
     folder = _written_folder(config)
-    facts = on_each("the reading of the machine", lambda: read_machine(strategy, folder))
-    on_each("the drawing of the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
+    facts = on_each("reading the machine", lambda: read_machine(strategy, folder))
+    on_each("drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
     if_first = (lambda: None) if strategy.local_rank else (lambda: _describe_data(config, strategy))
-    facts.data = on_each("the reading of the data", lambda: facts.attempt(DATA, if_first))
+    facts.data = on_each("reading the data", lambda: facts.attempt(DATA, if_first))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
-    strategy.phase = "the gathering of facts"
+    doing("gathering the facts")
     ranks = gather_facts(strategy, facts)
     job = f"{strategy.backend} under {detect_launch()}"
     if (
@@ -57,7 +58,7 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     ):  # NCCL connects at its first collective, and may hang
         first = build_report(config, ranks, (), job, folder)
         on_each("the first report", lambda: show(first) if strategy.is_main else None)
-    strategy.phase = "the measurement of the network"
+    doing("measuring the network")
     report = build_report(config, ranks, measure_links(strategy), job, folder)
     if strategy.is_main:
         show(report)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from retina_dist.activity import activity
 from retina_dist.redaction import redacted
 from retina_dist.reporting.loggers import RankLog
 from retina_dist.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
 SILENCE_S = 10.0  # the longest time without a line
-_printed_at = _doing_since = 0.0
-_doing = ""
+_printed_at = 0.0
 
 
 def print_redacted(text: str, file: TextIO | None = None) -> None:
@@ -78,7 +78,7 @@ class Console(logging.Handler):
 
     def _beat(self, text: str, seconds: float, silent: bool) -> None:
         if silent:
-            self.write(f"{text or 'working'}: {format_duration(seconds)} so far")
+            self.write(f"{text}: {format_duration(seconds)} so far")
 
 
 @contextmanager
@@ -98,19 +98,11 @@ def configure_logging(rank: int) -> Iterator[Console]:
         LOGGER.setLevel(level)
 
 
-def doing(text: str) -> None:
-    """What `heartbeat` says this process does now, such as "reading the data"; empty between two steps of a training."""
-    global _doing, _doing_since
-    if text.split(",")[0] != _doing.split(",")[0]:  # what follows a comma is the progress
-        _doing_since = time.monotonic()
-    _doing = text
-
-
 @contextmanager
 def heartbeat() -> Iterator[None]:
     """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on another thread.
 
-    `text` is that of `doing`, for so many seconds; `silent` says that nothing was printed for ten seconds.
+    `text` and `seconds` are of `activity`; `silent` says that nothing was printed for ten seconds.
     """
     console = next((handler for handler in LOGGER.handlers if isinstance(handler, Console)), None)
     if console is None or console.rank:
@@ -120,8 +112,7 @@ def heartbeat() -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(min(0.5, SILENCE_S / 4)):
-            now = time.monotonic()
-            console.beat(_doing, now - _doing_since, now - _printed_at >= SILENCE_S)
+            console.beat(*activity(), time.monotonic() - _printed_at >= SILENCE_S)
 
     note_output()
     thread = threading.Thread(target=watch, name="heartbeat", daemon=True)

@@ -43,7 +43,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
-        self.initial = self._shown = self._seen = initial
+        self.initial = self._shown = initial
         self.step = step or (lambda: self._shown)
         self.steps_per_epoch = steps_per_epoch
         self.images_per_step = images_per_step
@@ -51,7 +51,7 @@ class Progress:
         # one stream where output is piped, so that a file has every line
         self.file = file or (sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout)
         self._clock = clock
-        self._start = self._seen_at = clock()
+        self._start = clock()
         self._metrics: dict[str, float] = {}
         self._has_bar = _columns(self.file) > 0
         self._lock = threading.Lock()  # `beat` comes from another thread
@@ -72,13 +72,9 @@ class Progress:
         The line says what the process does and for how long if no step has ended since the last one.
         """
         step = self.step()
-        if step > self._seen:
-            self._seen, self._seen_at = step, self._clock()
         if step > self._shown and (self._has_bar or silent or self._shown == self.initial):
             self._show(step)
         elif silent:
-            if not text:
-                text, seconds = f"step {step + 1}", self._clock() - self._seen_at
             self.write(f"{text}: {format_duration(seconds)} so far")
 
     def write(self, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import retina_dist
+from retina_dist.activity import doing
 from retina_dist.engine.checkpoint.resume import (
     Run,
     check_resume,
@@ -25,7 +26,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.errors import ConfigError
 from retina_dist.files import parse_path
-from retina_dist.reporting.console import configure_logging, doing, heartbeat
+from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.run.build import (
     best_metric,
     build_plan,
@@ -123,7 +124,6 @@ def assemble(
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
         job.mlflow = job.exits.enter_context(mlflow_run.MlflowRun(server, config, run, tags, resumes=is_restart))
-    doing("")
     training = Training(config, strategy, task, plan, data, run, state, checkpoints, job)
     load_strategy_state(strategy, run)
     return training

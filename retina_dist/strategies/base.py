@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from retina_dist.activity import activity
 from retina_dist.errors import PeerLost, UserError, first_line
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
@@ -58,7 +59,6 @@ class DistributedStrategy(ABC):
     launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # for messages
-    phase: str = "the start"  # what the job does now, for the console and for the error when another process is lost
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
 
     @classmethod
@@ -222,9 +222,11 @@ def missing_ranks(
     return missing
 
 
-def peer_lost_message(rank: int, missing: list[int], phase: str, error: BaseException) -> str:
+def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
     """Which ranks are gone, and what the job did."""
     if not missing:
-        return f"rank {rank} lost another process at {phase} ({first_line(error)})."
+        return f"rank {rank} lost another process ({activity()[0]}: {first_line(error)})."
     names = format_ranks(missing)
-    return f"rank {rank} waited for {names} at {phase} ({first_line(error)}); what {names} printed last says more."
+    return (
+        f"rank {rank} waited for {names} ({activity()[0]}: {first_line(error)}); what {names} printed last says more."
+    )

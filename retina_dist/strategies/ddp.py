@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from retina_dist.activity import activity
 from retina_dist.errors import ConfigError, PeerLost, first_line, is_collective, lost_connection
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, from_wire, take_fp16, to_wire
@@ -176,10 +177,10 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif lost_connection(error):
-            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), self.phase, error)) from error
+            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), error)) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(
-                f"rank {self.rank}: NCCL failed at {self.phase} ({first_line(error)}); NCCL_DEBUG=INFO says more."
+                f"rank {self.rank}: NCCL failed ({activity()[0]}: {first_line(error)}); NCCL_DEBUG=INFO says more."
             ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from retina_dist.activity import activity
 from retina_dist.errors import ConfigError, PeerLost, is_collective
 from retina_dist.strategies.base import DistributedStrategy, Membership, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, take_fp16, to_wire
@@ -135,7 +136,7 @@ class HorovodStrategy(DistributedStrategy):
         self._left.set()
         if error is not None and type(error).__name__ == "HorovodInternalError":
             missing = missing_ranks(rank, world_size, put_note, has_note) if RENDEZVOUS in os.environ else []
-            raise PeerLost(peer_lost_message(rank, missing, self.phase, error)) from error
+            raise PeerLost(peer_lost_message(rank, missing, error)) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
@@ -286,7 +287,7 @@ class HorovodStrategy(DistributedStrategy):
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank at {self.phase}"
+                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank ({activity()[0]})"
                 remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
                 os.write(2, f"error: {words}; {remedy}.\n".encode())
                 os._exit(1)  # mpirun then ends the others

@@ -55,7 +55,7 @@ def test_a_process_that_is_stopped_ends_an_mpi_job_in_the_set_time() -> None:
     # MPI itself, and with it Horovod's stall check, waits for ever
     job = run_ranks("mpi", 2, "frozen", check=False)
     assert job.exit_code != 0
-    assert "error: rank 0 waited 6 s for another rank at the start" in job.output
+    assert "error: rank 0 waited 6 s for another rank (starting)" in job.output
 
 
 @pytest.mark.parametrize("kind", ["ddp", "horovod"])
@@ -63,4 +63,4 @@ def test_a_rank_that_stays_away_ends_the_job_in_the_set_time(kind: str) -> None:
     # Horovod on its own only warns and waits for ever
     job = run_ranks(kind, 2, "absent", check=False)
     assert job.exit_code != 0
-    assert "rank 0 waited for rank 1 at the start" in job.output
+    assert "rank 0 waited for rank 1 (starting: " in job.output

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 GROUND = {
+    "activity",
     "errors",
     "redaction",
     "seeding",

@@ -11,7 +11,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -20,7 +20,7 @@ import pytest
 
 import retina_dist.train
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
-from retina_dist.engine.checkpoint.resume import Run, changed_settings
+from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import names_in, parse_path
@@ -207,8 +207,6 @@ def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.Capt
     longer = replace(planted, resume="auto", trainer=replace(planted.trainer, max_duration="3steps"))
     train(longer)
     out, err = capfd.readouterr()
-    assert "changed since the checkpoint: trainer.max_duration 2steps -> 3steps" in err + out
-    assert (err + out).count("changed since") == 1  # the settings are compared as they are kept
     broken = replace(planted.data, train_annotations=f"{planted.data.train_images}/absent.json?sig=SECRET")
     with pytest.raises(DataError) as caught:
         train(replace(planted, data=broken, output_dir="other", trainer=replace(planted.trainer, checkpoint_dir=None)))
@@ -281,9 +279,3 @@ def test_what_a_rank_says_and_logs() -> None:
         logger.debug(KINDS[0])
     warning = "warning: https://host/x"
     assert heard == [warning, f"[rank 1] {warning}", "https://host/x", "https://host/x"]
-
-
-def test_changes_of_a_secret_are_no_change(planted: DetectionRunConfig) -> None:
-    before = redacted_tree(asdict(planted))
-    assert changed_settings(before, asdict(planted)) == []
-    assert changed_settings(asdict(planted), asdict(planted)) == []  # of a checkpoint from before

@@ -57,25 +57,23 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         """
         if not isinstance(folder, Path) or folder in self._locks:
             return
-        path = folder / LOCK
         self.created += [f for f in reversed((folder, *folder.parents)) if not f.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = self._locked(path)
-        except OSError as error:
-            raise ConfigError(
-                f"{key}={folder} cannot be written ({error.strerror or error}); give another folder."
-            ) from error
-        if descriptor is not None:
-            self._locks[folder] = descriptor
-        elif not is_restart:
+            descriptor = self._locked(folder / LOCK)
+        except BlockingIOError as error:
             holder = describe_owner(read_owner(folder, LOCK))
-            raise ConfigError(
-                f"{key}={folder} is in use by {holder}; wait until that run has ended or give another folder."
-            )
+            if not is_restart:
+                raise ConfigError(
+                    f"{key}={folder} is in use by {holder}; wait for that run or give another folder."
+                ) from error
+        except OSError as error:
+            raise ConfigError(f"{key}={folder} cannot be written ({error.strerror}); give another folder.") from error
+        else:
+            self._locks[folder] = descriptor
 
-    def _locked(self, path: Path) -> int | None:
-        """The descriptor of the locked file; None where another process has it."""
+    def _locked(self, path: Path) -> int:
+        """The descriptor of the locked file. Raises BlockingIOError where another process has it."""
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -83,8 +81,6 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # of file systems without locks
                     os.close(descriptor)
-                    if error.errno in (errno.EACCES, errno.EAGAIN):
-                        return None
                     raise
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(descriptor).st_ino == os.stat(path).st_ino:  # not removed by its last holder meanwhile
@@ -93,9 +89,6 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
             os.close(descriptor)
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Release the folders, and remove those that were made and hold nothing."""
         for folder, descriptor in self._locks.items():
             with contextlib.suppress(OSError):

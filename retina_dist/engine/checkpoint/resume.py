@@ -1,4 +1,4 @@
-"""Where a run writes and which checkpoint it resumes from, and what may have changed since.
+"""Where a run writes, and which checkpoint it resumes from.
 
 `config` is the settings of a run, `run_config.RunConfig`.
 """
@@ -19,7 +19,6 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
-from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy, Stateful
 from retina_dist.torch_files import remedy_of
 
@@ -30,16 +29,10 @@ CHECKPOINTS = "checkpoints"
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
 RESUME_LOCKED = ("task.name", "seed", "data.batch_size", "data.shuffle", "optimizer.name", "trainer.overfit_batches")
 
-# what a resume may change without a word: where and how long this process works
-PER_PROCESS = ("output_dir", "resume", "launcher", "dry_run", "gpu", "debug", "strategy", "logging")
-PER_PROCESS += ("trainer.stop_after", "trainer.checkpoint_dir", "data.num_workers", "data.root")
-WITHOUT_EFFECT = ("model.weights", "model.backbone_weights")  # on a resume: the checkpoint brings the weights
-
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, if the run is resumed, its step and the checkpoint's path; on the main rank also the
-    checkpoint's content."""
+    """A folder to write to and, if the run is resumed, its step and the checkpoint's path; on the main rank its content too."""
 
     folder: Path
     resume_step: int | None = None
@@ -112,9 +105,8 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
         return Run(folder)
 
     if not config.resume:
-        _refuse_checkpoints(given, elsewhere)
         run = fresh(given)
-        _refuse_checkpoints(given, elsewhere)  # the one that held the lock just now may have left some
+        _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
         return run
     if config.resume == "auto":
         folder = given or _newest_folder(name)
@@ -237,8 +229,13 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
                 f"{run.resumed_from} was trained on other images than the {plan.num_images} of data={config.data.name}; "
                 f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
             )
+        best = BestMetric(content["best"]["name"], content["best"]["mode"])
+        if content["best"]["value"] is not None and not state.best.same_metric(content["best"]):
+            logger.warning(
+                f"best was the {best} up to here and is the {state.best} from now on, and best.pt with it; to keep it, resume with "
+                f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}."
+            )
         state.load_state_dict(content)
-        _log_changes(content, config, state.best)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -275,33 +272,6 @@ def load_strategy_state(strategy: DistributedStrategy, run: Run) -> None:
         logger.warning(
             f"{run.resumed_from} holds no state of {type(strategy).__name__} for {strategy.world_size} processes"
         )
-
-
-def _log_changes(content: dict[str, Any], config: Any, now: BestMetric) -> None:
-    """Log each setting that differs from the checkpoint's, and whether the best value restarts."""
-    before = content["best"]
-    if before["value"] is not None and not now.same_metric(before):
-        logger.warning(
-            f"best was the {BestMetric(before['name'], before['mode'])} up to here and is the {now} from now on, and best.pt with "
-            f"it; to keep it, resume with trainer.monitor={before['name']} trainer.monitor_mode={before['mode']}."
-        )
-    for change in changed_settings(content["config"], asdict(config)):
-        ignored = change.startswith(WITHOUT_EFFECT)
-        logger.info(f"{'ignored on a resume' if ignored else 'changed since the checkpoint'}: {change}")
-
-
-def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """ "KEY OLD -> NEW" for each setting that differs, but for those that only say where and how long this process works."""
-    changes = []
-    for name, new in redacted_tree(now).items():  # as the settings in a checkpoint are
-        key, old = f"{prefix}{name}", redacted_tree(before.get(name))
-        if key in PER_PROCESS:
-            continue
-        if isinstance(new, dict) and isinstance(old, dict):
-            changes += changed_settings(old, new, f"{key}.")
-        elif old != new:
-            changes.append(f"{key} {old} -> {new}")
-    return changes
 
 
 # the names of run folders

@@ -15,9 +15,8 @@ from retina_dist.strategies.base import DistributedStrategy, Stateful
 class Checkpointer:
     """Saves `state` into `store` from the main rank; without a store it saves nothing.
 
-    A checkpoint is due where the plan has one, when all ranks stop, and `max_minutes` after the last one by the main rank's clock
-    (None: never). It holds the state, `metadata` (plain Python values only), the place in the data that `position` gives for a
-    step, and each rank's own state of a strategy that has one.
+    A checkpoint is due where the plan has one, when all ranks stop, and `max_minutes` after the last one by the main rank's clock.
+    It holds the state, `metadata` (plain Python values), the place in the data, and each rank's state of the strategy.
     """
 
     def __init__(
@@ -37,9 +36,8 @@ class Checkpointer:
 
     def request(self) -> StopAction:
         """What this rank asks all ranks for by its clock: SAVE, once for each interval and on the main rank only, or NONE."""
-        if self.max_minutes is None or not self.strategy.is_main:
-            return StopAction.NONE
-        if time.monotonic() - self._saved_at < 60 * self.max_minutes:
+        minutes = (time.monotonic() - self._saved_at) / 60
+        if self.max_minutes is None or not self.strategy.is_main or minutes < self.max_minutes:
             return StopAction.NONE
         self._saved_at = time.monotonic()
         return StopAction.SAVE

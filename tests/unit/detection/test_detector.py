@@ -152,6 +152,8 @@ def test_what_describes_no_detector_is_named(missing: str) -> None:
         {"model_arguments": {**ARGUMENTS, "colour": "red"}},
         {"input": {"min_size": 64}},
         {"input": None},
+        {"input": torch.zeros(2)},
+        {"model_arguments": None},
         {"categories": {"ids": 1, "names": 2}},
         {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},
@@ -162,16 +164,7 @@ def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
         Detector.from_content(content(**wrong), "other.pt")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config": {"task": {"name": "classification"}}}, "is a checkpoint of task=classification, not of a detector"),
-        ({"model_arguments": None}, "its model_arguments is of type NoneType"),
-        ({"input": torch.zeros(2)}, "its input is of type Tensor"),
-        ({"classes": 3}, "its classes is of type int"),
-    ],
-)
-def test_a_crafted_checkpoint_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write_checkpoint(tmp_path / "a.pt", {**content(**changes), "step": 1})
-    with pytest.raises(CheckpointError, match=f"a.pt .*{message}"):
+def test_a_checkpoint_of_another_task_is_an_error(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a.pt", {**content(config={"task": {"name": "classification"}}), "step": 1})
+    with pytest.raises(CheckpointError, match=r"a.pt is a checkpoint of task=classification, not of a detector"):
         Detector.from_checkpoint(tmp_path / "a.pt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from retina_dist.engine import phase_timer as module
 from retina_dist.engine.phase_timer import IN_A_STEP, PhaseTimer, format_timings, summary
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 from tests.unit.engine.test_trainer import trainer
 
 
@@ -50,8 +52,8 @@ def test_every_moment_belongs_to_one_part(clock: Callable[[float], None]) -> Non
         "data": 4.0, "copy": 1.0, "forward": 4.0, "backward": 8.0, "other": 0.5, "evaluation": 8.0,
     }  # fmt: skip
     assert timer.wall == sum(timer.seconds.values()) == 25.5
-    assert timer.steps["data"] == [1.0, 3.0]
-    assert timer.steps["communication"] == [0.0, 0.0]
+    assert list(timer.steps["data"]) == [1.0, 3.0]
+    assert list(timer.steps["communication"]) == [0.0, 0.0]
 
 
 def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
@@ -87,19 +89,15 @@ def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Calla
     assert timer.seconds == {"backward": 2.0, "communication": 0.5}
 
 
-class OfThreeRanks(SingleDeviceStrategy):
-    """This rank's figures, and twice and three times as much of everything."""
-
-    world_size = 3  # type: ignore[assignment]
-
-    def all_gather(self, rows: Tensor) -> Tensor:
-        return torch.cat([rows, 2 * rows, 1.5 * rows])
-
-
 def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
-    found = summary(two_steps(clock), OfThreeRanks("cpu"))
-    assert found["slowest"] == 1
-    assert format_timings(found).endswith("; rank 1 takes 2.00 times the fastest's 8500 ms a step")
+    def times(strategy: ThreadRank) -> dict[str, Any]:
+        timer = PhaseTimer(torch.device("cpu"))
+        timer.steps["forward"], timer.num_steps = [(0.5, 1.0, 0.75)[strategy.rank]], 1
+        return summary(timer, strategy)
+
+    found, *others = on_ranks(3, times)
+    assert (found["slowest"], others) == (1, [found, found])
+    assert format_timings(found).endswith("; rank 1 takes 2.00 times the fastest's 500 ms a step")
 
 
 def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:

@@ -125,13 +125,3 @@ def test_an_error_comes_after_the_steps_before_it(monkeypatch, device):
         seen.extend(batches for batches in prefetched(source(notes, 5, fails_at=2), device))
     assert len(seen) == 2
     assert notes.log.count("closed") == 1
-
-
-@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
-def test_closing_closes_the_source(monkeypatch, device):
-    notes = Notes(monkeypatch)
-    steps = prefetched(source(notes, 5), device)
-    next(steps)
-    assert "closed" not in notes.log
-    steps.close()
-    assert notes.log[-1] == "closed"

@@ -85,12 +85,12 @@ def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
         (1, False, ["step   1/100  4.0 img/s  ETA 3:18"]),  # 2 s a step
         (2, False, []),
         (3, True, ["step   3/100  4.0 img/s  ETA 3:14"]),
-        (3, True, ["step 4: 0:00 so far"]),
+        (3, True, ["step 4: 0:12 so far"]),
     ]
     for step, silent, lines in beats:
         clock.now += 2 * (step - done[0])
         done[0] = step
-        progress.beat("reading" if step == 0 else "", 12.0, silent)
+        progress.beat("step 4" if step else "reading", 12.0, silent)
         assert file.getvalue().splitlines() == lines
         file.truncate(0), file.seek(0)
     progress.log({"train/loss": 1.0}, 4)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from retina_dist.activity import doing
 from retina_dist.errors import DataError, PeerLost, UserError
 from retina_dist.strategies import base
 from retina_dist.strategies.base import DistributedStrategy, missing_ranks, peer_lost_message
@@ -139,11 +140,12 @@ def test_missing_ranks_are_those_that_do_not_answer(monkeypatch: pytest.MonkeyPa
     assert missing_ranks(1, 2, gone, lambda key: True) == []
 
 
-def test_the_message_of_a_lost_peer_names_ranks_and_phase() -> None:
-    assert peer_lost_message(0, [2, 3], "step 7", RuntimeError("timed out\nmore")) == (
-        "rank 0 waited for ranks 2, 3 at step 7 (timed out); what ranks 2, 3 printed last says more."
+def test_the_message_of_a_lost_peer_names_ranks_and_activity() -> None:
+    doing("step 7")
+    assert peer_lost_message(0, [2, 3], RuntimeError("timed out\nmore")) == (
+        "rank 0 waited for ranks 2, 3 (step 7: timed out); what ranks 2, 3 printed last says more."
     )
-    assert peer_lost_message(1, [], "the start", OSError()) == "rank 1 lost another process at the start (OSError)."
+    assert peer_lost_message(1, [], OSError()) == "rank 1 lost another process (step 7: OSError)."
 
 
 def test_the_contract_stays_small() -> None:

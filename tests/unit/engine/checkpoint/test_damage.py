@@ -52,18 +52,10 @@ def flip_at_the_end(data: bytes, dice: random.Random) -> bytes:
     return flip(data, dice, len(data) - 200)
 
 
-def flip_at_the_start(data: bytes, dice: random.Random) -> bytes:
-    return flip(data[:200], dice) + data[200:]
-
-
 def zero_a_page(data: bytes, dice: random.Random) -> bytes:
     pages = [at for at in range(0, len(data), 4096) if any(data[at : at + 4096])]
     at = dice.choice(pages)
     return data[:at] + bytes(len(data[at : at + 4096])) + data[at + 4096 :]
-
-
-def zero(data: bytes, dice: random.Random) -> bytes:
-    return bytes(len(data))
 
 
 def empty(data: bytes, dice: random.Random) -> bytes:
@@ -81,9 +73,7 @@ DAMAGES: tuple[Damage, ...] = (
     flip,
     flip,
     flip_at_the_end,
-    flip_at_the_start,
     zero_a_page,
-    zero,
     empty,
     longer,
 )

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
-from retina_dist.engine.checkpoint.resume import RunOpener, next_folder, open_run
+from retina_dist.engine.checkpoint.resume import RunOpener, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError
@@ -97,12 +96,6 @@ def test_two_processes_started_together(config: DetectionRunConfig, folders: lis
         process.join(20)
     assert found[0] == folders[0]
     assert found[1].startswith(folders[1])
-
-
-def test_numbered_folders_are_made_once() -> None:
-    Path("runs").mkdir()
-    Path("runs/shapes").touch()  # a file is no run, and in the way
-    assert [next_folder("shapes", make=True) for _ in range(3)] == [Path(f"runs/shapes-{n}") for n in (2, 3, 4)]
 
 
 def test_a_run_without_a_checkpoint_yet_is_not_joined() -> None:
@@ -250,32 +243,3 @@ def test_one_that_was_suspended_while_it_wrote_removes_nothing_of_the_new_owner(
     now.save({"w": torch.ones(1)}, 4)
     now.wait()
     assert [e["step"] for e in read_manifest(folder)] == [4]
-
-
-# in a training
-
-
-def test_a_training_holds_its_folder_and_releases_it(tmp_path: Path) -> None:
-    """Also when it fails."""
-    from retina_dist.engine.trainer import Trainer
-    from retina_dist.run.assemble import train
-
-    small = ("data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64", "data.batch_size=2")
-    size = ("data.min_sizes=[64]", "data.max_size=64", "data.num_workers=0", "data.root=shapes", "logging=quiet")
-    config = load_config("train", ["trainer=debug", "output_dir=mine", *small, *size])
-    seen: list[list[str]] = []
-
-    class Stops(Exception):
-        pass
-
-    def fit(self: Any) -> dict[str, float]:
-        seen.append([name for name in (*names_in(Path("mine")), *names_in(Path("mine/checkpoints"))) if name == LOCK])
-        raise Stops
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Trainer, "fit", fit)
-        with pytest.raises(Stops):
-            train(config)
-    assert seen == [[LOCK, LOCK]]
-    assert not list(tmp_path.rglob(LOCK))
-    assert asdict(config)["output_dir"] == "mine"

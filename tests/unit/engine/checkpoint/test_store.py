@@ -121,15 +121,6 @@ def test_the_best_value_is_that_of_a_file_in_the_folder(folder: PathOrUrl, said:
     assert ["does not hold the checkpoint with the highest coco/AP so far" in words for words in said] == [True, True]
 
 
-def test_the_metric_of_each_file_is_known_without_a_manifest(folder: PathOrUrl) -> None:
-    for name, step, metric in (("coco/AP", 1, 0.9), ("val/loss", 2, 1.5)):
-        best = BestMetric(name)
-        save(CheckpointStore(folder, best=best, keep_last=3), content(step) | {"best": best.state_dict()}, step, metric)
-        (folder / "manifest.json").unlink()
-    save(CheckpointStore(folder, best=best, keep_last=3, resumed_at=2), content(3), 3, 1.7)
-    assert value_of(folder / "best.pt") == 2
-
-
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()])
 def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(
     folder: PathOrUrl, damage: Any, said: list[str]
@@ -338,12 +329,9 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
         ([1, 2], "not a checkpoint of retina_dist"),
         ({"format": 99}, "newer"),
         ({"format": "1"}, "its format is '1'"),
-        ({"format": 1}, "its step is missing"),
+        ({"format": 1}, "its step is None"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
-        ({"sealed": 1, "step": "5"}, "its step is of type str"),
-        ({"sealed": 1, "step": True}, "its step is of type bool"),
-        ({"sealed": 1, "step": 5, "model": [1]}, "its model is of type list"),
-        ({"sealed": 1, "step": 5, "optimizer": None}, "its optimizer is of type NoneType"),
+        ({"sealed": 1, "step": "5"}, "its step is '5'"),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> None:
