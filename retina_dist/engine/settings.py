@@ -28,7 +28,7 @@ class TrainerConfig(KnownArguments):
     gradient_clip: float | None = setting(None, "largest norm or value", above=0, at_most=10**9, null_is_off=True)
     gradient_clip_algorithm: str = setting("global_norm", choices=("global_norm", "tensor_norm", "value"))
     ema_decay: float | None = setting(
-        None, "e.g. 0.999; validation uses the average", above=0, below=1, fraction=True, null_is_off=True
+        None, "e.g. 0.999; validation and best.pt use the average", above=0, below=1, fraction=True, null_is_off=True
     )
     channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
