@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
 
 from retina_dist.settings import settings_by_key
 
@@ -64,16 +63,15 @@ def habit(end: str, known: Iterable[str]) -> str:
     return next((name for name in names if " " in name or name.partition("=")[0] in known), "")
 
 
-def unknown_key(command: str, key: str, schema: type, content: Mapping[str, Any] | None = None) -> str:
+def unknown_key(command: str, key: str, schema: type) -> str:
     """The sentence for an unknown key of `python -m retina_dist.COMMAND`, with the key that may be meant.
 
-    In this order: what other tools call a setting; the same name in another section; a similar spelling. Keys of an optional
-    section that `content`, the composed settings, leaves out are not proposed.
+    In this order: a similar spelling in the same section; what other tools call it; the same name in another section; a similar
+    spelling.
     """
     if key.endswith("_target_"):
         return f"{key} is not a setting: classes are named by entries of the groups task, data, model and the like; leave it out."
-    settings = settings_by_key(schema)
-    known = [k for k in settings if _is_there(k, settings, content)]
+    known = list(settings_by_key(schema))
     section, _, end = key.rpartition(".")
     near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
     if not near and (meant := habit(end, known)):
@@ -105,18 +103,6 @@ def _spelled_like(end: str, keys: list[str]) -> list[str]:
     return [ends[e] for e in get_close_matches(end, ends, 1, 0.8)]
 
 
-def _is_there(key: str, settings: Mapping[str, Any], content: Mapping[str, Any] | None) -> bool:
-    """Whether `content` has every optional section above `key`."""
-    value: Any = content or {}
-    above = ""
-    for part in key.split(".")[:-1]:
-        above = f"{above}.{part}".lstrip(".")
-        value = value.get(part) if isinstance(value, Mapping) else None
-        if type(None) in get_args(settings[above]) and not isinstance(value, Mapping):
-            return False
-    return True
-
-
 def no_format(value: str) -> str:
     """The sentence for data=VALUE where VALUE is a place or a format that is not read; "" otherwise."""
     if value.lower().startswith("yolo"):
@@ -131,13 +117,10 @@ def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str
     """The sentence for `overrides[number]`, which is not KEY=VALUE, with what may be meant."""
     word, before = overrides[number], overrides[number - 1] if number else ""
     after = "".join(overrides[number + 1 : number + 3])
-    if before.endswith(","):
-        return f"{before} ends in a comma; write {before}{word}, without spaces after commas."
-    if before.endswith("="):
-        return f'{before[:-1]} has no value; write {before}{word}, without spaces around "=".'
+    if before.endswith((",", "=")):
+        return f"{before} ends in {before[-1]}; write {before}{word}, without spaces."
     if after.startswith("="):
-        value = overrides[number + 1][1:] or after[1:]
-        return f'{word} has no value; write {word}={value}, without spaces around "=".'
+        return f"{word} has no value; write {word}={overrides[number + 1][1:] or after[1:]}, without spaces."
     if word in known:
         return f"{word} has no value; write {word}=VALUE."
     given = {o.partition("=")[0] for o in overrides}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -137,9 +137,6 @@ def with_sections(schema: type, settings: type) -> type:
         raise ConfigError(
             f"{settings.__name__}.{min(taken)} is a key of every run; give the task's section another name."
         )
-    for name, base in bases.items():
-        if not issubclass(hints.get(name, base), base):
-            raise ConfigError(f"{settings.__name__}.{name} is not a dataclass below {base.__name__}; make it one.")
 
     def check(self: Any) -> None:
         for base in (settings, schema):
@@ -178,11 +175,6 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
     taken that the built-in classes have too. Raises ConfigError for settings that do not fit, with `remedy`, and where the task or
     the model is from outside.
     """
-    for key, value in leaves(content):
-        if isinstance(value, str) and "${" in value:
-            raise ConfigError(
-                f"the checkpoint's {key} is {value}, which refers to something else; settings are plain values."
-            )
     if not isinstance(content, Mapping):
         raise ConfigError(f"the checkpoint's settings are of type {type(content).__name__}; {remedy}.")
     hints = settings_by_key(schema)
@@ -192,15 +184,19 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
                 f"the checkpoint's {group} is of a class from outside the package, which no checkpoint imports; use one of a "
                 f"built-in {group}."
             )
+    shared = {
+        key: _shared(section_of(hints[key]), part)
+        for key, part in content.items()
+        if names_class(part) and key in hints
+    }
     try:
-        if names_class(content):
-            return make(schema, _shared(schema, content))
-        shared = {key: _shared(section_of(hints[key]), part) for key, part in content.items() if names_class(part)}
-        return make(schema, {**content, **shared})
-    except (ConfigError, LookupError, TypeError) as error:
-        raise ConfigError(
-            f"the checkpoint's settings are not those of this version ({first_line(error)}); {remedy}."
-        ) from error
+        settings = make(schema, _shared(schema, content) if names_class(content) else {**content, **shared})
+        for key in (key for key, value in leaves(asdict(settings)) if value == MISSING):  # type: ignore[call-overload]
+            raise ConfigError(f"{key} is not set")
+        return settings
+    except ConfigError as error:
+        reason = first_line(error).rstrip(".")
+        raise ConfigError(f"the checkpoint's settings are not those of this version ({reason}); {remedy}.") from error
 
 
 def _shared(kind: type | None, section: Mapping[str, Any]) -> dict[str, Any]:

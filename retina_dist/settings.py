@@ -117,7 +117,7 @@ def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
     and for the first value of another type.
     """
     hints = get_type_hints(schema)
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in schema.__dataclass_fields__:  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def _in_words(hint: Any, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
     kind, *others = [kind for kind in _kinds(hint) if kind is not type(None)]
     rest = (
-        f" of {_in_words(*get_args(kind), plural=True)}" if get_origin(kind) is list else " or auto" if others else ""
+        f" of {_in_words(get_args(kind)[0], plural=True)}" if get_origin(kind) is list else " or auto" if others else ""
     )
     noun = "list" if get_origin(kind) is list else _WORDS.get(kind, "section")
     return f"{noun}s{rest}" if plural else f"a {noun}{rest}"
@@ -197,7 +197,7 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
     for field in dataclasses.fields(schema):
         key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
         if is_dataclass(value) and hasattr(value, "implementation"):
-            continue  # of a class from outside the package, which only a command line or `load_config` makes
+            continue  # of a class from outside the package, made by `load_config`
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} is not set; give {schema.__name__}({field.name}=…).")
         if not _is_of(value, hint):
@@ -206,11 +206,6 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
             such = ' such as "12epochs"' if key.endswith("max_duration") else ""
             raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}{such}.")
         if is_dataclass(value):
-            if type(value) not in _kinds(hint):  # alone it does not say which class it is for
-                raise ConfigError(
-                    f"{key} is of type {type(value).__name__}, settings of a class from outside the package; name its entry, as in "
-                    f'Trainer.from_config(load_config("train", ["{key}=NAME"])).'
-                )
             check_types(value, type(value), f"{key}.")
 
 
@@ -231,8 +226,8 @@ def _is_of(value: Any, hint: Any) -> bool:
         return any(_is_of(value, kind) for kind in _kinds(hint))
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_is_of(item, *get_args(hint)) for item in value)
-    if isinstance(value, bool):
-        return hint is bool
+    if isinstance(value, bool) or is_dataclass(hint):
+        return type(value) is hint  # a subclass of settings would be one for a class from outside the package
     return isinstance(value, (int, float) if hint is float else hint)
 
 

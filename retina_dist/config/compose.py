@@ -171,16 +171,6 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
     for key, value in leaves(run):
         if isinstance(value, str) and MASK in value:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
-        if isinstance(value, str) and "${" in value:
-            raise ConfigError(f"{file} has {key}={value}, which refers to something else; give {key}=… again.")
-    task = run["task"].get("name") if isinstance(run.get("task"), dict) else None
-    for group in sorted({"data", "model"} & given):
-        tasks = _tasks_of(group, composed, given)
-        if task in TASKS and tasks and task not in tasks:
-            raise ConfigError(
-                f"{resume} is a run of task={task}, and the given {group} is for task={tasks[0]}; leave {group} out, or start a "
-                "new run."
-            )
     _remove_unknown(run, settings_by_key(schema_with(schema_of(name), run)), given, str(file))
     return dict(run)
 
@@ -210,7 +200,7 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
     known, given = settings_by_key(schema), _keys(overrides)
     for key, _ in leaves(content):
         if key not in known:
-            raise ConfigError(unknown_key(command_of(name), key, schema, content))
+            raise ConfigError(unknown_key(command_of(name), key, schema))
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and type(None) in get_args(known[section])

@@ -263,7 +263,7 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
         ),  # type: ignore[arg-type]
         (
             {"logging": JsonlSettings()},
-            r"logging is of type JsonlSettings, .* Trainer.from_config\(load_config\(\"train\", \[\"logging=NAME\"\]",
+            r"logging is of type JsonlSettings; give LoggingConfig",
         ),
     ],
 )

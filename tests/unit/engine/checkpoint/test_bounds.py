@@ -117,7 +117,7 @@ def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch:
     ("schema", "content"),
     [
         (DetectionRunConfig, None),
-        (DetectionRunConfig, {"data": {"root": "${oc.env:HOME}"}}),
+        (DetectionRunConfig, "text"),
         (DetectionRunConfig, {"data": {"num_workers": "many"}}),
         (DetectionData, {"name": "a", "made_up": 1}),
         (ModelConfig, {"anchor_sizes": [["a"]]}),
