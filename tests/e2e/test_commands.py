@@ -116,13 +116,6 @@ def test_predict_names_what_it_cannot_read(trained: Path, inside: Callable, tmp_
     assert result.returncode == 2
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(trained: Path, inside: Callable) -> None:
-    before = sorted(trained.rglob("*"))
-    result = inside("retina_dist.train", *SMALL, "dry_run=true", "output_dir=dry", cwd=trained)
-    assert "4 images a step = 1 process x 1 accumulated x 4" in result.stdout
-    assert sorted(trained.rglob("*")) == before
-
-
 def test_fast_dev_run_goes_through_everything(tmp_path: Path, inside: Callable) -> None:
     more = ("model.num_classes=9", "model.score_threshold=0.0")  # labels that no category has are predicted too
     inside("retina_dist.train", *SMALL, *more, "trainer=debug", "output_dir=run", cwd=tmp_path)
@@ -144,13 +137,6 @@ def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
-        (["data.batch_size=0"], "data.batch_size=0"),
-        (
-            ["data=coco"],
-            "data.shapes.image_size is read with data=parity or data=shapes only",
-        ),  # SMALL sets what only data=shapes has
-        (["data=coco", "data.shapes=null"], "needs data.root"),
         (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is not a folder"),
         (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
         (["model.weights=nowhere.pt"], "nowhere.pt is neither a file"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import configparser
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retina_dist import __main__ as console
-from retina_dist import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,12 +34,6 @@ def test_every_entry_point_is_a_command() -> None:
     assert set(console.COMMANDS) == entry_points()
     for name in console.COMMANDS:
         assert find_spec(console.MODULES.get(name, f"retina_dist.{name}")) is not None
-
-
-def test_setup_installs_the_script() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert setup["options.entry_points"]["console_scripts"].split() == ["retina-dist", "=", "retina_dist.__main__:main"]
 
 
 def test_help_lists_the_commands_without_importing_torch() -> None:
@@ -73,17 +65,6 @@ def test_an_unknown_command_names_the_nearest(
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, given)
     assert message in capsys.readouterr().err
-
-
-def test_no_command_prints_the_usage_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch)
-    assert capsys.readouterr().err.startswith("usage: retina-dist COMMAND")
-
-
-def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    run(monkeypatch, "--version")
-    assert capsys.readouterr().out.strip() == __version__
 
 
 def test_a_wrong_setting_of_a_command_exits_with_2(

@@ -13,10 +13,9 @@ import pytest
 
 from retina_dist.__main__ import COMMANDS
 from retina_dist.config.compose import config_dir, load_config, schema_of
-from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.help import help_page
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Constant
 from retina_dist.run.build import build_plan
 from retina_dist.run_config import settings_of
@@ -28,14 +27,8 @@ EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
 SECTIONS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging", "task")
 GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
 COCO_IMAGES = 117_266
-OF_CLASSIFICATION = {
-    "class_shards",
-    "classifier",
-    "classifier_tiny",
-    "drawn_classes",
-    "folders",
-    "labels_csv",
-    "parity_classes",
+OF_CLASSIFICATION = {"class_shards", "classifier", "classifier_tiny", "drawn_classes", "folders", "labels_csv"} | {
+    "parity_classes"
 }
 
 
@@ -49,11 +42,9 @@ def main(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("world_size", [1, 8])
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_gives_a_plan(name: str, world_size: int) -> None:
-    config = load_config("train", [f"experiment={name}", "data.root=/data"])
-    plan = build_plan(config, COCO_IMAGES, world_size)
+def test_every_experiment_gives_a_plan(name: str) -> None:
+    plan = build_plan(load_config("train", [f"experiment={name}", "data.root=/data"]), COCO_IMAGES, 8)
     assert plan.total_steps > 0
     falls = plan.lr_at(plan.total_steps - 1) < plan.lr_at(plan.schedule.warmup)
     assert falls or isinstance(plan.schedule.decay, Constant)
@@ -115,11 +106,6 @@ def test_other_entry_points_compose(name: str) -> None:
     load_config(name, needed.get(name, []))
 
 
-def test_files_begin_with_what_they_are() -> None:
-    for path in CONF.rglob("*.yaml"):
-        assert path.read_text().startswith("# "), path
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -127,25 +113,18 @@ def test_files_begin_with_what_they_are() -> None:
         ("optimizer.lrr=1", "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
         ("optimzer.lr=3", "optimzer.lr is not a setting; did you mean optimizer.lr?"),
         ("lr=1", "lr is not a setting; did you mean optimizer.lr?"),
-        ("lrr=1", "lrr is not a setting; did you mean optimizer.lr?"),
         ("batch_size=4", "batch_size is not a setting; did you mean data.batch_size?"),
-        ("num_worker=4", "num_worker is not a setting; did you mean data.num_workers?"),
         ("trainer.min_sizes=[8]", "trainer.min_sizes is not a setting; did you mean data.min_sizes?"),
         # what other tools call it
         ("epochs=12", "epochs is not a setting; did you mean trainer.max_duration=12epochs?"),
-        ("trainer.max_epochs=12", "trainer.max_epochs is not a setting; did you mean trainer.max_duration=12epochs?"),
-        ("learning_rate=0.1", "learning_rate is not a setting; did you mean optimizer.lr?"),
         ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.max_duration=90ksteps?"),
         ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
         ("imgsz=640", "imgsz is not a setting; did you mean data.min_sizes=[640]?"),
-        ("batch=4", "batch is not a setting; did you mean data.batch_size?"),
         ("weights=COCO_V1", "weights is not a setting; did you mean model.weights?"),
         ("data.image_size=300", "data.image_size is not a setting; did you mean data.min_sizes=[640]?"),
         ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.iou_crop"),
         ("model.dropout=0.1", "model.dropout is not a setting; see the keys with python -m retina_dist.train --help."),
         ("dry-run=true", "dry-run is not a setting; did you mean dry_run?"),
-        ("data.path=a", "data.path is not a setting; did you mean data.root?"),
-        ("early_stopping=3", "early_stopping is not a setting; did you mean trainer.patience?"),
         ("data.val_split=0.1", "data.val_split is not a setting; there is no such split; give the files"),
         ("checkpoint=a.pt", "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN"),
         # of the other task
@@ -153,44 +132,24 @@ def test_files_begin_with_what_they_are() -> None:
             "data=folders",
             "data=folders is for task=classification, but the task is detection; give task=classification.",
         ),
-        (
-            "model=classifier",
-            "this model is for task=classification, but the task is detection; give task=classification.",
-        ),
-        ("data=labels_csv", "data=labels_csv is for task=classification, but the task is detection"),
-        ("data=class_shards", "data=class_shards is for task=classification, but the task is detection"),
+        ("model=classifier", "this model is for task=classification, but the task is detection; give"),
         ("task.name=classification", "data=shapes is for task=detection, but the task is classification"),
         # read otherwise than written
         ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
-        ("optimizer.lr=1_0.5", "optimizer.lr=1_0.5 is not a plain number"),
         ("output_dir=2026_01", "write output_dir=202601, or \"output_dir='2026_01'\" for a text."),
         ("data.root='a\tb'", "data.root='a\\tb' has a control character; leave it out."),
-        ("output_dir='a\x00b'", "output_dir='a\\x00b' has a control character; leave it out."),
         ("data.name.x=1", "data.name.x is not a setting; did you mean data.name?"),
-        ("dat=coco", "dat is not a setting; did you mean data?"),
         ("data.cache=true", "data.cache=true is not a text; give a name or a path, or null."),
-        (
-            "name=a",
-            "name is not a setting; did you mean data.name or optimizer.name or schedule.name or strategy.name or nccl.name or "
-            "task.name?",
-        ),
         ("zzzzzz=3", "zzzzzz is not a setting; see the keys with python -m retina_dist.train --help."),
-        ("+lr=1", "lr is not a setting; did you mean optimizer.lr?"),
         ("++data.batchsize=1", "data.batchsize is not a setting; did you mean data.batch_size?"),
-        ("optimizer={lr: 1, lrr: 2}", "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
         # no such file
-        (
-            "data=cocoo",
-            "data=cocoo does not exist; did you mean coco? There are bccd, class_shards, coco, csv, drawn_classes, folders, ",
-        ),
+        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are bccd, class_shards, coco, csv, "),
         ("data=/tmp/x", "data is the format, not the place; write data=coco data.root=/tmp/x."),
-        ("data=ok.yaml", "data is the format, not the place; write data=coco data.root=FOLDER."),
         ("data=yolo", "data=yolo is not read; convert YOLO's labels to COCO json"),
         ("data.format=yolo", "YOLO's labels are not read, convert them to COCO json."),
         ("model=yolo", "model=yolo does not exist; there are classifier, classifier_tiny, retinanet_r18, "),
         ("model=resnet50", "model=resnet50 does not exist; give model.backbone=resnet50, or task=classification"),
         ("strategy=mine", "an entry of your own needs --config-dir FOLDER, where FOLDER/strategy/mine.yaml is."),
-        ("experiment=bcdd", "experiment=bcdd does not exist; did you mean bccd? There are bccd, "),
         ("model=null", "groups such as data and model take a name"),
         # no such form
         ("trainer.max_duration", "trainer.max_duration has no value; write trainer.max_duration=VALUE."),
@@ -208,50 +167,30 @@ def test_files_begin_with_what_they_are() -> None:
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number."),
         ("data.hflip=true", "data.hflip=true is not a number; give one, such as data.hflip=0.1."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
-        ("trainer.max_duration=[1]", "trainer.max_duration=[1] is not a text; write one, or several without brackets"),
         ("data.min_sizes=8", "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8]."),
-        ("data.min_sizes=[a]", "data.min_sizes=[a] is not a list of whole numbers."),
-        ("data.min_sizes=null", "data.min_sizes=null is not a list of whole numbers."),
-        ("schedule.milestones=16epochs", "is not a list of texts; write schedule.milestones=[16epochs]."),
         ("data.scale_jitter=0.5", "is not a list of numbers; write two, such as data.scale_jitter=[0.8,1.25]."),
         ("model.anchor_sizes=[3]", "is not a list of lists of whole numbers; write model.anchor_sizes=[[3]]."),
-        ("optimizer={lr: abc}", "optimizer.lr=abc is not a number."),
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
-        ("data.num_workers=-1", "data.num_workers=-1 is too small"),
-        ("seed=-1", "seed=-1 is too small; it must be at least 0."),
         ("seed=9223372036854775808", "seed=9223372036854775808 is too large; it must be below 2^63."),
-        ("data.max_size=1000000000000000000000000000000", "is too large; it must be below 2^63."),
         ("optimizer.lr=1" + "0" * 400, "optimizer.lr is too large for a number."),
         ("data.root=" + "{a: " * 300 + "1" + "}" * 300, "a value is nested too deeply"),
         ("model=" + "x" * 5000, "a file of the configuration cannot be read (File name too long)"),
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
-        ("model.aspect_ratios=[1,inf]", "model.aspect_ratios=inf is not a finite number."),
-        ("model.variant=v3", "model.variant=v3 is not one of v1, v2"),
         ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
-        ("data.hflip=2", "data.hflip=2.0 is out of range; give 0 to 1."),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is out of range; give 0 to 1."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
-        ("data.min_sizes=[]", "data.min_sizes=[] needs at least one size"),
         ("data.min_sizes=[16]", "data.min_sizes=[16] needs at least one size, and each at least 32 px, such as [800]."),
         ("data.scale_jitter=[2,1]", "data.scale_jitter=[2.0, 1.0] is not a pair of rising factors"),
-        ("optimizer.lr=0", "optimizer.lr=0.0 is too small; it must be above 0."),
         ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
-        ("trainer.ema_decay=1", "trainer.ema_decay=1.0 is too large; it must be below 1."),
         ("data.min_sizes=[2000]", "data.min_sizes=[2000] is above data.max_size="),
-        ("data.val_min_size=2000", "data.val_min_size=2000 is above data.max_size="),
         ("schedule.milestones=[1epoch]", "schedule.milestones=['1epoch'] has no effect with schedule=cosine"),
         ("schedule=multistep", "schedule=multistep has no milestone to lower the rate at"),
         ("model.background_iou=0.6", "model.background_iou=0.6 is above model.foreground_iou=0.5; swap them."),
         ("model.anchor_sizes=[[8],[]]", "model.anchor_sizes=[[8], []] needs equally many sizes"),
-        ("model.aspect_ratios=[]", "model.aspect_ratios=[] needs at least one ratio"),
         ("optimizer.momentum=0.9", "optimizer.momentum=0.9 has no effect with optimizer=adamw; leave it out, or give"),
-        ("optimizer.name=AdamW", "did you mean adamw?"),
         ("optimizer.betas=[0.9]", "optimizer.betas=[0.9] is not a pair of numbers"),
-        (
-            "trainer.gradient_clip=0",
-            "trainer.gradient_clip=0.0 is too small; it must be above 0; trainer.gradient_clip=null turns it off.",
-        ),
+        ("trainer.gradient_clip=0", "is too small; it must be above 0; trainer.gradient_clip=null turns it off."),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:
@@ -338,20 +277,14 @@ def test_the_settings_of_a_checkpoint_are_data() -> None:
 
 LINES = {
     "--data coco": "--data is not an option; settings are written KEY=VALUE: data=coco.",
-    "--lr=0.1": "--lr is not an option; settings are written KEY=VALUE: optimizer.lr=0.1.",
-    "-m --dry-run seed=1,2": "--dry-run is not an option; settings are written KEY=VALUE: dry_run=true.",
     "--epochs 12": "--epochs is not an option; settings are written KEY=VALUE: trainer.max_duration=12epochs.",
-    "--gpus 2": "--gpus is not an option; the launcher starts the processes: torchrun --nproc-per-node N.",
     "--zzz 3": "--zzz is not an option; settings are written KEY=VALUE, and python -m retina_dist.train --help lists them.",
     "--config-dir nowhere": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
     "launcher=mpirun": "launcher=mpirun starts the jobs of a sweep; add --multirun, or start this command by it.",
-    "optimizer.lrr=1": "optimizer.lrr is not a setting; did you mean optimizer.lr?",
     "--cfg job optimizer.lrr=1": "optimizer.lrr is not a setting; did you mean optimizer.lr?",
-    "coco": "coco is not KEY=VALUE; write data.root=coco.",
     "--data /tmp/x": "--data is not an option; data=/tmp/x: data is the format, not the place; write data=coco data.root=",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=auto, or resume=RUN_FOLDER.",
-    "--multi-run": "--multi-run is not an option; give --multirun to train with each of several values.",
 }
 
 
@@ -404,19 +337,6 @@ def test_what_beginners_do_not_need_is_below_a_line() -> None:
         assert key in above
     for key in ("  nccl.ib_disable", "  strategy.bucket_mb", "  optimizer.eps"):
         assert key in below
-
-
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught, reported_errors():
-        raise DataError("a.json is wrong.")
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == "error: a.json is wrong.\n"
-    with pytest.raises(SystemExit) as caught, reported_errors():
-        raise KeyboardInterrupt
-    assert caught.value.code == 130
-    with pytest.raises(SystemExit) as caught, reported_errors():  # the traceback is printed without secrets
-        raise RuntimeError
-    assert caught.value.code == 1
 
 
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
