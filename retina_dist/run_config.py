@@ -191,8 +191,9 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
     }
     try:
         settings = make(schema, _shared(schema, content) if names_class(content) else {**content, **shared})
-        for key in (key for key, value in leaves(asdict(settings)) if value == MISSING):  # type: ignore[call-overload]
-            raise ConfigError(f"{key} is not set")
+        for key, value in leaves(asdict(settings)):  # type: ignore[call-overload]
+            if value == MISSING:
+                raise ConfigError(f"{key} is not set")
         return settings
     except ConfigError as error:
         reason = first_line(error).rstrip(".")

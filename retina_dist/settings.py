@@ -86,7 +86,7 @@ class KnownArguments:
     """Base of settings that are made in Python: an unknown argument is a ConfigError with the closest known one."""
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
-        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):  # type: ignore[attr-defined]
+        for key in sorted(kwargs.keys() - getattr(cls, "__dataclass_fields__", {}).keys()):
             from retina_dist.keys import no_argument
 
             raise ConfigError(no_argument(cls, key))
@@ -120,7 +120,7 @@ def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
     values: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if name not in schema.__dataclass_fields__:  # type: ignore[attr-defined]
+        if name not in hints:
             raise ConfigError(f"{key} is not a setting.")
         section = section_of(hints[name])
         if section and isinstance(value, Mapping):

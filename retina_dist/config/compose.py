@@ -188,7 +188,7 @@ def _remove_unknown(
 ) -> None:
     for name in list(section):
         key = f"{prefix}{name}"
-        if key not in known and not any(k == key or k.startswith(f"{key}.") for k in given):
+        if key not in known and not any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given):
             del section[name]
             logger.info(f"{file}: {key} is not a setting of this version")
         elif isinstance(section[name], dict):

@@ -28,7 +28,6 @@ from retina_dist.config.compose import (
     schema_for,
     to_object,
 )
-from retina_dist.config.help import help_page
 from retina_dist.config.messages import translate_hydra_errors
 from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
@@ -95,6 +94,8 @@ def entry_point(
             with reported_errors("debug=true" in arguments, collective=True):
                 values, options = split_arguments(name, arguments)
                 if options.help:
+                    from retina_dist.config.help import help_page
+
                     document = sys.modules[function.__module__].__doc__ or ""
                     print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
                     return

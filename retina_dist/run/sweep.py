@@ -159,7 +159,16 @@ class SweepTable(Callback):
         columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
         print("\n" + aligned(columns, lines))
         best = best_of(rows, config.trainer.get("monitor_mode"))
-        _draw(folder, rows, best)
+        from retina_dist.reporting.plots import plot_sweep
+
+        measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
+        plot_sweep(
+            [row["swept"] for row in rows],
+            {title: [row.get(key) for row in rows] for title, key in measures.items()},
+            failed=[row["status"] != "ok" for row in rows],
+            best=rows.index(best[0]) if best else None,
+            out=folder / PLOT,
+        )
         print(f"\n{folder / TABLE}, {folder / PLOT}")
         if best:
             row, name, value = best
@@ -212,19 +221,6 @@ def _write_table(folder: Path) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *lines])
     write_atomically(folder / TABLE, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8"))
-
-
-def _draw(folder: Path, rows: list[dict[str, Any]], best: tuple[dict[str, Any], str, float] | None) -> None:
-    from retina_dist.reporting.plots import plot_sweep
-
-    measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
-    plot_sweep(
-        [row["swept"] for row in rows],
-        {title: [row.get(key) for row in rows] for title, key in measures.items()},
-        failed=[row["status"] != "ok" for row in rows],
-        best=rows.index(best[0]) if best else None,
-        out=folder / PLOT,
-    )
 
 
 def aligned(columns: list[str], rows: list[list[str]]) -> str:

@@ -240,7 +240,8 @@ def test_what_is_wrong_with_several_words(name: str, overrides: list[str], messa
 
 
 def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("task: {name: classification}\n")
+    rest = "optimizer: {lr: 0.1}\ntrainer: {max_duration: 1epoch}\n"
+    (tmp_path / "config.yaml").write_text(f"task: {{name: classification}}\n{rest}")
     with pytest.raises(ConfigError, match="data=coco is for task=detection, but the task is classification"):
         load_config("train", [f"resume={tmp_path}", "data=coco"])
 
