@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,7 +36,6 @@ from retina_dist.run.build import (
     task_class,
 )
 from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
-from retina_dist.run.memory import MemoryPlan, find_gpu, plan_memory
 from retina_dist.run.training import Job, Training
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
@@ -46,6 +45,9 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
 from retina_dist.task import Task, TaskData
 from retina_dist.text import pluralize
+
+if TYPE_CHECKING:
+    from retina_dist.run.memory import MemoryPlan
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,8 @@ def assemble(
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     _log_plan(config, task, plan, best if task.validates else None, memory)
-    strategy.run_collectively(lambda: _refuse(memory.problem))
+    if memory and memory.problem:
+        raise ConfigError(memory.problem, collective=True)
     if config.dry_run:
         return None
     from retina_dist.run import mlflow_run  # which a dry run does not need
@@ -129,11 +132,6 @@ def assemble(
     return training
 
 
-def _refuse(problem: str) -> None:
-    if problem:
-        raise ConfigError(problem)
-
-
 def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
     logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     logger.info(describe_precision(strategy.device, config.trainer.precision))
@@ -146,6 +144,8 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
     if config.gpu:
+        from retina_dist.run.memory import find_gpu
+
         find_gpu(config.gpu)
     if fresh and config.resume not in (None, "", "auto"):
         check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
@@ -158,8 +158,8 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     task.prepare(config)
 
 
-def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tuple[RunConfig, Plan, MemoryPlan]:
-    """The settings with `trainer.accumulate` as a number, for the task too, and the plan that they give."""
+def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tuple[RunConfig, Plan, MemoryPlan | None]:
+    """The settings with `trainer.accumulate` as a number, for the task too, the plan that they give, and how it fits a GPU."""
 
     def with_accumulate(number: int) -> RunConfig:
         return replace(config, trainer=replace(config.trainer, accumulate=number))
@@ -167,26 +167,34 @@ def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tu
     def plan_of(number: int) -> Plan:
         return build_plan(with_accumulate(number), task.num_images, strategy.world_size)
 
-    strategy.run_collectively(lambda: plan_of(config.trainer.micro_batches))
-    memory = plan_memory(config, task, strategy, plan_of)
-    task.config = with_accumulate(memory.accumulate)
+    accumulate, memory = config.trainer.micro_batches, None
+    strategy.run_collectively(lambda: plan_of(accumulate))
+    if config.gpu or strategy.device.type == "cuda":
+        from retina_dist.run.memory import plan_memory
+
+        memory = plan_memory(config, task, strategy, plan_of)
+        accumulate = memory.accumulate
+    elif config.trainer.accumulate == "auto":
+        logger.info("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
+    task.config = with_accumulate(accumulate)
     strategy.run_collectively(task.config.check)
-    return task.config, plan_of(memory.accumulate), memory
+    return task.config, plan_of(accumulate), memory
 
 
-def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan) -> None:
+def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None) -> None:
     logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
     if best:
-        until = (
+        end = (
             f"; the run ends after {pluralize(best.patience, 'validation')} without a better one"
             if best.patience
             else ""
         )
-        logger.info(f"  {'best':<9}{best}{until}")
-    for line in memory.lines:
-        logger.info(f"  {'memory':<9}{line}")
-    for line in memory.warnings:
-        logger.warning(line, extra={"rank_zero_only": True})
+        logger.info(f"  {'best':<9}{best}{end}")
+    if memory:
+        for line in memory.lines:
+            logger.info(f"  {'memory':<9}{line}")
+        for line in memory.warnings:
+            logger.warning(line, extra={"rank_zero_only": True})
 
 
 def _begin_folder(config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData) -> None:

@@ -8,7 +8,6 @@ what is not modelled.
 from __future__ import annotations
 
 import copy
-import os
 import re
 import warnings
 import weakref
@@ -61,11 +60,10 @@ PARTS = [
 
 
 class Memory(NamedTuple):
-    """What a step must fit into: bytes for tensors, and what it is in words."""
+    """Bytes that tensors may take on a GPU, and what they are in words."""
 
     room: float
     words: str
-    is_gpu: bool = True
 
 
 def find_gpu(name: str) -> Memory:
@@ -271,38 +269,30 @@ def plan_memory(
 ) -> MemoryPlan:
     """Settle `trainer.accumulate` and compare the step with the memory, alike on all ranks; `plan_of(accumulate)` is the plan.
 
-    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank, else, in a dry run, this host's RAM, with
-    which auto is 1. A step that is too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem in a dry
-    run, for a GPU that `gpu` names, and where auto finds no number.
+    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank. A step that is too large for the GPU in use
+    is a warning, as an estimate may be wrong; it is a problem in a dry run, for a GPU that `gpu` names, and where auto finds no
+    number.
     """
-    named, present = find_gpu(config.gpu) if config.gpu else None, _smallest_gpu(strategy)
+    memory = find_gpu(config.gpu) if config.gpu else _smallest_gpu(strategy)
     auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
-    if not (named or present or config.dry_run):
-        return MemoryPlan(chosen)
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (strategy.launch.local_world_size or 1)
-    memory = named or present or Memory(ram, f"{format_bytes(ram)} that this host has", is_gpu=False)
-    device = torch.device("cuda") if memory.is_gpu else strategy.device
 
     def settle() -> MemoryPlan:
         try:
-            plan = _fitted(config, strategy.world_size, StepMemory(config, task, device), plan_of, memory)
+            step = StepMemory(config, task, torch.device("cuda"))
+            plan = _fitted(config, strategy.world_size, step, plan_of, memory)
         except NotEstimated as error:
             problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number."
-            return MemoryPlan(chosen, [f"not estimated: {error}"], problem if memory.is_gpu and auto else "")
+            return MemoryPlan(chosen, [f"not estimated: {error}"], problem if auto else "")
         if config.trainer.compile:
             plan.lines.append("estimated for the eager step: trainer.compile may take more or less")
-        if auto and not memory.is_gpu:
-            plan.lines.append("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
-        if plan.problem and memory is present and not (config.dry_run or auto):
+        if plan.problem and not (config.gpu or config.dry_run or auto):
             return replace(plan, problem="", warnings=[f"may run out of memory: {plan.problem}"])
         return plan
 
     return MemoryPlan(**strategy.on_main(lambda: asdict(settle())))
 
 
-def _smallest_gpu(strategy: DistributedStrategy) -> Memory | None:
-    if strategy.device.type != "cuda":
-        return None
+def _smallest_gpu(strategy: DistributedStrategy) -> Memory:
     own = torch.cuda.get_device_properties(strategy.device)
     gib = torch.tensor([own.total_memory / 2**30], dtype=torch.float64, device=strategy.device)
     smallest = float(strategy.all_reduce(gib, "min"))
@@ -316,7 +306,7 @@ def _fitted(
     total, chosen, auto = config.data.batch_size, config.trainer.micro_batches, config.trainer.accumulate == "auto"
     estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
     peak, remedy = estimate(chosen).peak, ""
-    if peak > SHARE * memory.room and (memory.is_gpu or not auto):
+    if peak > SHARE * memory.room:
         most = max(1, total // world_size)
         enough = 1 + bisect_left(range(1, most), True, key=lambda n: estimate(n).peak <= SHARE * memory.room)
         least = estimate(enough).peak

@@ -161,7 +161,9 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
 
-    @app.post("/score", response_model=create_model("ScoreResponse", images=(GenericAlias(list, scorer.Answer), ...)))
+    answers: dict[str, Any] = {"images": (GenericAlias(list, scorer.Answer), ...)}
+
+    @app.post("/score", response_model=create_model("ScoreResponse", **answers))
     async def score(request: Request) -> JSONResponse:
         """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
 

@@ -286,18 +286,6 @@ def test_a_task_without_batches_or_a_model_that_needs_data_is_not_estimated(monk
         StepMemory(config, task, CPU)
 
 
-def test_on_a_cpu_a_dry_run_compares_with_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert alone("trainer.accumulate=auto") == MemoryPlan(1)
-    assert alone("trainer.accumulate=auto", "dry_run=true").lines[2:] == [
-        "trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it"
-    ]
-    monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 * 2**18}[name])
-    problem = alone("data.image_size=10000", "dry_run=true").problem
-    assert re.search(r"needs [\d.]+ GiB of the 4\.0 GiB that this host has; a single image is too much", problem)
-    with pytest.raises(ConfigError, match=r"trainer\.accumulate=1000000 is more than the 8 images of a step"):
-        alone("trainer.accumulate=1000000", "dry_run=true")
-
-
 @pytest.mark.parametrize(
     ("spelled", "name"),
     [
