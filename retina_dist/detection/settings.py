@@ -144,11 +144,17 @@ class DetectorSettings(ModelSettings):
 class ModelConfig(DetectorSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
-    backbone: str = setting("resnet50", "resnet18 | resnet34 | resnet50 | resnet101 | resnext50_32x4d")
+    backbone: str = setting(
+        "resnet50",
+        "a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin of torchvision, by its name",
+    )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(256, at_least=1, at_most=4096)
     trainable_layers: int = setting(
-        5, "ResNet stages that train, counted from the last; 5 is all", at_least=0, at_most=5
+        5, "stages that train, counted from the last, of stride 32; 5 is all", at_least=0, at_most=5
+    )
+    activation_checkpointing: bool = setting(
+        False, "compute the body's activations again in the backward pass: less memory, more time"
     )
     norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
     norm_eps: float | None = setting(

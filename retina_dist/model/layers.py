@@ -119,8 +119,7 @@ def fold_frozen_norms(body: nn.Module) -> None:
     for module in list(body.modules()):
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):
-            if isinstance(conv, nn.Conv2d) and type(norm) is FrozenBatchNorm2d:
-                assert conv.bias is None
+            if isinstance(conv, nn.Conv2d) and conv.bias is None and type(norm) is FrozenBatchNorm2d:
                 folded, held = as_kind(FoldedConv2d, conv), as_kind(FoldedBatchNorm2d, norm)
                 folded.__dict__["_norm"] = (held,)
                 setattr(module, conv_name, folded)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -33,6 +34,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         super().__init__(*args, **kwargs)
         # [B] bool, for the current pass; see `count_only`. Defined here, because a new attribute would trigger a recompilation.
         self._real: Tensor | None = None
+        self._recomputes = False
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or (self.sum_over_ranks is None and self._real is None):
@@ -41,9 +43,14 @@ class BatchNorm2d(nn.BatchNorm2d):
                     "model.norm=bn: a batch norm got a single value of each channel, which has no variance; use larger images, "
                     "more images in a micro-batch (data.batch_size, trainer.accumulate), or model.norm=frozen_bn."
                 )
+            if self._recomputes:  # with as many tensors for the backward pass as in the first pass
+                statistics = self.running_mean.clone(), self.running_var.clone()
+                return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps)
             return super().forward(x)
         sum_over_ranks = self.sum_over_ranks or torch.clone
         y, mean, variance, count = _Normalise.apply(x, self._real, self.weight, self.bias, self.eps, sum_over_ranks)
+        if self._recomputes:
+            return y
         with torch.no_grad():
             momentum = (count > 1).to(self.running_mean.dtype) * self.momentum  # one value has no variance
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
@@ -88,6 +95,23 @@ def count_only(model: nn.Module, real: Tensor | None) -> Iterator[None]:
     finally:
         for norm in norms:
             norm._real = None
+
+
+def recomputation(model: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same fillers and change no statistic."""
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    return nullcontext(), _recomputing(norms, norms[0]._real if norms else None)
+
+
+@contextmanager
+def _recomputing(norms: Sequence[BatchNorm2d], real: Tensor | None) -> Iterator[None]:
+    for norm in norms:
+        norm._real, norm._recomputes = real, True
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm._real, norm._recomputes = None, False
 
 
 class _Normalise(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""RetinaNet on a ResNet with a feature pyramid: torchvision's modules and names, a batched training path.
+"""RetinaNet on a classifier's body with a feature pyramid: torchvision's modules and names, a batched training path.
 
 `RetinaNet` is a subclass of torchvision's class with the same parameters and buffers under the same names, so a
 state_dict goes from one to the other unchanged. It takes a `Batch` (images already resized onto one canvas) where
@@ -8,22 +8,22 @@ torchvision takes lists.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import FrozenBatchNorm2d
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.model.body import Body
 from retina_dist.detection.model.losses import retinanet_losses
 from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.targets import match
@@ -34,16 +34,13 @@ from retina_dist.model.layers import (
     FoldedConv2d,
     StridedConv2d,
     as_kind,
-    fold_frozen_norms,
     replace_modules,
     replace_strided_convs,
 )
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
-BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d")
 MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
 MAX_ANCHORS = 1000  # of one cell; nine are usual
-NORMS: dict[str, type[nn.Module]] = {"frozen_bn": FrozenBatchNorm2d, "bn": BatchNorm2d, "sync_bn": SyncBatchNorm2d}
 
 
 class RetinaNet(TorchvisionRetinaNet):
@@ -76,7 +73,7 @@ class RetinaNet(TorchvisionRetinaNet):
         return self.losses(outputs, torch.cat(levels), batch), self.detections(outputs, levels, batch)
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the ResNet, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
+        """Those of the body, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
         return self.get_submodule("backbone.body").parameters()
 
     def predict(self, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -98,6 +95,14 @@ class RetinaNet(TorchvisionRetinaNet):
         is_channels_last = parameter.is_contiguous(memory_format=torch.channels_last)  # the first convolution's weight
         layout = torch.channels_last if is_channels_last else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """nn.Module.compile; raises ConfigError with activation checkpointing, which it cannot trace."""
+        if self.get_submodule("backbone.body").checkpointing:
+            raise ConfigError(
+                "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one of them out."
+            )
+        super().compile(*args, **kwargs)
 
     def anchors(self, canvas: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
         """Anchors of each level [A_l, 4] xyxy float32 in canvas pixels, made once for each canvas.
@@ -177,8 +182,6 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     """
     config = ModelConfig(num_classes=num_classes, **settings)
     channels, is_v2 = config.fpn_channels, config.variant == "v2"
-    if config.backbone not in BACKBONES:
-        raise ConfigError(f"model.backbone={config.backbone} is not known; use one of {', '.join(BACKBONES)}.")
     if is_v2 and (channels % 32 or channels < 64):
         raise ConfigError(
             f"model.fpn_channels={channels} does not make the 32 groups of two channels or more that variant v2 normalises "
@@ -196,19 +199,13 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
             f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell makes "
             f"{num_parameters / 1e9:.1f} billion parameters; lower one of them to stay within {MAX_PARAMETERS / 1e9:g} billion."
         )
-    eps = 1e-5 if config.norm_eps is None else config.norm_eps
-    body = resnet.__dict__[config.backbone](weights=None, norm_layer=partial(NORMS[config.norm], eps=eps))
-    _freeze(body, config.trainable_layers)
-    if config.norm == "frozen_bn":
-        fold_frozen_norms(body)
-    width = body.inplanes // 8  # channels of layer1
-    pyramid = BackboneWithFPN(
-        body,
-        return_layers={"layer2": "0", "layer3": "1", "layer4": "2"},
-        in_channels_list=[2 * width, 4 * width, 8 * width],
-        out_channels=channels,
-        extra_blocks=LastLevelP6P7(8 * width if is_v2 else channels, channels),
+    body = Body(config.backbone, config.norm, eps=config.norm_eps, checkpointing=config.activation_checkpointing)
+    body.freeze(config.trainable_layers)
+    last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
+    pyramid = nn.Sequential(
+        OrderedDict(body=body, fpn=FeaturePyramidNetwork(body.channels, channels, extra_blocks=last))
     )
+    pyramid.out_channels = channels  # what torchvision's class reads
     generator = anchor_generator(config.anchor_sizes, config.aspect_ratios)
     group_norm = partial(nn.GroupNorm, 32) if is_v2 else None
     model = RetinaNet(
@@ -246,12 +243,3 @@ def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Seque
     if len(anchor_sizes) != 5:
         raise ConfigError(f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7.")
     return AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)
-
-
-def _freeze(body: nn.Module, trainable_layers: int) -> None:
-    """Stop the gradients of all but the last `trainable_layers` stages; with 5 the stem's norm trains too."""
-    stages = ("layer4", "layer3", "layer2", "layer1", "conv1")[:trainable_layers]
-    if trainable_layers == 5:
-        stages += ("bn1",)
-    for name, parameter in body.named_parameters():
-        parameter.requires_grad_(name.startswith(("fc", *stages)))

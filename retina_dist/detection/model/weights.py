@@ -17,11 +17,9 @@ from retina_dist.model.weights import WeightsReport, is_torchvision_name, load_f
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
-BODY = "backbone.body."  # where the detector has its ResNet
+BODY = "backbone.body."  # where the detector has its classifier
 CHECK = "model.backbone and model.variant"  # when nothing fits
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
-# of a ResNet or of one of its blocks, after any prefix
-_FIRST_CONV = re.compile(r"(.*?)(?:layer\d\.\d+\.)?conv1\.weight")
 
 
 def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
@@ -66,7 +64,9 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
             f"{', '.join(known.__members__)}."
         )
     state, eps, _ = _weights_of(source)
-    prefix = min((match[1] for match in map(_FIRST_CONV.fullmatch, state) if match), key=len, default="")
+    own = [name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)]
+    prefixes = {theirs.removesuffix(name) for theirs in state for name in own[:1] if f".{theirs}".endswith(f".{name}")}
+    prefix = min(prefixes, key=len, default="")
     report = load_fitting(
         model, source, state, check=CHECK, rename=lambda name: BODY + name.removeprefix(prefix), within=BODY
     )

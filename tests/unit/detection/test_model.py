@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torchvision.models import resnext50_32x4d
+from torchvision.models import get_model, resnext50_32x4d
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
@@ -17,8 +19,9 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import targets
-from retina_dist.detection.model.retinanet import BACKBONES, RetinaNet, as_torchvision, build_retinanet
+from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
 from retina_dist.detection.model.targets import decode, encode, match
+from retina_dist.detection.model.weights import load_backbone_weights
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
 from tests.operator_count import OperatorCount
@@ -228,16 +231,61 @@ def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: 
         assert (expected[num_boxes == 0] == targets.BACKGROUND).all()
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_every_backbone_runs(backbone: str) -> None:
-    model = build_retinanet(num_classes=3, backbone=backbone, fpn_channels=32).eval()
-    with torch.inference_mode():
-        outputs, levels = model.predict(make_batch([1], num_classes=3))
-    assert outputs["cls_logits"].shape == (1, sum(map(len, levels)), 3)
+def long(*values: str) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
+@pytest.mark.parametrize(
+    "backbone", ["mobilenet_v3_small", *long("convnext_tiny", "efficientnet_v2_s", "regnet_y_400mf", "swin_t")]
+)
+def test_a_classifiers_body_is_its_feature_maps(backbone: str, tmp_path: Path) -> None:
+    """With its pretrained weights, by their names; the last map is what the classifier pools."""
+    torch.manual_seed(0)
+    classifier = get_model(backbone, weights=None).eval()
+    torch.save(classifier.state_dict(), tmp_path / "classifier.pth")
+    model = build_retinanet(num_classes=3, backbone=backbone, fpn_channels=32, norm="frozen_bn", trainable_layers=2)
+    report = load_backbone_weights(model, str(tmp_path / "classifier.pth"), backbone)
+    assert (report.missing, report.misfits) == ((), ())
+    assert all(name.startswith(("classifier", "fc", "head")) for name in report.left_over)
+    pooled: list[torch.Tensor] = []
+    classifier.avgpool.register_forward_pre_hook(lambda module, inputs: pooled.append(inputs[0]))
+    x = torch.rand(1, 3, 64, 96)
+    with torch.no_grad():
+        classifier(x)
+        maps = list(model.eval().backbone.body(x).values())
+    assert [tuple(x.shape[2:]) for x in maps] == [(8, 12), (4, 6), (2, 3)]
+    torch.testing.assert_close(maps[-1], pooled[0], rtol=1e-4, atol=1e-4)
+    for stride, layer in zip(model.backbone.body.strides, model.backbone.body.layers(), strict=True):
+        assert all(parameter.requires_grad == (stride >= 16) for parameter in layer.parameters())
+    losses, detections = model.evaluate(make_batch([1], num_classes=3))
+    assert all(value.isfinite() for value in losses.values())
+    assert len(detections) == 1
+
+
+@pytest.mark.parametrize(
+    ("backbone", "norm"), [("resnet18", "bn"), ("resnet18", "sync_bn"), ("mobilenet_v3_small", "bn")]
+)
+def test_checkpointed_activations_give_the_same_gradients_and_statistics(backbone: str, norm: str) -> None:
+    """To the last bit, in float64, with a filler in the batch."""
+    torch.manual_seed(0)
+    settings: dict = {"num_classes": 3, "backbone": backbone, "fpn_channels": 32, "norm": norm}
+    model = build_retinanet(**settings).double()
+    checkpointed = build_retinanet(**settings, activation_checkpointing=True).double()
+    checkpointed.load_state_dict(model.state_dict())
+    batch = dataclasses.replace(make_batch([2, 1, 0], num_classes=3), real=torch.tensor([True, True, False]))
+    for each in (model, checkpointed):
+        connect(each, torch.clone)
+        sum(each(batch).values()).backward()
+    for a, b in zip(model.parameters(), checkpointed.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    for a, b in zip(model.buffers(), checkpointed.buffers(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ConfigError, match="trainer.compile=true cannot trace model.activation_checkpointing=true"):
+        checkpointed.compile()
 
 
 def test_impossible_settings_name_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"model\.backbone=vgg16"):
+    with pytest.raises(ConfigError, match=r"model\.backbone=vgg16 is not known; use a ResNet, .*, such as resnet50"):
         build_retinanet(num_classes=2, backbone="vgg16")
     with pytest.raises(ConfigError, match="fpn_channels=48"):
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)

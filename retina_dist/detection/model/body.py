@@ -1,0 +1,118 @@
+"""The layers of a torchvision classifier up to its last feature map, as the body of a feature pyramid."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import (
+    ConvNeXt,
+    EfficientNet,
+    MobileNetV2,
+    MobileNetV3,
+    RegNet,
+    ResNet,
+    SwinTransformer,
+    get_model,
+    list_models,
+)
+from torchvision.ops import StochasticDepth
+
+from retina_dist.errors import ConfigError
+from retina_dist.model.layers import Norm, fold_frozen_norms, replace_batch_norms
+from retina_dist.model.sync_batch_norm import recomputation
+
+# The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last one.
+FAMILIES: dict[type[nn.Module], tuple[str, ...]] = {
+    ResNet: ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),
+    ConvNeXt: ("features",),
+    EfficientNet: ("features",),
+    MobileNetV2: ("features",),
+    MobileNetV3: ("features",),
+    RegNet: ("stem", "trunk_output"),
+    SwinTransformer: ("features", "norm"),
+}
+STRIDES = (4, 8, 16, 32)
+PROBE = 64  # px, the sides of the image that shows the strides
+
+
+class Body(nn.Module):
+    """Feature maps of strides 8, 16 and 32, each the last of its stride, with `channels`; parameters have the classifier's names.
+
+    `norm` takes the place of its batch norms. Stochastic depth is off, so that nothing is drawn in a pass. With `checkpointing` the
+    backward pass computes the activations of a stage again, which holds those between stages only. Raises ConfigError for a
+    classifier without such maps.
+    """
+
+    def __init__(self, name: str, norm: Norm, *, eps: float | None = None, checkpointing: bool = False) -> None:
+        super().__init__()
+        classifier = get_model(name, weights=None) if name in list_models(torchvision.models) else None
+        family = next((children for kind, children in FAMILIES.items() if isinstance(classifier, kind)), None)
+        if classifier is None or family is None:
+            raise ConfigError(
+                f"model.backbone={name} is not known; use a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet "
+                "or Swin of torchvision, such as resnet50 or convnext_tiny."
+            )
+        self.is_channels_last = isinstance(classifier, SwinTransformer)  # [B, H, W, C] between its layers
+        self.checkpointing = checkpointing
+        for child in family:
+            self.add_module(child, classifier.get_submodule(child))
+        for module in self.modules():
+            if isinstance(module, StochasticDepth):
+                module.p = 0.0
+        self.strides, self.channels = self._probe()
+        # one past the last layer of each stride; a stem is in the first stage
+        self.ends = [len(self.strides) - self.strides[::-1].index(stride) for stride in STRIDES]
+        replace_batch_norms(self, norm)
+        if eps is not None:
+            for module in self.modules():
+                if hasattr(module, "running_var"):
+                    module.eps = eps
+        if norm == "frozen_bn":
+            fold_frozen_norms(self)
+
+    def layers(self) -> list[nn.Module]:
+        """In the order of the pass, as fine as the strides need."""
+        parts = [
+            list(child) if name in ("features", "trunk_output") else [child] for name, child in self.named_children()
+        ]
+        return [layer for part in parts for layer in part]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        layers, start, maps = self.layers(), 0, []
+        for end in self.ends:
+            run = partial(_run, layers[start:end])
+            if self.checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(run, x, use_reentrant=False, context_fn=partial(recomputation, self))
+            else:
+                x = run(x)
+            maps.append(x.permute(0, 3, 1, 2) if self.is_channels_last else x)
+            start = end
+        return {str(i): x for i, x in enumerate(maps[1:])}
+
+    def freeze(self, trainable: int) -> None:
+        """Stop the gradients of all but the last `trainable` stages: strides 32, 16, 8, 4, and 2 or less with 5."""
+        for stride, layer in zip(self.strides, self.layers(), strict=True):
+            stage = STRIDES[::-1].index(stride) + 1 if stride in STRIDES else 5
+            layer.requires_grad_(stage <= trainable)
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[list[int], list[int]]:
+        """The stride of each layer's output, and the channels of the three maps."""
+        self.eval()
+        x, strides, channels = torch.zeros(1, 3, PROBE, PROBE), [], {}
+        for layer in self.layers():
+            x = layer(x)
+            strides.append(PROBE // x.shape[1 if self.is_channels_last else 2])
+            channels[strides[-1]] = x.shape[3 if self.is_channels_last else 1]
+        self.train()
+        return strides, [channels[stride] for stride in STRIDES[1:]]
+
+
+def _run(layers: list[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
