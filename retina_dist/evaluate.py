@@ -35,6 +35,10 @@ class EvaluateConfig:
     category_map: list[list[str | None]] = setting([], "as data.category_map, of `annotations`")
     box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and plots; null: none", writes="folder")
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects in large images", at_least=32
+    )
+    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     nccl: NcclConfig = field(default_factory=NcclConfig)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))

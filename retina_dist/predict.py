@@ -22,6 +22,10 @@ class PredictConfig:
     input: str = setting(MISSING, "file, folder or glob")
     output_dir: str = setting("predictions", "a folder", writes="folder")
     score_threshold: float = setting(0.3, below=1, fraction=True)
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects in large images", at_least=32
+    )
+    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     max_pixels: int = setting(178_956_970, "a file whose header claims more is left out", at_least=1)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))

@@ -100,11 +100,13 @@ class Predictor(ABC, Generic[Input, Output]):
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """The model on `device`, and back on its own afterwards."""
+        before, self.device = self.device, device
         self.model.to(device)
         try:
             yield
         finally:
-            self.model.to(self.device)
+            self.device = before
+            self.model.to(before)
 
     def run_each(self, images: AnyImage | Iterable[AnyImage]) -> list[Output]:
         """The output for each image; images are taken one by one, so that no output depends on another image."""
@@ -127,15 +129,22 @@ def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
 
 
+def refuse_tile(tile: int | None) -> None:
+    """Raise ConfigError for a tile that a classifier is given."""
+    if tile is not None:
+        raise ConfigError(f"tile={tile} is for detection; leave it out for a classifier.")
+
+
 P = TypeVar("P", bound=Predictor[Any, Any])
 
 
 def predict_files(
-    config: PredictConfig, kind: type[P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
+    config: PredictConfig, open_model: Callable[..., P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
-    `draw` makes the picture and a few words about it. An unreadable file is named and left out; with none left, DataError.
+    `open_model` takes a checkpoint, `draw` makes the picture and a few words about it. An unreadable file is named and left out;
+    with none left, DataError.
     ConfigError where a drawing would overwrite an image of `input`.
     """
     files, folder = find_images(config.input), Path(config.output_dir)
@@ -144,7 +153,7 @@ def predict_files(
         raise ConfigError(
             f"output_dir={folder} is the folder of {lost[0]} of the input, which would be overwritten; give another output_dir."
         )
-    predictor = kind.from_checkpoint(config.checkpoint, device=config.device, precision=config.precision)
+    predictor = open_model(config.checkpoint, device=config.device, precision=config.precision)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
     for number, file, pixels, name in read_images(files, config.input, config.max_pixels):

@@ -15,7 +15,7 @@ import torch
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.predictor import Predictor
+from retina_dist.predictor import Predictor, refuse_tile
 from retina_dist.run_config import task_of_checkpoint
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig
@@ -27,12 +27,16 @@ def main(config: ServeConfig) -> None:
 
     def load_predictor(device: torch.device) -> Predictor[Any, Any]:
         content = load_checkpoint(config.checkpoint)
-        kind: type[Predictor[Any, Any]]
+        how: dict[str, Any] = {"device": device, "precision": config.precision}
         if task_of_checkpoint(content) == "classification":
-            from retina_dist.classification.classifier import TrainedClassifier as kind
-        else:
-            from retina_dist.detection.detector import Detector as kind
-        return kind.from_content(content, config.checkpoint, device=device, precision=config.precision)
+            from retina_dist.classification.classifier import TrainedClassifier
+
+            refuse_tile(config.tile)
+            return TrainedClassifier.from_content(content, config.checkpoint, **how)
+        from retina_dist.detection.detector import Detector
+
+        detector = Detector.from_content(content, config.checkpoint, **how)
+        return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
 
     serve(config, load_predictor)
 

@@ -21,7 +21,7 @@ from retina_dist.classification.splits import read_splits
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
 from retina_dist.files import write_atomically
-from retina_dist.predictor import predict_files
+from retina_dist.predictor import predict_files, refuse_tile
 from retina_dist.reporting.console import print_redacted
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ def predict(config: PredictConfig) -> Path:
     out; with none left, DataError.
     """
 
+    refuse_tile(config.tile)
+
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
         best = int(output.argmax())
         words = f"{classifier.classes[best]} {float(output[best]):.3f}"
         return labelled(pixels, words), words
 
-    classifier, outputs = predict_files(config, TrainedClassifier, draw)
+    classifier, outputs = predict_files(config, TrainedClassifier.from_checkpoint, draw)
     folder = Path(config.output_dir)
     rows = [["file", "class", "probability", *classifier.classes]]
     for file, output in outputs.values():

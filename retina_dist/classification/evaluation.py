@@ -30,7 +30,7 @@ from retina_dist.strategies.settings import StrategySettings
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
 
-DETECTIONS_OWN = ("results", "annotations", "images")
+DETECTIONS_OWN = ("results", "annotations", "images", "tile")
 
 
 def evaluate(config: EvaluateConfig) -> ClassificationResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -47,7 +47,11 @@ def predict(config: PredictConfig) -> Path:
         picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
         return to_pil_image(picture), words
 
-    detector, outputs = predict_files(config, Detector, draw)
+    def load(path: str, **how: Any) -> Detector:
+        detector = Detector.from_checkpoint(path, **how)
+        return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
+
+    detector, outputs = predict_files(config, load, draw)
     rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)
     folder = Path(config.output_dir)
     write_results(rows, folder / "results.json")

@@ -133,6 +133,12 @@ class Detector(Predictor[Batch, Detections]):
         """
         return self.run_each(images)
 
+    def tiled(self, tile: int, overlap: float = 0.2) -> Detector:
+        """This detector in windows of `tile` px, for small objects in large images; see `TiledDetector`. Raises ConfigError."""
+        from retina_dist.detection.tiles import TiledDetector
+
+        return TiledDetector(self, tile, overlap)
+
     def evaluate(self, data: DetectionData, *, strategy: StrategySettings | None = None) -> CocoResult:
         """COCO metrics over the validation set of `data`, shared out over the processes; every rank calls it.
 
@@ -166,7 +172,7 @@ class Detector(Predictor[Batch, Detections]):
             together.setdefault(tuple(batch.images.shape), []).append(i)
         detections: dict[int, Detections] = {}
         for places in together.values():
-            detections |= zip(places, self._detect(_joined([prepared[i] for i in places])), strict=True)
+            detections |= zip(places, self._detect(joined([prepared[i] for i in places])), strict=True)
         return [detections[i] for i in range(len(prepared))]
 
     def answer(self, output: Detections, score_threshold: float) -> dict[str, Any]:
@@ -193,7 +199,7 @@ class Detector(Predictor[Batch, Detections]):
         ]
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
     """Batches on one canvas, none with boxes, as one."""
     columns = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
     tensors: dict[str, Any] = {n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from retina_dist.detection.coco_metrics import (
     read_results,
     write_results,
 )
-from retina_dist.detection.data.dataset import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
+from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split
+from retina_dist.detection.tiles import TiledDetector, TiledEvaluator
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
@@ -127,21 +129,26 @@ def _evaluated(
     detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
 ) -> tuple[CocoResult, np.ndarray]:
     """Metrics and detections of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
-    module = CocoDataModule(
-        data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
-        train=None,
-        val=annotations,
-        rank=strategy.rank,
-        world_size=strategy.world_size,
-        device=strategy.device,
-    )
-    evaluator = CocoEvaluator(
-        annotations_coco=annotations.coco,
-        categories=annotations.categories,
-        batches=module.val_batches,
-        strategy=strategy,
-        autocast=autocast(strategy.device, detector.precision),
-    )
+    how: dict[str, Any] = {
+        "annotations_coco": annotations.coco,
+        "categories": annotations.categories,
+        "strategy": strategy,
+        "autocast": autocast(strategy.device, detector.precision),
+    }
+    if isinstance(detector, TiledDetector):
+        reading: dict[str, Any] = {"on_bad_image": data.bad_images, "max_pixels": data.max_pixels}
+        dataset = DetectionDataset(annotations, EvalTransform(max_size=detector.max_size), **reading)
+        evaluator: CocoEvaluator = TiledEvaluator(detector, dataset, **how)
+    else:
+        module = CocoDataModule(
+            data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
+            train=None,
+            val=annotations,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
+        )
+        evaluator = CocoEvaluator(batches=module.val_batches, **how)
     evaluator(detector.model)
     assert evaluator.last_result is not None
     assert evaluator.last_rows is not None
@@ -167,6 +174,8 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
     else:
         data = data_of_checkpoint(data, config.root, path)
+    if config.tile:
+        detector = detector.tiled(config.tile, config.tile_overlap)
     data = replace(data, category_map=[*data.category_map, *config.category_map])
     annotations = read_split(data, "val", detector.categories)
     if annotations is None:

@@ -60,12 +60,12 @@ def replace_strided_convs(model: nn.Module) -> None:
     replace_modules(model, replacement)
 
 
-def replace_batch_norms(model: nn.Module, norm: Norm) -> None:
+def replace_batch_norms(model: nn.Module, norm: str) -> None:
     """Put the kind `norm` in the place of every `nn.BatchNorm2d` below `model`, with its values; names stay as they are."""
     replace_modules(model, lambda module: _norm_of_kind(module, norm) if isinstance(module, nn.BatchNorm2d) else module)
 
 
-def _norm_of_kind(old: nn.BatchNorm2d, norm: Norm) -> nn.Module:
+def _norm_of_kind(old: nn.BatchNorm2d, norm: str) -> nn.Module:
     if norm == "frozen_bn":
         new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)
         state = {k: v for k, v in old.state_dict().items() if k != "num_batches_tracked"}

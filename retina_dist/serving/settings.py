@@ -20,6 +20,10 @@ class ServeConfig:
         "what /score requires as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY, which ps does not show",
     )
     score_threshold: float = setting(0.0, "beside the checkpoint's own", within=(0, 1), below=1)
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects in large images", at_least=32
+    )
+    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", within=(0.001, 2000))
     max_pixels: int = setting(50_000_000, "images whose header claims more are refused", within=(1, 10**9))
     max_images: int = setting(16, "in a request", within=(1, 10**4))

@@ -38,7 +38,7 @@ class DetectionDataset(ImageDataset[Batch]):
         self.annotated = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
         super().__init__([record.path for record in records], self.annotated, **reading)
         self.transform, self.seed = transform, seed
-        self._image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
+        self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
         counts = [len(labels) for labels in annotations.labels]
         self._ends = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
@@ -68,7 +68,7 @@ class DetectionDataset(ImageDataset[Batch]):
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
         image = self.read(index, fetched)
         rows = slice(*self._ends[index : index + 2].tolist())
-        image_id = int(self._image_ids[index])
+        image_id = int(self.image_ids[index])
         ready = self.transform(
             image,
             self._boxes[rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -21,8 +22,9 @@ from torchvision.models import (
 )
 from torchvision.ops import StochasticDepth
 
+from retina_dist.detection.model.weights import set_batch_norm_eps
 from retina_dist.errors import ConfigError
-from retina_dist.model.layers import Norm, fold_frozen_norms, replace_batch_norms
+from retina_dist.model.layers import fold_frozen_norms, replace_batch_norms
 from retina_dist.model.sync_batch_norm import recomputation
 
 # The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last one.
@@ -47,7 +49,7 @@ class Body(nn.Module):
     classifier without such maps.
     """
 
-    def __init__(self, name: str, norm: Norm, *, eps: float | None = None, checkpointing: bool = False) -> None:
+    def __init__(self, name: str, norm: str, *, eps: float | None = None, checkpointing: bool = False) -> None:
         super().__init__()
         classifier = get_model(name, weights=None) if name in list_models(torchvision.models) else None
         family = next((children for kind, children in FAMILIES.items() if isinstance(classifier, kind)), None)
@@ -68,16 +70,15 @@ class Body(nn.Module):
         self.ends = [len(self.strides) - self.strides[::-1].index(stride) for stride in STRIDES]
         replace_batch_norms(self, norm)
         if eps is not None:
-            for module in self.modules():
-                if hasattr(module, "running_var"):
-                    module.eps = eps
+            set_batch_norm_eps(self, eps)
         if norm == "frozen_bn":
             fold_frozen_norms(self)
 
     def layers(self) -> list[nn.Module]:
         """In the order of the pass, as fine as the strides need."""
         parts = [
-            list(child) if name in ("features", "trunk_output") else [child] for name, child in self.named_children()
+            list(child.children()) if name in ("features", "trunk_output") else [child]
+            for name, child in self.named_children()
         ]
         return [layer for part in parts for layer in part]
 
@@ -110,6 +111,14 @@ class Body(nn.Module):
             channels[strides[-1]] = x.shape[3 if self.is_channels_last else 1]
         self.train()
         return strides, [channels[stride] for stride in STRIDES[1:]]
+
+
+class Pyramid(nn.Sequential):
+    """A body and its feature pyramid, as torchvision's detectors name and use them."""
+
+    def __init__(self, body: Body, fpn: nn.Module, out_channels: int) -> None:
+        super().__init__(OrderedDict(body=body, fpn=fpn))
+        self.out_channels = out_channels
 
 
 def _run(layers: list[nn.Module], x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ torchvision takes lists.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.body import Body
+from retina_dist.detection.model.body import Body, Pyramid
 from retina_dist.detection.model.losses import retinanet_losses
 from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.targets import match
@@ -202,10 +201,7 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     body = Body(config.backbone, config.norm, eps=config.norm_eps, checkpointing=config.activation_checkpointing)
     body.freeze(config.trainable_layers)
     last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
-    pyramid = nn.Sequential(
-        OrderedDict(body=body, fpn=FeaturePyramidNetwork(body.channels, channels, extra_blocks=last))
-    )
-    pyramid.out_channels = channels  # what torchvision's class reads
+    pyramid = Pyramid(body, FeaturePyramidNetwork(body.channels, channels, extra_blocks=last), channels)
     generator = anchor_generator(config.anchor_sizes, config.aspect_ratios)
     group_norm = partial(nn.GroupNorm, 32) if is_v2 else None
     model = RetinaNet(

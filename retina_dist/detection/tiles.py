@@ -1,0 +1,130 @@
+"""Detection in windows of large images, for objects that the resize of a whole image would make too small.
+
+Each window is an image to the detector: it is resized as one. The whole image is looked at too, for objects larger than a window
+or its overlap. SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.ops import batched_nms
+
+from retina_dist.activity import doing
+from retina_dist.data.images import AnyImage, pixels_of
+from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.coco_metrics import COLUMNS, CocoEvaluator, detections_to_rows
+from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.detector import Detector, joined
+from retina_dist.errors import ConfigError
+
+WINDOWS_AT_ONCE = 8  # in a forward pass
+EDGE = 2.0  # px from a window's edge, up to which a box counts as cut
+COVERED = 0.5  # share of a cut box within another box of its class, above which the other one stands for it
+
+
+@dataclass(frozen=True)
+class TiledBatch(Batch):
+    """The whole image as a batch of one, and its windows as batches; `windows` [n, 4] xyxy are in pixels of the image."""
+
+    windows: Tensor | None = None
+    parts: tuple[Batch, ...] = ()
+
+
+class TiledDetector(Detector):
+    """A detector that looks at windows of `tile` px a side, which overlap by the share `overlap`, and at the whole image.
+
+    An image that is no larger than a window is what it is to `detector`. Each window has at most the model's
+    `detections_per_image`. Raises ConfigError for a tile or an overlap that cannot be.
+    """
+
+    def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
+        if not tile >= 32 or not 0 <= overlap < 0.9:
+            raise ConfigError(f"tile={tile} tile_overlap={overlap} cannot be; give at least 32 px, and 0 to below 0.9.")
+        sizes = {"min_size": detector.min_size, "max_size": detector.max_size}
+        super().__init__(
+            detector.model, detector.categories, **sizes, device=detector.device, precision=detector.precision
+        )
+        self.tile, self.overlap = tile, overlap
+
+    def prepare(self, image: AnyImage) -> Batch:
+        pixels = pixels_of(image)
+        whole = super().prepare(pixels)
+        windows = windows_of(pixels.shape[-2], pixels.shape[-1], self.tile, self.overlap)
+        if len(windows) == 1:
+            return whole
+        batches = [super(TiledDetector, self).prepare(pixels[:, y1:y2, x1:x2]) for x1, y1, x2, y2 in windows]
+        parts = [batches[i : i + WINDOWS_AT_ONCE] for i in range(0, len(batches), WINDOWS_AT_ONCE)]
+        return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=tuple(map(joined, parts)))
+
+    def run(self, prepared: Sequence[Batch]) -> list[Detections]:
+        outputs = super().run(prepared)
+        for i, batch in enumerate(prepared):
+            if isinstance(batch, TiledBatch) and batch.windows is not None:
+                found = [detections for part in batch.parts for detections in self._detect(part)]
+                outputs[i] = merge(outputs[i], found, batch.windows, self.model.nms_thresh)
+        return outputs
+
+
+def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
+    """Windows (x1, y1, x2, y2) of equal size that cover an image, the last ones of a row or column moved inwards."""
+    step = max(1, round(tile * (1 - overlap)))
+
+    def starts(length: int) -> list[int]:
+        return sorted({min(start, max(0, length - tile)) for start in range(0, max(1, length - tile + step), step)})
+
+    return [(x, y, min(x + tile, width), min(y + tile, height)) for y in starts(height) for x in starts(width)]
+
+
+def merge(whole: Detections, found: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
+    """Detections of an image, best score first, from those of the whole and of its `windows` [n, 4], in pixels of each.
+
+    A box that an inner edge of its window cuts is left out where another box of its class covers more than half of it. NMS for
+    each class removes what several windows saw.
+    """
+    corners = windows.to(torch.float32)
+    moved = [each["boxes"] + corner[:2].repeat(2) for each, corner in zip(found, corners, strict=True)]
+    boxes = torch.cat([*moved, whole["boxes"]])
+    scores, labels = (torch.cat([*(each[key] for each in found), whole[key]]) for key in ("scores", "labels"))
+    counts = torch.tensor([len(each["scores"]) for each in found])
+    window = torch.cat((torch.arange(len(found)).repeat_interleave(counts), torch.full((len(whole["scores"]),), -1)))
+    cut = torch.zeros(len(boxes), dtype=torch.bool)
+    of_window = window >= 0
+    edges, ends = corners[window[of_window]], torch.cat((corners[:, :2].amin(0), corners[:, 2:].amax(0)))
+    touches = (boxes[of_window] - edges).abs() <= EDGE
+    cut[of_window] = (touches & (edges != ends)).any(dim=1)
+    area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+    for i in cut.nonzero().flatten().tolist():
+        inner = (torch.minimum(boxes[:, 2:], boxes[i, 2:]) - torch.maximum(boxes[:, :2], boxes[i, :2])).clamp(min=0)
+        others = (labels == labels[i]) & (window != window[i]) & (area > area[i])
+        if (others & (inner.prod(dim=1) > COVERED * area[i])).any():
+            scores[i] = -1.0
+    left = scores >= 0
+    boxes, scores, labels = boxes[left], scores[left], labels[left]
+    kept = batched_nms(boxes, scores, labels, nms_threshold)
+    return Detections(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])
+
+
+class TiledEvaluator(CocoEvaluator):
+    """COCO metrics of a `TiledDetector` over the images of `dataset`, which the ranks share out; without losses."""
+
+    def __init__(self, detector: TiledDetector, dataset: DetectionDataset, **others: Any) -> None:
+        super().__init__(batches=lambda: (), **others)
+        self.detector, self.dataset = detector, dataset
+
+    @torch.inference_mode()
+    def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
+        rows, seen = [np.zeros((0, COLUMNS))], []
+        for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
+            doing(f"validation, {index} images")
+            with self.dataset.skipping_bad_images():
+                pixels = self.dataset.read(index, self.dataset.fetch([index]))
+                (found,) = self.detector.run([self.detector.prepare(pixels)])
+                seen.append(int(self.dataset.image_ids[index]))
+                rows.append(detections_to_rows([found], seen[-1:], self.categories))
+        return np.concatenate(rows), seen, {}, 0

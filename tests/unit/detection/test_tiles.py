@@ -1,0 +1,151 @@
+"""Detection in windows: what is whole stays whole, what is seen twice counts once, and small objects are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from retina_dist.detection.batch import Detections
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.evaluation import evaluate
+from retina_dist.detection.tiles import merge, windows_of
+from retina_dist.errors import ConfigError
+from retina_dist.evaluate import EvaluateConfig
+from tests.commands import run_command
+from tests.unit.serving.server import small_detector
+
+
+def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects: int = 60) -> Path:
+    """COCO data of scenes as from the air: circles, squares and crosses of 8 to 20 px on a mottled ground."""
+    names = ("circle", "square", "cross")
+    rng = np.random.default_rng(0)
+    (root / "annotations").mkdir(parents=True)
+    for split, count in (("train", num_train), ("val", num_val)):
+        (root / split).mkdir()
+        images, boxes = [], []
+        for number in range(1, count + 1):
+            coarse = rng.integers(60, 140, (side // 32, side // 32, 3), dtype=np.uint8)
+            scene = Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR)
+            scene = Image.fromarray(np.asarray(scene) + rng.integers(0, 20, (side, side, 3), dtype=np.uint8))
+            draw = ImageDraw.Draw(scene)
+            for _ in range(num_objects):
+                size, kind = int(rng.integers(8, 21)), int(rng.integers(3))
+                x, y = rng.integers(0, side - size, 2).tolist()
+                colour = tuple(rng.integers(180, 256, 3).tolist())
+                corners = (x, y, x + size - 1, y + size - 1)
+                if kind == 2:
+                    draw.line((x, y + size // 2, x + size - 1, y + size // 2), colour, size // 4)
+                    draw.line((x + size // 2, y, x + size // 2, y + size - 1), colour, size // 4)
+                else:
+                    (draw.ellipse, draw.rectangle)[kind](corners, fill=colour)
+                bbox = [x, y, size, size]
+                boxes.append({"id": len(boxes) + 1, "image_id": number, "category_id": kind + 1, "bbox": bbox})
+            scene.save(root / split / f"{number}.jpg", quality=95)
+            images.append({"id": number, "file_name": f"{number}.jpg", "width": side, "height": side})
+        categories = [{"id": i, "name": name} for i, name in enumerate(names, start=1)]
+        coco = {"images": images, "annotations": boxes, "categories": categories}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+    return root
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return small_detector()
+
+
+def test_windows_cover_the_image_by_equal_ones() -> None:
+    assert windows_of(200, 300, 128, 0.2) == [
+        (0, 0, 128, 128),
+        (102, 0, 230, 128),
+        (172, 0, 300, 128),
+        (0, 72, 128, 200),
+        (102, 72, 230, 200),
+        (172, 72, 300, 200),
+    ]
+    assert windows_of(200, 100, 128, 0.2) == [(0, 0, 100, 128), (0, 72, 100, 200)]
+    assert windows_of(128, 90, 128, 0.5) == [(0, 0, 90, 128)]
+    assert windows_of(256, 128, 128, 0.0) == [(0, 0, 128, 128), (0, 128, 128, 256)]
+
+
+def found(*rows: tuple[list[float], float, int]) -> Detections:
+    boxes, scores, labels = zip(*rows, strict=True) if rows else ((), (), ())
+    return Detections(
+        boxes=torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+        scores=torch.tensor(scores, dtype=torch.float32),
+        labels=torch.tensor(labels, dtype=torch.int64),
+    )
+
+
+def test_merging_by_hand() -> None:
+    """Two windows of 100 px that share 20: x from 80 to 100."""
+    left = found(
+        ([10, 10, 30, 30], 0.9, 0),
+        ([82, 40, 98, 60], 0.8, 0),  # both windows see it whole
+        ([90, 70, 100, 90], 0.95, 1),  # cut: the right window has all of it
+        ([60, 0, 100, 20], 0.7, 2),  # cut, and no window has all of it
+    )
+    right = found(([2, 40, 18, 60], 0.6, 0), ([10, 70, 35, 90], 0.5, 1), ([2, 41, 18, 60], 0.55, 2))
+    whole = found(([10, 11, 30, 31], 0.3, 0), ([60, 0, 140, 20], 0.4, 2))
+    result = merge(whole, [left, right], torch.tensor([[0, 0, 100, 100], [80, 0, 180, 100]]), 0.5)
+    assert [(b, round(s, 2), k) for b, s, k in zip(*(result[n].tolist() for n in ("boxes", "scores", "labels")))] == [
+        ([10, 10, 30, 30], 0.9, 0),
+        ([82, 40, 98, 60], 0.8, 0),
+        ([82, 41, 98, 60], 0.55, 2),
+        ([90, 70, 115, 90], 0.5, 1),
+        ([60, 0, 140, 20], 0.4, 2),
+    ]
+
+
+def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> None:
+    image = torch.randint(0, 256, (3, 120, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    (expected,) = detector.predict(image)
+    for tile in (200, 4000):
+        (whole,) = detector.tiled(tile).predict(image)
+        assert all(torch.equal(whole[key], expected[key]) for key in ("boxes", "scores", "labels"))
+    (tiled, alone) = detector.tiled(96).predict([image, image[:, :90, :90]])
+    assert len(tiled["scores"]) > 0
+    assert (tiled["scores"].diff() <= 0).all()
+    assert tiled["boxes"][:, 2].max() <= 200
+    assert torch.equal(alone["boxes"], detector.predict(image[:, :90, :90])[0]["boxes"])
+    with pytest.raises(ConfigError, match="tile=16 tile_overlap=0.2 cannot be"):
+        detector.tiled(16)
+
+
+def metrics_of(checkpoint: Path, **tiles: float) -> dict[str, float]:
+    return evaluate(EvaluateConfig(checkpoint=str(checkpoint), device="cpu", num_workers=0, **tiles)).stats  # type: ignore[arg-type]
+
+
+def where(root: Path, folder: Path) -> list[str]:
+    return [f"data.root={root}", f"output_dir={folder / 'run'}"]
+
+
+TRAINING = ["experiment=small_objects", "model.backbone=resnet18", "model.fpn_channels=64", "data.num_workers=0"]
+
+
+def test_the_recipe_trains_on_windows_and_is_evaluated_in_windows(tmp_path: Path) -> None:
+    root = draw_scenes(tmp_path / "scenes", 2, 1, 128, 6)
+    sizes = ["data.min_sizes=[64]", "data.max_size=64", "data.scale_jitter=[2,2]", "data.batch_size=2"]
+    run_command(
+        "retina_dist.train", *TRAINING, *sizes, "trainer.max_duration=2steps", *where(root, tmp_path), cwd=tmp_path
+    )
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.pt"
+    whole = metrics_of(checkpoint, tile=128)
+    assert whole == metrics_of(checkpoint)
+    assert metrics_of(checkpoint, tile=64).keys() == whole.keys()
+
+
+@pytest.mark.long
+def test_small_objects_are_found_in_windows(tmp_path: Path) -> None:
+    """Scenes of 2048 px whose objects have 1 to 3 px when the whole image has the size that the model was trained at."""
+    root = draw_scenes(tmp_path / "scenes", 24, 4, 2048)
+    sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]", "data.batch_size=8"]
+    run = [*TRAINING, *sizes, "trainer.max_duration=400steps", *where(root, tmp_path)]
+    run_command("retina_dist.train", *run, cwd=tmp_path, timeout=3000)
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.pt"
+    without, tiled = metrics_of(checkpoint), metrics_of(checkpoint, tile=256)
+    assert tiled["APs"] > without["APs"] + 0.3
