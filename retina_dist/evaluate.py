@@ -27,7 +27,7 @@ from retina_dist.strategies.settings import NcclConfig
 class EvaluateConfig:
     """`python -m retina_dist.evaluate`."""
 
-    checkpoint: str | None = setting(None, "a run's .pt file ...")
+    checkpoint: str | None = setting(None, "a run folder, whose best.pt is taken, or a .pt file ...")
     results: str | None = setting(None, "... or a COCO results json")
     annotations: str | None = setting(None, "null: the checkpoint's validation set")
     images: str | None = None

@@ -20,7 +20,7 @@ from retina_dist.settings import MISSING, setting
 class ExportConfig:
     """`python -m retina_dist.export`."""
 
-    checkpoint: str = MISSING
+    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     output: str = setting(
         MISSING,
         "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict for torchvision's own class)",

@@ -18,7 +18,7 @@ from retina_dist.settings import MISSING, setting
 class PredictConfig:
     """`python -m retina_dist.predict`."""
 
-    checkpoint: str = MISSING
+    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     input: str = setting(MISSING, "file, folder or glob")
     output_dir: str = setting("predictions", "a folder", writes="folder")
     score_threshold: float = setting(0.3, below=1, fraction=True)

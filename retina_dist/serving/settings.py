@@ -12,7 +12,7 @@ from retina_dist.settings import MISSING, setting, validate
 class ServeConfig:
     """`python -m retina_dist.serve`."""
 
-    checkpoint: str = MISSING
+    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     host: str = setting("127.0.0.1", "0.0.0.0: all addresses of this machine")
     port: int = setting(8080, "0: any free one", within=(0, 65_535))
     api_key: str | None = setting(

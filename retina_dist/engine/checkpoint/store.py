@@ -271,8 +271,8 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
 def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
 
-    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest. Raises CheckpointError unless the file is
-    sealed, of our format and of values of the right types.
+    `source` may be a run folder, as in `located`. Raises CheckpointError unless the file is sealed, of our format and of values of
+    the right types.
     """
     source = located(source)
     content: Any = load_torch(source)[0]
@@ -293,13 +293,21 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
 
 
 def located(source: str | PathOrUrl) -> PathOrUrl:
-    """The file itself where `source` is `last.pt` or `best.pt` of a folder behind a URL; any other place as it is."""
+    """The checkpoint file that `source` means: of a run folder its best one, else its last; any other place as it is.
+
+    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest. Raises CheckpointError for a YAML file.
+    """
     source = parse_path(source)
-    if isinstance(source, Url) and source.name in (LAST, BEST):
-        with contextlib.suppress(CheckpointError):
-            entries = read_manifest(source.parent)
-            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
-    return source
+    if source.name.endswith((".yaml", ".yml")):
+        raise CheckpointError(f"{source} holds settings, not weights; give the run folder or one of its .pt files.")
+    if isinstance(source, Url):
+        if source.name in (LAST, BEST):
+            with contextlib.suppress(CheckpointError):
+                entries = read_manifest(source.parent)
+                return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+        return source
+    files = [folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)]
+    return next((file for file in files if file.is_file()), source) if source.is_dir() else source
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

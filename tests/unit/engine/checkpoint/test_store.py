@@ -65,6 +65,20 @@ def test_round_trip(folder: PathOrUrl) -> None:
     assert load_latest(folder / "absent") is None
 
 
+def test_a_run_folder_means_its_best_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    save(store, content(1.0), 1)
+    assert value_of(tmp_path) == 1.0, "the last one where none was validated"
+    save(store, content(2.0), 2, 0.5)
+    save(store, content(3.0), 3, 0.25)
+    assert value_of(tmp_path) == value_of(tmp_path / "checkpoints") == 2.0
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    with pytest.raises(
+        CheckpointError, match=r"config.yaml holds settings, not weights; give the run folder or one of"
+    ):
+        load_checkpoint(tmp_path / "config.yaml")
+
+
 def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
     store = CheckpointStore(folder, keep_last=2, save_top_k=1)
     for step, metric in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, float("nan"))):
