@@ -31,14 +31,15 @@ class _Limited:
     """A compiled model that runs eagerly past Dynamo's limit, where torch.compile with `fullgraph` raises an error."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.compiled, self.full = model, model._compiled_call_impl, False
+        self.model, self.full = model, False
+        self.compiled: Any = model._compiled_call_impl
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if not (self.model.training and torch.is_grad_enabled()):
             return self.model._call_impl(*inputs, **named)
         try:
             with torch.compiler.set_stance("eager_on_recompile") if self.full else nullcontext():
-                return self.compiled(*inputs, **named)  # type: ignore[misc]
+                return self.compiled(*inputs, **named)
         except torch._dynamo.exc.FailOnRecompileLimitHit:
             self.full = True
             limit = torch._dynamo.config.recompile_limit

@@ -78,6 +78,7 @@ class Plan:
     checkpoint_every: int
     log_every: int
     check_every: int
+    profile_steps: int
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -180,4 +181,5 @@ def resolve_plan(
         checkpoint_every=steps("trainer.checkpoint_every", trainer.checkpoint_every),
         log_every=trainer.log_every,
         check_every=steps("trainer.check_replicas_every", trainer.check_replicas_every),
+        profile_steps=steps("trainer.profile", trainer.profile or "0steps"),
     )

@@ -44,6 +44,7 @@ class TrainerConfig(KnownArguments):
     checkpoint_dir: str | None = setting(None, "a folder, or a URL such as az://container/run; null: checkpoints/")
     keep_last: int = setting(1, "checkpoints kept", at_least=1)
     save_top_k: int = setting(1, "best checkpoints kept", at_least=0)
+    profile: str | None = setting(None, "so many steps, e.g. 3steps, traced by torch.profiler into the run's profile/")
     fast_dev_run: bool = setting(False, "two steps, two validation batches: does everything run?")
     overfit_batches: int = setting(0, "train and validate on so many train batches", at_least=0, at_most=10**6)
 

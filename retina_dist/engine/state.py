@@ -62,8 +62,8 @@ class TrainState:
 
     def replicated(self) -> dict[str, Any]:
         """What is equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        optimizer = {names[p]: values for p, values in self.optimizer.state.items()}  # type: ignore[index]
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
         ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         settings = {"settings": settings_of(self.model), "groups": groups}

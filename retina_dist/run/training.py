@@ -142,6 +142,10 @@ class Training:
         """
         started = time.perf_counter()
         take_step = self.trainer.train_step
+        if self.plan.profile_steps:
+            from retina_dist.engine.profile import profiled
+
+            take_step = profiled(take_step, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
 
         def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
             membership.commit(self.trainer.checkpointer.content)

@@ -1,0 +1,60 @@
+"""`trainer.profile`: torch.profiler's trace of some training steps, one file for each rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.train_step import TrainBatch
+from retina_dist.files import write_atomically
+from retina_dist.strategies.base import DistributedStrategy
+
+logger = logging.getLogger(__name__)
+
+TakeStep = Callable[[Sequence[TrainBatch]], dict[str, Tensor]]
+SKIPPED = 2  # steps before the trace, in which memory is allocated and the profiler warms up
+ROWS = 30  # operators in the table
+
+
+def profiled(take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy: DistributedStrategy) -> TakeStep:
+    """`take_step` that traces `plan.profile_steps` of the steps after `done`, but not the first two; fewer where the run ends.
+
+    The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which https://ui.perfetto.dev opens, and a table of
+    the operators with the most time to rank_N.txt beside it.
+    """
+    left = plan.stop_step - done
+    steps = max(1, min(plan.profile_steps, left - SKIPPED))
+    skipped = min(SKIPPED, left - steps)
+    rank, device = strategy.rank, strategy.device.type
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+
+    def write(profiler: profile) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank_{rank}.json.gz"
+        table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=ROWS)
+        write_atomically(folder / f"rank_{rank}.txt", lambda temporary: temporary.write_text(table))
+        profiler.export_chrome_trace(str(path))
+        logger.info(f"profile of {steps} steps: {path}, for https://ui.perfetto.dev, and rank_{rank}.txt beside it")
+
+    chosen = schedule(wait=0, warmup=skipped, active=steps, repeat=1)
+    profiler = profile(activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True)
+    calls = 0
+
+    def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+        nonlocal calls
+        if calls == 0:
+            profiler.start()
+        values = take_step(micro_batches)
+        calls += 1
+        if calls < skipped + steps:
+            profiler.step()
+        elif calls == skipped + steps:
+            profiler.stop()  # which writes
+        return values
+
+    return step

@@ -1,0 +1,32 @@
+"""A trace of some steps of a training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retina_dist.engine.profile import profiled
+from tests.unit.engine.test_trainer import trainer
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        return json.load(file)["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("length", "wanted", "traced"), [("8steps", "3steps", 3), ("4steps", "3steps", 2), ("3steps", "1epoch", 1)]
+)
+def test_some_steps_after_the_first_two_are_traced(tmp_path: Path, length: str, wanted: str, traced: int) -> None:
+    plain, one = trainer(max_duration=length), trainer(max_duration=length, profile=wanted)
+    one.train_step = profiled(one.train_step, one.plan, 0, tmp_path / "profile", one.strategy)
+    assert one.fit() == plain.fit()
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["rank_0.json.gz", "rank_0.txt"]
+    names = [event.get("name", "") for event in events(tmp_path / "profile" / "rank_0.json.gz")]
+    assert len([name for name in set(names) if name.startswith("ProfilerStep#")]) == traced
+    assert names.count("Optimizer.step#SGD.step") == traced
+    assert "aten::addmm" in (tmp_path / "profile" / "rank_0.txt").read_text()
