@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from retina_dist.data.canvases import Buckets, IntArray
 from retina_dist.seeding import derived_seed
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class BatchSpec:
     """What a data worker needs to know to make one batch."""
 
     epoch: int
-    indices: tuple[int, ...]  # of images in the data set
+    indices: tuple[
+        int, ...
+    ]  # of images; of N, image i has the index i + N where it comes again in the epoch, then i + 2N …
     canvas: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
     weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `Batch`
@@ -28,7 +33,7 @@ class BatchSpec:
 
 
 class TrainSampler:
-    """Each epoch's images, each exactly once, `batch_size` per optimizer step over all ranks.
+    """Each epoch's images, each exactly once or as `repeats` say, `batch_size` per optimizer step over all ranks.
 
     All images of a step share a canvas. A step's n images are split into `accumulate` groups, those of an epoch's last, short step
     into as few as hold them, and each group into `world_size` slots, whose lengths differ by at most one; no count needs to divide
@@ -50,6 +55,7 @@ class TrainSampler:
         seed: int = 0,
         shuffle: bool = True,
         min_sizes: Sequence[int] | None = None,
+        repeats: FloatArray | None = None,
     ) -> None:
         self.buckets = buckets
         self.batch_size = batch_size
@@ -58,11 +64,13 @@ class TrainSampler:
         self.seed = seed
         self.shuffle = shuffle
         self.min_sizes = tuple(min_sizes or buckets.min_sizes)
+        self.repeats = repeats
+        self.num_images = buckets.num_images if repeats is None else images_per_epoch(repeats)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.buckets.num_images // self.batch_size)
+        return -(-self.num_images // self.batch_size)
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, images of that epoch already consumed) before `step`."""
@@ -71,8 +79,8 @@ class TrainSampler:
 
     def num_micro_batches(self, step: int) -> int:
         """`accumulate`, or in an epoch's short step as few as hold its images, so that batch norms see many at a time."""
-        most = min(self.batch_size, self.buckets.num_images)
-        count = min(most, self.buckets.num_images - self.position(step)[1])
+        most = min(self.batch_size, self.num_images)
+        count = min(most, self.num_images - self.position(step)[1])
         return self.accumulate if count == most else -(-count // -(-most // self.accumulate))
 
     def step(self, step: int) -> list[BatchSpec]:
@@ -80,8 +88,8 @@ class TrainSampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = self._epoch_plan(epoch)[index]
         min_size = self.min_sizes[derived_seed(self.seed, "min_size", epoch, step) % len(self.min_sizes)]
-        canvas = self.buckets.canvas(batch, min_size)
-        most = min(self.batch_size, self.buckets.num_images)  # of a step
+        canvas = self.buckets.canvas(batch % self.buckets.num_images, min_size)
+        most = min(self.batch_size, self.num_images)  # of a step
         groups = np.array_split(batch, self.num_micro_batches(step))
         slots = [np.array_split(group, self.world_size)[self.rank] for group in groups]
         return [
@@ -99,7 +107,10 @@ class TrainSampler:
     def _epoch_plan(self, epoch: int) -> list[IntArray]:
         if self._cached[0] != epoch:
             rng = np.random.default_rng(derived_seed(self.seed, "epoch", epoch)) if self.shuffle else None
-            self._cached = (epoch, plan_epoch(self.buckets, self.batch_size, rng))
+            images = (
+                None if self.repeats is None else draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
+            )
+            self._cached = (epoch, plan_epoch(self.buckets, self.batch_size, rng, images))
         return self._cached[1]
 
 
@@ -130,26 +141,69 @@ class EvalSampler:
         return batches[self.rank :: self.world_size]
 
 
-def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | None) -> list[IntArray]:
-    """The images of each step of one epoch; only the last step can hold fewer than `batch_size`.
+def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
+    """[N] how often an epoch holds each image, by the rarest class in it: max(1, sqrt(threshold / f)).
+
+    f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B, https://arxiv.org/abs/1908.03195
+
+    >>> repeat_factors([np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)], 0.5).round(3).tolist()
+    [1.0, 1.0, 1.414, 1.0]
+    """
+    classes = [np.unique(each) for each in labels]
+    count = np.bincount(np.concatenate([np.zeros(0, np.int64), *classes]))
+    factor = np.sqrt(threshold * len(labels) / np.maximum(count, 1))
+    return np.array([max(1.0, factor[each].max(initial=1.0)) for each in classes])
+
+
+def images_per_epoch(repeats: FloatArray) -> int:
+    """Images of every epoch in which each comes as often as `repeats` say, on average over epochs and up to one image."""
+    whole = np.floor(repeats)
+    return int(whole.sum() + np.floor((repeats - whole).sum() + 1e-9))
+
+
+def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
+    """The images of an epoch, see `BatchSpec.indices`: each as often as its repeats, rounded down or up; always equally many.
+
+    Systematic sampling over the fractions in a random order, so that an image is rounded up in the right share of the epochs.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.floor(repeats).astype(np.int64)
+    more = images_per_epoch(repeats) - int(counts.sum())
+    if more:
+        order = rng.permutation(len(repeats))
+        sums = np.cumsum((repeats - counts)[order])
+        sums *= more / sums[-1]
+        sums[-1] = more  # without rounding
+        counts[order] += np.diff(np.floor(sums + rng.random()).astype(np.int64), prepend=0)
+    images = np.repeat(np.arange(len(counts)), counts)
+    again = np.arange(len(images)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return images + len(counts) * again
+
+
+def plan_epoch(
+    buckets: Buckets, batch_size: int, rng: np.random.Generator | None, images: IntArray | None = None
+) -> list[IntArray]:
+    """The images of each step of one epoch, all of `buckets` unless given; only the last can hold fewer than `batch_size`.
 
     Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding;
     the remainders of buckets that fit in no other (usually tall and wide images) share the last steps.
     `rng` shuffles images within buckets, and all full steps; None keeps the order.
     """
-    members = [np.flatnonzero(buckets.of_image == bucket) for bucket in range(len(buckets))]
+    images = np.arange(buckets.num_images) if images is None else images
+    of_image = buckets.of_image[images % buckets.num_images]
+    members = [images[of_image == bucket] for bucket in range(len(buckets))]
     steps: list[IntArray] = []
     last: list[IntArray] = []
-    for bucket, images in enumerate(members):
+    for bucket, left in enumerate(members):
         if rng is not None:
-            images = rng.permutation(images)
-        whole = len(images) // batch_size * batch_size
-        steps += _cut(images[:whole], batch_size)
+            left = rng.permutation(left)
+        whole = len(left) // batch_size * batch_size
+        steps += _cut(left[:whole], batch_size)
         larger = buckets.next_larger(bucket)
         if larger is None:
-            last.append(images[whole:])
+            last.append(left[whole:])
         else:
-            members[larger] = np.concatenate([members[larger], images[whole:]])
+            members[larger] = np.concatenate([members[larger], left[whole:]])
     steps += _cut(np.concatenate(last), batch_size)
     if rng is None:
         return steps

@@ -86,6 +86,12 @@ class DetectionData(DataSettings):
         None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
     )
     shuffle: bool = True
+    repeat_threshold: float | None = setting(
+        None,
+        "repeat images with classes that fewer than this share of the images have (LVIS: 0.001), see docs/data.md",
+        above=0,
+        fraction=True,
+    )
     min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
     max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)

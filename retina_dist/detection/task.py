@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from retina_dist.data.canvases import make_buckets
+from retina_dist.data.samplers import images_per_epoch
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.collate import blank_batch
-from retina_dist.detection.data.dataset import CocoDataModule
+from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
@@ -50,7 +51,7 @@ class DetectionTask(Task):
         f"coco/{n}" for n in ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"]
     )
     locked_settings: ClassVar[frozenset[str]] = frozenset(
-        [f"data.{key}" for key in ("min_sizes", "max_size", "num_buckets")]
+        [f"data.{key}" for key in ("min_sizes", "max_size", "num_buckets", "repeat_threshold")]
         + [f"model.{key}" for key in ("backbone", "variant", "fpn_channels", "anchor_sizes", "aspect_ratios")]
     )
 
@@ -68,6 +69,8 @@ class DetectionTask(Task):
             self.train = self.val = first_images_with_objects(self.train, wanted)
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
+        overfits = config.trainer.overfit_batches or synthetic
+        self.repeats = None if overfits else repeats_of(config.data, self.train)
         self.validates = self.val is not None
         self.evaluator: CocoEvaluator | None = None
         self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
@@ -83,7 +86,8 @@ class DetectionTask(Task):
         """The images of random data, or of a data set of shapes that are all trained on."""
         if config.data.synthetic:
             return config.data.synthetic.num_images
-        all_of_them = config.data.keep_empty_images and not config.trainer.overfit_batches
+        data = config.data
+        all_of_them = data.keep_empty_images and not data.repeat_threshold and not config.trainer.overfit_batches
         return config.data.shapes.num_train if config.data.shapes and all_of_them else None
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +110,15 @@ class DetectionTask(Task):
 
     @property
     def num_images(self) -> int:
-        return len(self.train.records)
+        return len(self.train.records) if self.repeats is None else images_per_epoch(self.repeats)
 
     def describe(self) -> str:
         lines = [f"  {'train':<9}{describe_split(self.train)}"]
+        if self.repeats is not None:
+            rare, most = int((self.repeats > 1).sum()), float(self.repeats.max())
+            lines.append(
+                f"  {'repeats':<9}{pluralize(rare, 'image')} with rare classes, up to {most:.3g} times an epoch"
+            )
         lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
         names = [name for name in self.train.categories.names if name]
         data = self.config.data
@@ -159,7 +168,7 @@ class DetectionTask(Task):
         data, trainer = self.config.data, self.config.trainer
         if trainer.overfit_batches:
             off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric", "iou_crop"), 0.0)
-            data = data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, **off)
+            data = data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off)
         return CocoDataModule(
             data,
             train=self.train,

@@ -14,7 +14,7 @@ import torch
 from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.dataset import NOTHING, Contents, ImageDataset
 from retina_dist.data.module import DataModule
-from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
+from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler, repeat_factors
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
@@ -54,7 +54,7 @@ class DetectionDataset(ImageDataset[Batch]):
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
-        fetched = self.fetch(spec.indices)
+        fetched = self.fetch([index % len(self) for index in spec.indices])
         images = blank_images(max(len(spec.indices), spec.size), spec.canvas)
         for index in spec.indices:
             with self.skipping_bad_images():
@@ -66,6 +66,7 @@ class DetectionDataset(ImageDataset[Batch]):
 
     def sample(self, index: int, spec: BatchSpec, fetched: Contents = NOTHING) -> Sample:
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
+        again, index = divmod(index, len(self))
         image = self.read(index, fetched)
         rows = slice(*self._ends[index : index + 2].tolist())
         image_id = int(self.image_ids[index])
@@ -75,7 +76,7 @@ class DetectionDataset(ImageDataset[Batch]):
             self._labels[rows],
             min_size=spec.min_size,
             canvas=spec.canvas,
-            key=(self.seed, spec.epoch, image_id),
+            key=(self.seed, spec.epoch, image_id, *([again] if again else [])),
         )
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
@@ -110,6 +111,7 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
                 accumulate=accumulate,
                 seed=seed,
                 shuffle=settings.shuffle,
+                repeats=repeats_of(settings, train),
                 **ranks,
             )
             training = (dataset, sampler)
@@ -118,6 +120,11 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
             buckets = _buckets(settings, val_dataset, [settings.val_min_size or max(settings.min_sizes)])
             validation = (val_dataset, EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks))
         super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=device.type == "cuda")
+
+
+def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None:
+    """How often an epoch holds each training image; None for once."""
+    return repeat_factors(train.labels, settings.repeat_threshold) if settings.repeat_threshold else None
 
 
 def _buckets(settings: DetectionData, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:

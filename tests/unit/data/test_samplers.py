@@ -10,7 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from retina_dist.data.canvases import Buckets, make_buckets
-from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler, plan_epoch
+from retina_dist.data.samplers import (
+    BatchSpec,
+    EvalSampler,
+    TrainSampler,
+    draw_repeats,
+    images_per_epoch,
+    plan_epoch,
+    repeat_factors,
+)
+from retina_dist.seeding import derived_seed
 
 WORLD_SIZES = (1, 2, 3, 8)
 SHAPES = [(480, 640), (640, 480), (500, 500), (300, 640), (640, 300), (427, 640)]
@@ -198,3 +207,75 @@ def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) ->
     sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
     met = {spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)}
     assert met <= buckets.all_canvases()
+
+
+# repeats
+
+
+def test_repeat_factors_by_hand() -> None:
+    """Class 0 in 4 of 8 images, class 1 in two, class 2 in one; several boxes of a class count once."""
+    labels = [np.array(each, np.int64) for each in ([0], [0, 0, 0], [0], [0, 1], [1, 1], [2], [], [])]
+    assert repeat_factors(labels, 0.25).tolist() == pytest.approx([1, 1, 1, 1, 1, 2**0.5, 1, 1])
+    assert repeat_factors(labels, 1.0).tolist() == pytest.approx([2**0.5] * 3 + [2.0, 2.0, 8**0.5, 1, 1])
+    assert repeat_factors(labels, 0.1).tolist() == [1.0] * 8
+
+
+factors = st.lists(st.sampled_from([1.0, 1.0, 1.25, 1.5, 2.0, 3.75, 1.1]), min_size=1, max_size=40).map(np.array)
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeats=factors, seed=st.integers(0, 99))
+def test_every_epoch_has_as_many_images_each_as_often_as_its_factor(repeats, seed) -> None:
+    count = len(repeats)
+    drawn = draw_repeats(repeats, seed)
+    assert len(drawn) == images_per_epoch(repeats)
+    assert repeats.sum() - 1 < len(drawn) <= repeats.sum() + 1e-9
+    assert len(set(drawn.tolist())) == len(drawn)  # a repetition has an index of its own
+    times = np.bincount(drawn % count, minlength=count)
+    assert ((np.floor(repeats) <= times) & (times <= np.ceil(repeats))).all()
+    for image in range(count):
+        again = sorted((drawn[drawn % count == image] // count).tolist())
+        assert again == list(range(times[image]))
+    assert np.array_equal(drawn, draw_repeats(repeats, seed))
+
+
+def test_fractions_are_rounded_up_in_their_share_of_the_epochs() -> None:
+    repeats = np.array([1.5, 2.25, 1.0, 1.75, 1.5, 1.0])
+    times = sum(np.bincount(draw_repeats(repeats, seed) % 6, minlength=6) for seed in range(4000)) / 4000
+    assert times == pytest.approx(repeats, abs=0.035)  # four standard deviations
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), epoch=st.integers(0, 3))
+def test_a_job_of_any_size_sees_the_same_repeated_images(data, batch_size, accumulate, epoch) -> None:
+    repeats = data.draw(factors)
+    sizes = data.draw(st.lists(st.sampled_from(SHAPES), min_size=len(repeats), max_size=len(repeats)))
+    buckets = buckets_of(sizes)
+    given = {"batch_size": batch_size, "accumulate": accumulate, "seed": 5, "repeats": repeats}
+    total = images_per_epoch(repeats)
+    steps = -(-total // batch_size)
+    reference: dict[int, set[int]] = {}
+    for world_size in WORLD_SIZES:
+        seen: Counter[int] = Counter()
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            ranks = job(step, world_size, buckets, **given)  # new samplers: nothing but the step says where they are
+            assert len({(spec.canvas, spec.epoch) for specs in ranks for spec in specs}) == 1
+            images = images_of(ranks)
+            seen.update(images)
+            assert set(images) == reference.setdefault(step, set(images))
+            assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(world_size)
+            canvas = ranks[0][0].canvas
+            own = [buckets.canvas([i % len(sizes)], ranks[0][0].min_size) for i in images]
+            assert all(canvas[0] >= h and canvas[1] >= w for h, w in own)
+        assert sorted(seen) == sorted(draw_repeats(repeats, derived_seed(5, "repeats", epoch)).tolist())
+        assert set(seen.values()) == {1}
+    sampler = TrainSampler(buckets=buckets, **given)
+    assert sampler.steps_per_epoch == steps
+    assert sampler.position(steps) == (1, 0)
+
+
+def test_factors_of_one_change_nothing() -> None:
+    buckets = buckets_of(SHAPES * 4)
+    plain = TrainSampler(buckets=buckets, batch_size=5)
+    ones = TrainSampler(buckets=buckets, batch_size=5, repeats=np.ones(len(SHAPES) * 4))
+    assert [plain.step(step) for step in range(12)] == [ones.step(step) for step in range(12)]

@@ -244,3 +244,19 @@ def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkey
     loading.start_fork_server("torch")
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_images_of_rare_classes_come_again_with_another_augmentation(annotations) -> None:
+    """Each label is in one image of ten, so its factor is sqrt(.9 / .1) = 3."""
+    module = make_module(annotations, repeat_threshold=0.9, hflip=0.5, batch_size=5)
+    sampler = module.train_sampler
+    labelled = [i for i in range(10) if i % 3]
+    assert sampler.num_images == 4 + 3 * len(labelled)
+    seen: dict[int, list[torch.Tensor]] = {}
+    for batches in module.train_steps(0, sampler.steps_per_epoch):
+        for batch in batches:
+            for i in batch.real_rows():
+                seen.setdefault(int(batch.image_ids[i]), []).append(batch.images[i])
+    assert {image - 100: len(images) for image, images in seen.items()} == {i: 3 if i % 3 else 1 for i in range(10)}
+    assert all(not torch.equal(images[0], images[1]) for images in seen.values() if len(images) > 1)
+    assert same_steps(list(module.train_steps(2, 9)), list(module.train_steps(0, 9))[2:])
