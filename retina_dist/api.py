@@ -133,7 +133,7 @@ class Trainer(_Run):
 
     def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
-        return Detector.from_checkpoint(self.checkpoint, device=device, precision=precision)
+        return Detector.from_checkpoint(self.checkpoint, device=device, precision=precision, model=self.model)
 
     def evaluate(self) -> CocoResult:
         """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""

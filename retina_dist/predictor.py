@@ -21,7 +21,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.files import first_line
-from retina_dist.run_config import task_of_checkpoint
+from retina_dist.run_config import ModelSettings, task_of_checkpoint
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of
@@ -49,11 +49,21 @@ class Predictor(ABC, Generic[Input, Output]):
         self.model: Any = model.to(self.device).eval()
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
-        """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError."""
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        precision: str = "fp32",
+        model: ModelSettings | None = None,
+    ) -> Self:
+        """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError.
+
+        `model` are the settings of a model from outside the package, which a checkpoint does not name: the section of the training.
+        """
         if not isinstance(path, str | Path):
             raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
-        return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision)
+        return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision, model=model)
 
     @classmethod
     def from_content(
@@ -63,26 +73,27 @@ class Predictor(ABC, Generic[Input, Output]):
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
+        model: ModelSettings | None = None,
     ) -> Self:
         """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
         if (task := task_of_checkpoint(content)) != cls.task:
             raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
         device = _checked(device, precision)  # an error of these is none of the checkpoint
         try:
-            model, arguments = cls._read(content)
-            model.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
-            return cls(model, **arguments, device=device, precision=precision)
+            network, arguments = cls._read(content, model)
+            network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
+            return cls(network, **arguments, device=device, precision=precision)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else first_line(error)
-            if "model_arguments" not in content:
-                reason = "a checkpoint has no model_arguments where the model is from outside the package"
+            if "model_arguments" not in content and not hasattr(model, "implementation"):
+                reason = "its model is from outside the package, which a checkpoint does not name"
             raise CheckpointError(
                 f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
             ) from error
 
     @classmethod
     @abstractmethod
-    def _read(cls, content: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[nn.Module, dict[str, Any]]:
         """The network without its weights, and the other arguments of the class. Raises any error for a wrong value."""
 
     @abstractmethod

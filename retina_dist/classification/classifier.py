@@ -16,6 +16,7 @@ from retina_dist.classification.data.transforms import eval_transform
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.predictor import Predictor
+from retina_dist.run_config import ModelSettings
 
 MAX_SIDE = 10**4  # px
 MOST_CLASSES = 5  # in an answer
@@ -62,14 +63,18 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         self.image_size, self.short_side = image_size, short_side
 
     @classmethod
-    def _read(cls, content: Mapping[str, Any]) -> tuple[Classifier, dict[str, Any]]:
+    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[Classifier, dict[str, Any]]:
         classes = [str(name) for name in content["classes"]]
         side, short = content["input"]["image_size"], content["input"]["short_side"]
         if not (type(side) is type(short) is int and 1 <= side <= short <= MAX_SIDE):
             raise ValueError(f"its input is of {side!r} of {short!r} px")
         arguments = {**content["model_arguments"], "num_classes": len(classes), "image_size": side}
-        model = build_classifier(**arguments)
-        return model, {"classes": classes, "image_size": side, "short_side": short, "arguments": arguments}
+        return build_classifier(**arguments), {
+            "classes": classes,
+            "image_size": side,
+            "short_side": short,
+            "arguments": arguments,
+        }
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
         """[N, K] float32 probabilities of each image; a single image gives one row. For its forms see `Detector.predict`."""

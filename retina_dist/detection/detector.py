@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self, TypedDict
 
 from retina_dist.data.canvases import resized_size
@@ -19,13 +19,14 @@ from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.errors import ConfigError
 from retina_dist.model.weights import is_torchvision_name, published
 from retina_dist.predictor import Predictor
+from retina_dist.run_config import ModelSettings
 from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 
@@ -67,7 +68,7 @@ class Detector(Predictor[Batch, Detections]):
 
     def __init__(
         self,
-        model: RetinaNet,
+        model: nn.Module,
         categories: Categories | Sequence[str],
         *,
         min_size: int = 800,
@@ -95,14 +96,22 @@ class Detector(Predictor[Batch, Detections]):
         self.min_size, self.max_size = min_size, max_size
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        precision: str = "fp32",
+        model: ModelSettings | None = None,
+    ) -> Self:
         """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
 
         `path` may be a URL. A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead takes torchvision's published weights.
+        `model` are the settings of a model from outside the package, which a checkpoint does not name: the section of the training.
         """
         if is_torchvision_name(str(path)):
             return cls.from_torchvision(str(path), device=device, precision=precision)
-        return super().from_checkpoint(path, device=device, precision=precision)
+        return super().from_checkpoint(path, device=device, precision=precision, model=model)
 
     @classmethod
     def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
@@ -119,11 +128,14 @@ class Detector(Predictor[Batch, Detections]):
         return cls(model, categories, min_size=800, max_size=1333, device=device, precision=precision)
 
     @classmethod
-    def _read(cls, content: Mapping[str, Any]) -> tuple[RetinaNet, dict[str, Any]]:
+    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[nn.Module, dict[str, Any]]:
+        categories = Categories.from_state(content["categories"])
+        sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
+        if outside := getattr(model, "implementation", None):
+            return outside(model, categories.num_classes), {"categories": categories, **sizes}
         arguments = content["model_arguments"]
         validate(ModelConfig(**arguments), "model.")
-        sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
-        return build_retinanet(**arguments), {"categories": Categories.from_state(content["categories"]), **sizes}
+        return build_retinanet(**arguments), {"categories": categories, **sizes}
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image; a single image gives a list of one.

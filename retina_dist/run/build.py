@@ -101,7 +101,9 @@ def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
     trainer = config.trainer
-    check_metric(monitor_of(config), task_class(config).metric_names)
+    outside_loss = monitor_of(config).startswith("val/loss_") and hasattr(config.model, "implementation")
+    if not outside_loss:  # which the first validation names
+        check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
             f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "

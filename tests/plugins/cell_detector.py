@@ -20,6 +20,7 @@ CELL = 16  # px
 @dataclass
 class CellSettings(DetectorSettings):
     width: int = setting(16, "channels", at_least=1)
+    count_weight: float = setting(0.0, "of a third loss, on the number of objects; 0: none", at_least=0)
 
 
 class CellDetector(DetectionModel):
@@ -41,6 +42,12 @@ class CellDetector(DetectionModel):
         images = [(outputs[i], batch.image(i)) for i in batch.real_rows()]
         parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
         losses = dict(zip(("classification", "bbox_regression"), parts.view(-1, 2).mean(0).unbind(), strict=True))
+        if self.settings.count_weight:
+            objects = (
+                torch.stack([image.num_boxes for _, image in images]).flatten() if images else outputs.new_zeros(1)
+            )
+            expected = torch.stack([output[:, :-4].sigmoid().sum() for output, _ in images] or [outputs.sum() * 0])
+            losses["count"] = self.settings.count_weight * l1_loss(expected, objects.float())
         return losses, [self._detections(outputs[i].detach(), batch.image(i), centres) for i in range(len(batch))]
 
     def _losses(self, output: Tensor, image: Batch, centres: Tensor, columns: int) -> Tensor:

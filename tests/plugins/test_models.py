@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
+from retina_dist import Trainer
 from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
 from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
@@ -37,8 +41,36 @@ def test_it_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     resumed = trained("output_dir=half", "resume=auto")
     assert resumed == trained("output_dir=whole")
     assert resumed["val/loss"] < first["val/loss"]
-    with pytest.raises(CheckpointError, match="does not describe a detector"):
+    with pytest.raises(
+        CheckpointError, match=r"its model is from outside the package, which a checkpoint does not name"
+    ):
         Detector.from_checkpoint("whole/checkpoints/last.pt")
+
+
+def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its three losses are the sum that the validation reports, and any of them can choose the best checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    run = [*CHOSEN, "model.width=8", "model.count_weight=0.5", "logging=quiet", "schedule=constant", "output_dir=run"]
+    run += ["trainer.max_duration=4steps", "trainer.validate_every=2steps", "trainer.monitor=val/loss_count"]
+    trainer = Trainer.from_config(load_config("train", run))
+    metrics = trainer.fit()
+    parts = {name: value for name, value in metrics.items() if name.startswith("val/loss_")}
+    assert sorted(parts) == ["val/loss_bbox_regression", "val/loss_classification", "val/loss_count"]
+    assert metrics["val/loss"] == pytest.approx(sum(parts.values()))
+    counts = read_metrics(Path("run/metrics.csv"))["val/loss_count"][1]
+    assert json.loads(Path("run/result.json").read_text())["best"] == min(counts)
+    evaluated, detector = trainer.evaluate(), trainer.detector()
+    assert evaluated.stats.keys() == {name.removeprefix("coco/") for name in metrics if name.startswith("coco/")}
+    again = Detector.from_checkpoint(trainer.checkpoint, model=trainer.model)
+    image = next(Path(trainer.data.root).rglob("*.jpg"))
+    (ours,), (theirs,) = detector.predict(image), again.predict(image)
+    assert len(ours["boxes"]) == len(theirs["boxes"]) > 0
+    assert torch.equal(ours["scores"], theirs["scores"])
+    wider = load_config("train", [*run, "model.width=16"]).model
+    with pytest.raises(CheckpointError, match="does not describe a detector"):
+        Detector.from_checkpoint(trainer.checkpoint, model=wider)
+    with pytest.raises(ConfigError, match="trainer.monitor=val/loss_none is no metric; did you mean val/loss_count"):
+        Trainer.from_config(load_config("train", [*run, "trainer.monitor=val/loss_none", "output_dir=b"])).fit()
 
 
 def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
