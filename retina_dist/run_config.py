@@ -90,7 +90,6 @@ class RunConfig:
         None,
         "null | auto (the run in output_dir, or the newest runs/NAME) | a run folder, whose settings it takes | a checkpoint",
     )
-    launcher: str | None = setting(None, 'with --multirun: the launcher that starts each job, e.g. "horovodrun -np 2"')
     dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
     gpu: str | None = setting(
         None,

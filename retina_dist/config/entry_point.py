@@ -72,10 +72,6 @@ def entry_point(
                     config = to_object(composed, name, settings.overrides.task)
                     if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path())):
                         config.output_dir = str(folder)
-                    if getattr(config, "launcher", None) and not sweeps:
-                        raise ConfigError(
-                            f"launcher={config.launcher} starts the jobs of a sweep; add --multirun, or start this command by it."
-                        )
                     check_outputs(config)
                 except UserError as error:
                     error.collective = True  # every rank composes the same settings

@@ -12,8 +12,6 @@ import io
 import json
 import math
 import os
-import shlex
-import subprocess
 import sys
 import time
 import traceback
@@ -59,8 +57,6 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
             if config.resume == "auto" and read_result(folder).get("status") == "ok":
                 print_redacted(f"{folder} is done")
                 skipped = True
-            elif config.launcher:
-                _start_processes(config, folder)
             else:
                 train(config)
         except BaseException as error:
@@ -92,46 +88,6 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2) + "\n"
     write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def _start_processes(config: RunConfig, folder: Path) -> None:
-    """Run the job's processes by its launcher. Raises ConfigError or UserError with the error that they recorded."""
-    command = job_command(str(config.launcher), folder)
-    print(redacted(shlex.join(command)), flush=True)
-    try:
-        code = subprocess.run(command, check=False).returncode
-    except OSError as error:
-        raise ConfigError(
-            f"launcher={command[0]} cannot be started ({error.strerror}); is it installed and on the PATH?"
-        ) from error
-    result = read_result(folder)
-    if code or result.get("status", "failed") == "failed" and not config.dry_run:
-        raise UserError(
-            result.get("error") or f"launcher={config.launcher} ended with exit code {code} and left no {RESULT}."
-        )
-
-
-def job_command(launcher: str, folder: Path) -> list[str]:
-    """What starts the current job's processes. Raises ConfigError where `launcher` is not a command line."""
-    launch, settings = detect_launch(), HydraConfig.get()
-    if launch.world_size > 1:
-        raise ConfigError(
-            f"launcher={launcher} starts each job's processes itself, but this is {launch}; start by python."
-        )
-    try:
-        words = shlex.split(launcher)
-    except ValueError as error:
-        raise ConfigError(
-            f"launcher={launcher} is not a command line ({error}); write launcher='mpirun -np 2'."
-        ) from error
-    module = ["-m", "retina_dist.train"]
-    if not Path(words[0]).name.startswith("torchrun"):  # which starts a Python by itself
-        module.insert(0, sys.executable)
-    kept = [o for o in settings.overrides.task if o.lstrip("+").split("=", 1)[0] not in ("launcher", "output_dir")]
-    search = [s.path for s in settings.runtime.config_sources if "command" in s.provider]
-    kept += [f"hydra.searchpath=[{','.join(f'file://{path}' for path in search)}]"] if search else []
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return [*words, *module, *kept, "launcher=null", "hydra.mode=RUN", f"output_dir='{quoted}'"]
 
 
 class SweepTable(Callback):

@@ -107,8 +107,7 @@ class HorovodStrategy(DistributedStrategy):
             if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
                     "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, cycle_time_ms, "
-                    "timeout_s and device cannot change between the jobs of a sweep; give launcher='mpirun -np N' or "
-                    "'horovodrun -np N' to start processes for each job."
+                    "timeout_s and device cannot change between the jobs of a sweep; start a sweep for each value."
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.

@@ -93,16 +93,3 @@ def _check_lock_step(folder: Path, diverged: dict[str, str], ok: dict[str, str],
     assert "loss or gradient is not finite" in diverged["error"]
     run = json.loads((folder / ok["folder"] / "result.json").read_text())
     assert (run["status"], run["world_size"], run["backend"]) == ("ok", 2, backend)
-
-
-@pytest.mark.long
-def test_each_job_by_a_launcher(tmp_path: Path) -> None:
-    launchers = "launcher=torchrun --nproc-per-node 2,torchrun --nproc-per-node 1"
-    command = (sys.executable, "-m", "retina_dist.train", "-m", *TINY, launchers)
-    result = launched(*command, "data.batch_size=3", "strategy=single", cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    failed, ok = table(tmp_path)
-    assert failed["error"].startswith("strategy=single under torchrun")
-    assert (failed["status"], ok["status"], ok["error"]) == ("failed", "ok", "")
-    assert json.loads((tmp_path / ok["folder"] / "result.json").read_text())["backend"] == "one process"
-    assert f"writing to {ok['folder']}" in result.stdout  # what the job says is passed on

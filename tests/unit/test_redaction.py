@@ -211,28 +211,24 @@ def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.
 def test_a_sweep_gets_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of a job that fails nor of one that a launcher starts; Hydra's own multirun.yaml is redacted too."""
+    """Hydra's own multirun.yaml is redacted too."""
 
     def fails(config: DetectionRunConfig) -> None:
         raise OSError(f"{KINDS[0]} is not there")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(retina_dist.train, "train", fails)
-    for launcher, error in (
-        ("null", "OSError: https://host/x is not there"),
-        ("/bin/false -n 2", "ended with exit code 1"),
-    ):
-        folder = Path(f"sweep-{Path(launcher.split()[0]).name}")
-        overrides = [f"data.classes='{KINDS[0]}'", "optimizer.lr=1,2", f"launcher={launcher}", f"output_dir={folder}"]
-        monkeypatch.setattr(sys, "argv", ["train", "-m", *overrides])
-        with pytest.raises(SystemExit):
-            retina_dist.train.main()
-        rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-        assert error in rows[0]["error"]
-        written = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
-        assert any(name.endswith("multirun.yaml") for name, _ in written)
-        out, err = capfd.readouterr()
-        assert leaks(iter([*written, ("stdout", out.encode()), ("stderr", err.encode())])) == []
+    overrides = [f"data.classes='{KINDS[0]}'", "optimizer.lr=1,2", "output_dir=sweep"]
+    monkeypatch.setattr(sys, "argv", ["train", "-m", *overrides])
+    with pytest.raises(SystemExit):
+        retina_dist.train.main()
+    folder = Path("sweep")
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert "OSError: https://host/x is not there" in rows[0]["error"]
+    written = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
+    assert any(name.endswith("multirun.yaml") for name, _ in written)
+    out, err = capfd.readouterr()
+    assert leaks(iter([*written, ("stdout", out.encode()), ("stderr", err.encode())])) == []
 
 
 def test_what_a_rank_says_and_logs() -> None:

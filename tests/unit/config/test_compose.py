@@ -282,7 +282,6 @@ LINES = {
     "--zzz 3": "--zzz is not an option; settings are written KEY=VALUE, and python -m retina_dist.train --help lists them.",
     "--config-dir nowhere": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
-    "launcher=mpirun": "launcher=mpirun starts the jobs of a sweep; add --multirun, or start this command by it.",
     "--cfg job optimizer.lrr=1": "optimizer.lrr is not a setting; did you mean optimizer.lr?",
     "--data /tmp/x": "--data is not an option; data=/tmp/x: data is the format, not the place; write data=coco data.root=",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=auto, or resume=RUN_FOLDER.",

@@ -178,36 +178,6 @@ def test_result_of_a_run(tmp_path: Path) -> None:
     assert (read_result(tmp_path)["status"], read_result(tmp_path)["error"]) == ("failed", "it is nan.")
 
 
-# the launcher
-
-
-def test_each_job_by_a_launcher(sweep: Sweep, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The launcher gets the job's own settings and folder; its exit code or the error that the job recorded is the row's."""
-    program = tmp_path / "launch"
-    program.write_text(
-        f"#!{sys.executable}\nimport json, pathlib, sys\nfolder = pathlib.Path(sys.argv[-1].split('=')[1].strip(\"'\"))\n"
-        "folder.mkdir(parents=True, exist_ok=True)\n(folder / 'argv').write_text(' '.join(sys.argv[1:]))\n"
-        "if 'seed=1' in sys.argv: sys.exit(3)\n"
-        "(folder / 'result.json').write_text(json.dumps({'status': 'ok', 'error': None, 'best': 0.5}))\n"
-    )
-    program.chmod(0o755)
-    assert sweep("seed=0,1", f"launcher={program} -np 2", "output_dir=it s") == 0
-    good, bad = table("it s")
-    assert (good["status"], bad["status"]) == ("ok", "failed")
-    assert bad["error"].endswith("ended with exit code 3 and left no result.json.")
-    words = Path("it s/0/argv").read_text()
-    assert words.startswith(
-        f"-np 2 {sys.executable} -m retina_dist.train seed=0 launcher=null hydra.mode=RUN output_dir="
-    )
-    for launcher, reason in (
-        ("nowhere", "cannot be started"),
-        ('"mpirun \'"', "is not a command line"),
-        ("true", "is not a text"),
-    ):
-        assert sweep("seed=0", f"launcher={launcher}", "output_dir=t") == 2
-        assert reason in capfd.readouterr().err
-
-
 # the plot
 
 
