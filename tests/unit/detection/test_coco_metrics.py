@@ -100,13 +100,6 @@ def test_nothing_detected_is_zero_where_there_is_something_to_find(evaluator: st
 
 
 @each_evaluator
-def test_nothing_to_find(evaluator: str) -> None:
-    result = evaluate_rows(truth_of([1]), rows_of((1, RIGHT, 0.9, CAT)), evaluator=evaluator)
-    assert result.stats == dict.fromkeys(STATS, -1.0)
-    assert set(result.per_class.values()) == {None}
-
-
-@each_evaluator
 @pytest.mark.parametrize(("crowd", "expected"), [(1, 1.0), (0, 1 / 3)])
 def test_detections_inside_a_crowd_cost_nothing(evaluator: str, crowd: int, expected: float) -> None:
     """Two boxes inside WRONG, ahead of the right one: ignored in a crowd, else precision is 1/3."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
@@ -56,20 +55,6 @@ def test_an_image_is_turned_as_it_is_shown(tmp_path: Path) -> None:
     found, expected = detector.predict([tmp_path / "a.png", upright])
     assert torch.equal(found["boxes"], expected["boxes"])
     assert found["boxes"][:, 2].max() <= 40
-
-
-def test_it_is_what_the_model_finds_on_the_resized_image() -> None:
-    """96 x 48 pixels with the shorter side to 64 and the longer to 96 at most: the image stays as it is."""
-    pixels = torch.randint(0, 256, (3, 48, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    detector = Detector.from_content(content(), "a checkpoint")
-    canvas = torch.zeros(3, 64, 96, dtype=torch.uint8)
-    canvas[:, :48] = pixels
-    batch = collate(
-        [Sample(canvas[:, :48], torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, (48, 96))], (64, 96)
-    )
-    with torch.inference_mode():
-        expected = detector.model(batch)[0]
-    assert torch.equal(detector.predict([pixels])[0]["boxes"], expected["boxes"])
 
 
 def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -121,12 +120,3 @@ def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, m
 def test_wrong_settings(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         export(settings(tmp_path / "model.pt", **changes))
-
-
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnx", reason="the extra [export] is not installed")  # it is asked for first
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(
-        ConfigError, match=r'needs onnxscript, which is not installed; pip install "retina-dist\[export\]"'
-    ):
-        export(settings(tmp_path / "model.onnx"))

@@ -61,20 +61,3 @@ def test_per_class_bars_are_sorted_and_say_what_is_left_out(tmp_path, figures):
     assert axes.yaxis_inverted()  # so the first is on top
     assert texts(axes) == ["mean 0.550"]
     assert figures[0].get_supxlabel() == "1 class without ground truth left out"
-
-
-def test_per_class_shows_the_best_and_the_worst_of_many(tmp_path, figures):
-    per_class = {f"class {k}": k / 365 for k in range(365)} | {"a": None, "b": None}
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    axes = figures[0].axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [f"class {k}" for k in [*range(364, 334, -1), *range(29, -1, -1)]]
-    assert texts(axes) == ["mean 0.499"]  # of all classes
-    note = "best and worst 30 of 365 classes; 2 classes without ground truth left out"
-    assert figures[0].get_supxlabel() == note
-
-
-@pytest.mark.parametrize("per_class", [{}, {"a": None}, {"a": 0.0}, {"a": 1.0}])
-def test_per_class_of_hardly_anything(tmp_path, per_class):
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    assert (tmp_path / "per_class_ap.png").exists()

@@ -25,7 +25,7 @@ from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_we
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
+from retina_dist.engine.checkpoint.store import write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
@@ -106,7 +106,7 @@ def saved(tmp_path: Path, state: dict[str, torch.Tensor], **beside: object) -> s
     return str(tmp_path / "saved.pth")
 
 
-@pytest.mark.parametrize(("norm", "prefix"), [("frozen_bn", ""), ("bn", "module."), ("sync_bn", "network.")])
+@pytest.mark.parametrize(("norm", "prefix"), [("frozen_bn", ""), ("bn", "module."), ("sync_bn", "backbone.body.")])
 def test_backbone_from_a_classifier_with_any_prefix(tmp_path: Path, norm: str, prefix: str) -> None:
     classifier = resnet18(weights=None)
     source = saved(tmp_path, {f"{prefix}{name}": value for name, value in classifier.state_dict().items()})
@@ -119,16 +119,6 @@ def test_backbone_from_a_classifier_with_any_prefix(tmp_path: Path, norm: str, p
     for name, value in model.backbone.body.state_dict().items():
         assert torch.equal(value, classifier.state_dict()[name]), name
     assert torch.equal(model.head.classification_head.cls_logits.weight, head)
-
-
-def test_the_body_of_a_detector_is_a_backbone(tmp_path: Path) -> None:
-    source, model = small(norm="frozen_bn"), small(num_classes=7, norm="frozen_bn")
-    path = saved(tmp_path, source.state_dict(), model_arguments={"norm_eps": 1e-3})
-    report = load_backbone_weights(model, path, "resnet18")
-    assert len(report.loaded) == 100
-    assert all(name.startswith(("backbone.fpn.", "head.")) for name in report.left_over)
-    assert torch.equal(model.backbone.body.layer4[1].conv2.weight, source.backbone.body.layer4[1].conv2.weight)
-    assert batch_norm_eps(model) == 1e-3
 
 
 def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_path: Path) -> None:
@@ -255,18 +245,6 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
         detector.model.state_dict()["head.classification_head.cls_logits.bias"],
         published["head.classification_head.cls_logits.bias"],
     )
-
-
-def test_a_checkpoint_behind_a_url() -> None:
-    """best.pt has no file of its own there: the manifest says which it is."""
-    model = small()
-    store = CheckpointStore("memory://weights/run")
-    store.save({"model": model.state_dict()}, 5, 0.5)
-    store.wait()
-    settings = ModelConfig(backbone="resnet18", fpn_channels=32, weights="memory://weights/run/best.pt")
-    assert torch.equal(build_model(settings, 3).backbone.body.conv1.weight, model.backbone.body.conv1.weight)
-    with pytest.raises(CheckpointError, match="there is no checkpoint memory://weights/run/nowhere.pt"):
-        load_weights(model, "memory://weights/run/nowhere.pt")
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.classification.model import build_classifier
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.model.layers import StridedConv2d, fold_frozen_norms, replace_strided_convs
+from retina_dist.model.layers import StridedConv2d, replace_strided_convs
 
 
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -60,14 +59,3 @@ def test_every_strided_convolution_of_both_tasks_is_replaced() -> None:
         strided = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.stride[1] > 1]
         assert strided
         assert all(isinstance(m, StridedConv2d) for m in strided)
-
-
-def test_a_folded_norm_keeps_the_convolution_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), FrozenBatchNorm2d(32))
-    fold_frozen_norms(model)
-    columns = widths(monkeypatch)
-    x = torch.rand(2, 16, 12, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(x).shape == (2, 32, 6, 1)
-    assert columns == [2]

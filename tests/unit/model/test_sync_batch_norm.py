@@ -57,23 +57,6 @@ def on_two_ranks(x: list[Tensor], dy: list[Tensor], repeat: int = 1) -> list[tup
     return on_ranks(2, one)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (3, 1)])
-def test_two_ranks_are_one_batch(sizes: tuple[int, int]) -> None:
-    x, dy = drawn(4, CHANNELS, 5, 6), drawn(4, CHANNELS, 5, 6, seed=1)
-    whole = norm(nn.BatchNorm2d)
-    y, dx = forward_backward(whole, x, dy)
-    (y0, dx0, norm0), (y1, dx1, norm1) = on_two_ranks(list(x.split(sizes)), list(dy.split(sizes)))
-
-    torch.testing.assert_close(torch.cat((y0, y1)), y)
-    torch.testing.assert_close(torch.cat((dx0, dx1)), dx)
-    torch.testing.assert_close(norm0.weight.grad + norm1.weight.grad, whole.weight.grad)
-    torch.testing.assert_close(norm0.bias.grad + norm1.bias.grad, whole.bias.grad)
-    for module in (norm0, norm1):
-        torch.testing.assert_close(module.running_mean, whole.running_mean)
-        torch.testing.assert_close(module.running_var, whole.running_var)
-        assert module.num_batches_tracked == 1
-
-
 def test_outputs_by_hand() -> None:
     """Rank 0 has 0 and 2, rank 1 has 4 and 6: mean 3, variance 5, unbiased 20/3."""
     x = torch.arange(0, 8, 2, dtype=torch.float64).reshape(2, 1, 1, 2).expand(2, CHANNELS, 1, 2)

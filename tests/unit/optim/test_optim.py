@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from retina_dist.classification.model import build_classifier
-from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
-from retina_dist.model.layers import FoldedBatchNorm2d
 from retina_dist.optim.optimizer import build_optimizer, check_layouts, clip_gradients, load_optimizer, parameter_groups
 from retina_dist.optim.settings import OptimizerConfig
 
@@ -105,30 +103,6 @@ def test_average_follows_by_hand() -> None:
     nn.init.constant_(model.weight, 0.0)
     ema.update(model)  # the decay has reached its limit
     assert ema.model.weight.item() == pytest.approx(before / 2)
-
-
-def test_average_leaves_alone_what_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write to a frozen norm, even of the same values, makes its folded scale and shift be computed again."""
-    settings = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "trainable_layers": 3}
-    model = build_retinanet(**settings, norm="frozen_bn")
-    ema, image = ExponentialMovingAverage(model), torch.rand(1, 3, 32, 32)
-    other = ExponentialMovingAverage(build_retinanet(**settings, norm="frozen_bn"))
-    other.load_state_dict(ema.state_dict())
-    computed = []
-    compute = FoldedBatchNorm2d._scale_and_shift
-    monkeypatch.setattr(FoldedBatchNorm2d, "_scale_and_shift", lambda self: computed.append(self) or compute(self))
-    for average in (ema, other):
-        average.model.backbone(image)
-        folded = len(computed)
-        frozen = {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
-        average.update(model)
-        average.model.backbone(image)
-        assert len(computed) == folded > 0
-        assert frozen == {n: p._version for n, p in average.model.named_parameters() if "layer1" in n}
-        average.load_state_dict({"model": model.state_dict(), "updates": 5})
-        average.model.backbone(image)
-        assert len(computed) > folded
-        computed.clear()
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adam"])
@@ -257,10 +231,3 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     content = made(0).state_dict()
     with pytest.raises(CheckpointError, match="optimizer has 6 parameters in other groups than the 6 of this run"):
         made(1).load_state_dict(content)
-
-
-def test_tied_weights_are_one_parameter() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    groups = parameter_groups(model, OptimizerConfig(name="sgd"))
-    assert sum(len(group["params"]) for group in groups) == 3
