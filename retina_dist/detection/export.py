@@ -61,7 +61,7 @@ def export(config: ExportConfig) -> dict[str, float]:
         f"{len(batches)} images: {worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
     )
     eps = batch_norm_eps(detector.model)
-    if output.suffix == ".pt" and eps != 1e-5:
+    if output.suffix == ".pt" and eps not in (None, 1e-5):
         print(f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it")
     return worst
 

@@ -70,6 +70,24 @@ def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> Non
     assert state.keys() == detector.model.state_dict().keys()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "form"),
+    [("mobilenet_v3_small", "pt2"), ("mobilenet_v3_small", "pt"), ("convnext_tiny", "onnx"), ("swin_t", "pt")],
+)
+def test_other_bodies(body: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
+        pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
+    made = small_detector(backbone=body)
+    torch.nn.init.normal_(made.model.head.classification_head.cls_logits.weight)
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path: made)
+    size = {} if form == "pt" else {"size": [64, 96]}
+    found = export(settings(tmp_path / f"model.{form}", **size))
+    assert found["detections"] > 10
+    assert found["boxes"] < 1e-2
+
+
 def shifted(found: Detections, boxes: float = 0.0, scores: float = 0.0) -> Detections:
     return Detections(boxes=found["boxes"] + boxes, scores=found["scores"] + scores, labels=found["labels"])
 
