@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
+from retina_dist.predictor import refuse_tile
+from retina_dist.serving.scoring import Scorer
 from tests.commands import run_command
-from tests.unit.serving.server import small_detector
+from tests.unit.serving.server import make_image, small_detector
 
 
 def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects: int = 60) -> Path:
@@ -114,6 +117,18 @@ def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> No
     assert torch.equal(alone["boxes"], detector.predict(image[:, :90, :90])[0]["boxes"])
     with pytest.raises(ConfigError, match="tile=16 tile_overlap=0.2 cannot be"):
         detector.tiled(16)
+
+
+def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detector) -> None:
+    scorer = Scorer(detector.tiled(64))
+    large, small = scorer.prepare(make_image(size=(150, 100)), 0), scorer.prepare(make_image(size=(50, 40)), 1)
+    answers = [scorer.predict([image])[0] for image in (large, small)]
+    assert [(answer["width"], answer["height"]) for answer in answers] == [(150, 100), (50, 40)]
+    (expected,) = detector.tiled(64).predict(Image.open(io.BytesIO(make_image(size=(150, 100)))))
+    assert answers[0]["detections"] == detector.answer(expected, 0.0)["detections"] != []
+    assert answers[1] == Scorer(detector).predict([small])[0]
+    with pytest.raises(ConfigError, match="tile=640 is for detection; leave it out"):
+        refuse_tile(640)
 
 
 def metrics_of(checkpoint: Path, **tiles: float) -> dict[str, float]:
