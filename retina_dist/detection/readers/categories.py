@@ -101,10 +101,6 @@ class Categories:
         """K, the number of labels."""
         return len(self.ids)
 
-    def category_id_of(self, label: int) -> int:
-        """The COCO id to write into results."""
-        return self.ids[label]
-
     def name_of(self, label: int) -> str:
         """The category's name."""
         return self.names[label]
@@ -145,15 +141,22 @@ def check_names(names: object) -> None:
 
 def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], source: object) -> str:
     """A sentence that lists names that do not agree: by the name that was looked for, the file's names for it."""
-    alike = {_plain(name): name for name in ours}
+
+    def plain(name: str) -> str:  # without what a retyped name may differ in
+        return re.sub(r"[\s_-]+", "", name).casefold()
+
+    def quoted(name: str) -> str:  # as Hydra reads it in a list
+        return f"'{name}'" if re.search(r"[^\w ./-]", name) else name
+
+    alike = {plain(name): name for name in ours}
     listed, example = [], "[[THEIRS,OURS]]"
     for wanted, given in list(wrong.items())[:MAX_LISTED]:
-        near = alike.get(_plain(wanted))
+        near = alike.get(plain(wanted))
         if len(given) > 1 or wanted in ours:
             listed.append(f"{wanted!r} ({len(given)} categories here, {pluralize(len(ours.get(wanted, [])), 'label')})")
         elif near:
             listed.append(f"{wanted!r} (a label is {near!r})")
-            example = f"[[{_quoted(given[0])},{_quoted(near)}]]"
+            example = f"[[{quoted(given[0])},{quoted(near)}]]"
         else:
             listed.append(repr(wanted))
     listed += [f"{len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
@@ -162,13 +165,3 @@ def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], sourc
         f"{', '.join(listed)}; rename them in the file, or map them with data.category_map={example} (evaluate: category_map; null "
         "leaves a category out)."
     )
-
-
-def _quoted(name: str) -> str:
-    """As Hydra reads it in a list."""
-    return f"'{name}'" if re.search(r"[^\w ./-]", name) else name
-
-
-def _plain(name: str) -> str:
-    """A name without what a retyped one may differ in."""
-    return re.sub(r"[\s_-]+", "", name).casefold()

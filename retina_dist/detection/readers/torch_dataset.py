@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -29,6 +28,7 @@ from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 
+COLUMNS = ("boxes", "labels", "iscrowd", "area")
 ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 
 
@@ -124,25 +124,23 @@ class ItemReader:
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
             images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
             boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, len(names), box_format)]
-        for box_id, entry in enumerate(boxes, start=1):
-            entry["id"] = box_id
         categories = [{"id": label, "name": name} for label, name in enumerate(names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
     def _target(self, number: int) -> tuple[Mapping[str, Any], tuple[int, int]]:
         """What an item says of its boxes, and (height, width) of its image."""
         annotation = getattr(self.dataset, "annotation", None)
-        if callable(annotation):
-            target = annotation(number)
-            try:
-                height, width = map(int, target["size"])
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                raise DataError(
-                    f"{self}: annotation({number}) returns no dictionary with boxes, labels and size=(height, width); return one."
-                ) from error
+        if not callable(annotation):
+            image, target = self._item(number)
+            _, height, width = self._as_pixels(number, image).shape
             return target, (height, width)
-        image, target = self._item(number)
-        _, height, width = self._as_pixels(number, image).shape
+        target = annotation(number)
+        try:
+            height, width = map(int, target["size"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{self}: annotation({number}) returns no dictionary with boxes, labels and size=(height, width); return one."
+            ) from error
         return target, (height, width)
 
     def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
@@ -155,39 +153,32 @@ class ItemReader:
 
     def _boxes(self, number: int, target: Mapping[str, Any], num_classes: int, box_format: str) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
-        for key in ("boxes", "labels"):
-            if key not in target:
-                raise DataError(f"{self}[{number}] has no {key}; return {ITEM}.")
+        if missing := [key for key in ("boxes", "labels") if key not in target]:
+            raise DataError(f"{self}[{number}] has no {missing[0]}; return {ITEM}.")
         form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
-        boxes, labels = self._array(number, "boxes", target["boxes"]), self._array(number, "labels", target["labels"])
-        if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
+        columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
+        boxes = columns.pop("boxes")
+        if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
             raise DataError(f"{self}[{number}] has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
-        boxes = box_convert(torch.from_numpy(boxes.reshape(-1, 4)), form.lower(), "xywh").numpy()
-        columns = {key: self._array(number, key, target[key]) for key in ("iscrowd", "area") if key in target}
-        for key, column in {"labels": labels, **columns}.items():
-            if column.shape != (len(boxes),) and column.size + len(boxes):
+        boxes = box_convert(boxes.reshape(-1, 4), form.lower(), "xywh")
+        for key, column in columns.items():
+            if column.shape != (len(boxes),) and column.numel() + len(boxes):
                 raise DataError(
                     f"{self}[{number}] has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
                 )
-        entries = []
-        for i, box in enumerate(boxes.tolist()):
-            label = self._whole(number, "label", labels[i])
+        labels = [self._whole(number, "label", label) for label in columns.pop("labels").tolist()]
+        for label in labels:
             if not 0 <= label < num_classes:
                 raise DataError(
                     f"{self}[{number}] has label {label}, but categories has {num_classes} names, for labels 0 to "
                     f"{num_classes - 1}; number the labels from 0, or add a name."
                 )
-            entry: dict[str, Any] = {"bbox": box, "category_id": label}
-            if "iscrowd" in columns:
-                entry["iscrowd"] = int(columns["iscrowd"][i])
-            if "area" in columns:
-                entry["area"] = float(columns["area"][i])
-            entries.append(entry)
-        return entries
+        values = zip(labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values]
 
-    def _array(self, number: int, key: str, values: Any) -> np.ndarray:
+    def _array(self, number: int, key: str, values: Any) -> Tensor:
         try:
-            return torch.as_tensor(values).detach().cpu().double().numpy()
+            return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor, [0, 4] and [0] without boxes."

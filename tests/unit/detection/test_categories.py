@@ -20,7 +20,6 @@ def test_contiguous_labels():
     categories = Categories.from_coco(ENTRIES)
     assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
     assert categories.labels_of(np.array([1, 18])).tolist() == [0, 1]
-    assert [categories.category_id_of(label) for label in (0, 1)] == [1, 18]
     assert categories.name_of(1) == "dog"
     assert (18 in categories, 2 in categories) == (True, False)
     assert categories.labels_of(np.array([18, 1, 18])).tolist() == [1, 0, 1]
@@ -70,7 +69,7 @@ def test_torchvisions_labels_are_cocos_ids(real_data: Path):
     plain = load_annotations(*find_split(real_data / "coco-mini", "val"))
     assert plain.categories.num_classes == 80
     for by_id, contiguous in zip(found.labels, plain.labels, strict=True):
-        assert by_id.tolist() == [plain.categories.category_id_of(label) for label in contiguous.tolist()]
+        assert by_id.tolist() == [plain.categories.ids[label] for label in contiguous.tolist()]
 
 
 def test_padding_for_a_larger_model():
