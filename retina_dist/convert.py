@@ -1,9 +1,10 @@
-"""keras-retinanet's CSV or Pascal VOC to one COCO json.
+"""A data set of any format that is read to COCO json.
 
-    python -m retina_dist.convert format=csv annotations=train.csv classes=classes.csv output=train.json
-    python -m retina_dist.convert format=voc annotations=VOC2007 split=train output=train.json
+    python -m retina_dist.convert root=/data/mine output=train.json                       the format is recognised
+    python -m retina_dist.convert root=/data/mine split=val output=val.json
+    python -m retina_dist.convert annotations=rows.csv classes=classes.csv output=train.json
 
-Training reads both forms directly (`data=csv`, `data=voc`); this is for other tools.
+Training reads all of them directly (`data.root=FOLDER`); this is for other tools.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.readers.keras_csv import read_csv
-from retina_dist.detection.readers.voc import read_voc
+from retina_dist.detection.settings import FORMATS, DetectionData
+from retina_dist.detection.splits import describe_split, read_split, sized_coco
+from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
+from retina_dist.reporting.console import print_redacted
 from retina_dist.settings import MISSING, setting
 
 
@@ -24,25 +27,34 @@ from retina_dist.settings import MISSING, setting
 class ConvertConfig:
     """`python -m retina_dist.convert`."""
 
-    format: str = setting(MISSING, choices=("csv", "voc"))
-    annotations: str = setting(MISSING, "csv: the annotations file; voc: the VOC folder")
+    root: str | None = setting(None, "the data set's folder, as data.root")
+    annotations: str | None = setting(None, "an annotation file instead of root")
+    images: str | None = setting(None, "the folder of its images; null: that of the file")
+    format: str = setting("auto", "as data.format", choices=FORMATS)
     classes: str | None = setting(None, "csv: the classes file")
-    split: str = setting("train", "voc: name of the list in ImageSets/Main")
+    split: str = setting("train", choices=("train", "val"))
     output: str = setting(MISSING, "COCO json to write", writes="file")
     debug: bool = False
 
 
 def convert(config: ConvertConfig) -> dict[str, Any]:
-    """Write `output` and return its content."""
-    source = Path(config.annotations)
-    if config.format == "csv":
-        coco = read_csv(source, Path(config.classes) if config.classes else source.parent / "classes.csv")
-    else:
-        coco = read_voc(source, config.split)
+    """Write `output` and return its content. Images are needed only for sizes that the annotations do not have."""
+    key = f"{config.split}_annotations"
+    files = {key: config.annotations, f"{config.split}_images": config.images}
+    data = DetectionData(name="convert", format=config.format, root=config.root, classes=config.classes, **files)
+    if not config.root and not config.annotations:
+        raise ConfigError("give root=FOLDER or annotations=FILE.")
+    part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
+    if part is None:
+        raise ConfigError(f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE.")
+    coco = sized_coco(part)
     output = Path(config.output)
     write_atomically(output, lambda temporary: temporary.write_text(json.dumps(coco)))
-    counts = ", ".join(f"{len(coco[key])} {key}" for key in ("images", "annotations", "categories"))
-    print(f"{output}: {counts}")
+    unsized = sum("width" not in image for image in coco["images"])
+    missing = f"; {unsized} without a size, whose files are not there" if unsized else ""
+    print_redacted(f"{output}: {describe_split(part)}{missing}")
+    for warning in part.warnings:
+        print_redacted(f"warning: {warning}")
     return coco
 
 

@@ -104,13 +104,13 @@ def _spelled_like(end: str, keys: list[str]) -> list[str]:
 
 
 def no_format(value: str) -> str:
-    """The sentence for data=VALUE where VALUE is a place or a format that is not read; "" otherwise."""
+    """The sentence for data=VALUE where VALUE is a place or no entry; "" otherwise."""
     if value.lower().startswith("yolo"):
-        return f"data={value} is not read; convert YOLO's labels to COCO json, and give data=coco data.root=FOLDER."
+        return f"data={value} is not an entry; give data=auto data.root=FOLDER, which recognises YOLO."
     if not value or ("/" not in value and "." not in value and not Path(value).is_dir()):
         return ""
     place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
-    return f"data={value}: data is the format, not the place; write data=coco data.root={place}."
+    return f"data={value}: data is the format, not the place; write data=auto data.root={place}."
 
 
 def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:

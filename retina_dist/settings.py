@@ -45,8 +45,6 @@ class Limits:
             spelled = {str(choice).lower(): choice for choice in self.choices}
             near = difflib.get_close_matches(str(value).lower(), spelled, 1)
             hint = f"; did you mean {spelled[near[0]]}?" if near else "."
-            if key.endswith("format") and str(value).lower().startswith("yolo"):
-                hint = "; YOLO's labels are not read, convert them to COCO json."
             return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"
         if self.words and isinstance(value, str) and value not in self.words:
             return f"{key}={value} is neither a number nor {' or '.join(self.words)}."

@@ -8,6 +8,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.settings import setting
 
+FORMATS = ("auto", "coco", "csv", "voc", "yolo", "labelme", "cvat", "openimages", "shards")
+
 
 @dataclass
 class ShapesConfig:
@@ -42,12 +44,12 @@ class DetectionData(DataSettings):
 
     contract = "retina_dist.detection.readers.reader.AnnotationReader"
 
-    format: str = setting("coco", choices=("coco", "csv", "voc", "shards"))
-    root: str | None = setting(
-        None,
-        "folder in COCO layout (csv: train.csv, val.csv, classes.csv; voc: a VOC2007-like folder; shards: "
-        "what retina_dist.shards wrote), a path or a URL such as az://container/coco",
+    format: str = setting(
+        "auto",
+        "auto: recognised by the files in root; docs/data.md shows the layouts",
+        choices=FORMATS,
     )
+    root: str | None = setting(None, "the data set's folder, a path or a URL such as az://container/coco")
     train_annotations: str | None = setting(
         None, "an annotation file, instead of or beside root; so are the next three"
     )
@@ -105,7 +107,7 @@ class DetectionData(DataSettings):
     @property
     def has_corners(self) -> bool:
         """Whether boxes are read as two corners."""
-        return (self.box_format or ("xyxy" if self.format in ("csv", "voc") else "xywh")) == "xyxy"
+        return (self.box_format or ("xywh" if self.format in ("auto", "coco", "shards") else "xyxy")) == "xyxy"
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
@@ -121,7 +123,7 @@ class DetectionData(DataSettings):
                     f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}, the most for the longer side; raise "
                     "data.max_size."
                 )
-        if self.box_format and self.format in ("csv", "voc"):
+        if self.box_format and self.format not in ("auto", "coco", "shards"):
             raise ConfigError(
                 f"data.box_format={self.box_format} is for COCO json, and data.format={self.format} has corners; leave it out."
             )

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from retina_dist.data.images import SUFFIXES
+from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
+from retina_dist.detection.readers.formats import FOLDER_FORMATS, TITLES, find_split, read_folder, recognise
 from retina_dist.detection.readers.reader import AnnotationReader
+from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import PathOrUrl, Url, parse_path
 from retina_dist.text import pluralize
 
-LAYOUTS = (  # of annotation files below data.root
-    "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
-    "annotations/{split}*.json",
-    "{split}/_annotations.coco.json",  # Roboflow's export
-    "{split}.json",
-)
-SPLITS = {"val": ("val", "valid", "validation"), "train": ("train",)}
 FEWEST_BOXES = 4  # from which on most of them tell how they were written
 
 
@@ -61,7 +55,12 @@ def read_split(
     if isinstance(data, TorchDatasetConfig):
         part = data.read(split, **options)
     else:
+        draw_data(data)
+        recognised = data.format == "auto" and data.shapes is None and not hasattr(data, "implementation")
+        data = with_format(data)
         part, source = _read_files(data, split, options)
+        if part and recognised:
+            part.format = TITLES[data.format]
     if part is None:
         return None
     if not part.records:
@@ -75,9 +74,16 @@ def read_split(
 
 def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tuple[Annotations | None, object]:
     """The annotations of a split and where they come from."""
-    draw_data(data)
+    warnings: list[str] = []
+    files: tuple[PathOrUrl, PathOrUrl] | None
     if reader := getattr(data, "implementation", None):
         options["coco"], files = _read_outside(reader(data), data, split)
+    elif data.format in FOLDER_FORMATS:
+        root = parse_path(str(data.root or getattr(data, f"{split}_annotations")))
+        items = read_folder(data.format, root, split)
+        files = (root, items.images) if items else None
+        if items:
+            options["coco"], warnings = items.as_coco(), items.warnings
     else:
         files = split_files(data, split)
     if files is None:
@@ -89,7 +95,26 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
         "bad_images": data.bad_images,
         "max_pixels": data.max_pixels,
     }
-    return load_annotations(*files, split=split, classes=data.classes, **options), files[0]
+    part = load_annotations(*files, split=split, classes=data.classes, **options)
+    part.warnings += warnings
+    return part, files[0]
+
+
+def with_format(data: DetectionData) -> DetectionData:
+    """The settings with the format of the files instead of "auto". Raises ConfigError, or DataError for a folder of no format."""
+    if data.format != "auto" or hasattr(data, "implementation"):
+        return data
+    place = data.train_annotations or data.val_annotations or data.root
+    if place is None:
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
+        )
+    path = parse_path(place)
+    by_ending = "csv" if path.name.lower().endswith(".csv") else "coco"
+    format = by_ending if place != data.root and not path.is_dir() else recognise(path)
+    data = data.with_values(format=format)
+    data.check()
+    return data
 
 
 def implausible_boxes(part: Annotations, split: str, data: DetectionData | None = None) -> tuple[str, str] | None:
@@ -181,8 +206,6 @@ def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] 
             f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
         )
     root = parse_path(data.root) if data.root else parse_path(annotations).parent
-    if data.format == "voc":
-        return root, root
     if data.format == "shards":
         if split == "val" and annotations is None and not has_shards(root, split):
             return None
@@ -197,63 +220,19 @@ def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] 
     return file, parse_path(images) if images else folder
 
 
-def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
-    """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
-
-    Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
-    Raises DataError with everything that was looked for.
-    """
-    if not root.is_dir():
-        raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
-    names = SPLITS[split]
-    patterns = [pattern.format(split=name) for name in names for pattern in LAYOUTS]
-    files: list[PathOrUrl] = []
-    for pattern in patterns:
-        files += sorted(root.glob(pattern), key=lambda p: (len(p.name), p.name))
-    if not files:
-        if isinstance(root, Path) and (hint := _other_layout(root, split)):
-            raise DataError(f"{root} has no {split} annotations: {hint}.")
-        alone = "; to train without one, name data.train_annotations and data.train_images in place of data.root"
-        raise DataError(
-            f"{root} has no {split} annotations: looked for {', '.join(patterns[: len(LAYOUTS)])} and the like; name the file with "
-            f"data.{split}_annotations=FILE (evaluate: annotations=FILE){alone if split == 'val' else ''}."
-        )
-    annotations = files[0]
-    stem = annotations.stem.removeprefix("instances_")
-    folders = [annotations.parent] if annotations.parent.name in names else []  # Roboflow's images lie beside them
-    folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
-    folders += [*(root / "images" / name for name in names), root / "images"]
-    return annotations, next((folder for folder in folders if folder.is_dir()), root)
-
-
-def _other_layout(root: Path, split: str) -> str:
-    """What a folder without COCO annotations holds instead, and what to do; "" where it has some, or is not known."""
-
-    def described(folder: Path, name: str) -> bool:
-        return any(any(folder.glob(pattern.format(split=name))) for pattern in LAYOUTS)
-
-    if described(root, "train"):
-        return ""
-    for pattern in ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"):
-        if any(root.glob(pattern)):
-            return f"{pattern} is YOLO's format, which is not read; convert it to COCO json"
-    if any(root.glob("Annotations/*.xml")):
-        lists = "" if (root / "ImageSets/Main").is_dir() else ", and write ImageSets/Main/train.txt and val.txt"
-        return f"it looks like Pascal VOC; give data=voc{lists}"
-    if archives := sorted(file.name for file in root.glob("*.zip")):
-        return f"it holds {', '.join(archives[:3])}; unpack them"
-    if (root / f"{split}.csv").is_file():
-        return f"it holds {split}.csv; give data=csv"
-    if any(file.suffix.lower() in SUFFIXES for file in root.glob("train/*/*")):
-        return "it holds a folder for each class; give task=classification data=folders"
-    return f"give the folder above, {root.absolute().parent}" if described(root.absolute().parent, split) else ""
-
-
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
     """The first `count` images that have boxes, as a data set with their ground truth."""
     first = annotations.subset([i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count])
     coco = ground_truth_of(annotations.coco, {record.image_id for record in first.records})
     return replace(first, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
+
+
+def sized_coco(part: Annotations) -> dict[str, Any]:
+    """The ground truth with the width and height of each image whose file is there."""
+    records = fill_sizes(list(part.records), "skip", MAX_PIXELS, [])
+    size_of = {record.image_id: {"width": record.width, "height": record.height} for record in records}
+    images = [entry | size_of.get(entry["id"], {}) for entry in part.coco["images"]]
+    return part.coco | {"images": images}
 
 
 def describe_split(part: Annotations) -> str:
@@ -264,4 +243,5 @@ def describe_split(part: Annotations) -> str:
     extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
     extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
     extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    extra += [f"{part.format}, as recognised"] if part.format else []
     return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])

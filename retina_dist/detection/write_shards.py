@@ -10,7 +10,7 @@ from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split, split_files
+from retina_dist.detection.splits import read_split, sized_coco, split_files, with_format
 from retina_dist.files import read_bytes
 from retina_dist.reporting.console import print_redacted
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
-    data = replace(config.data, keep_empty_images=True)
+    data = replace(with_format(config.data), keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
@@ -41,9 +41,4 @@ def _annotations(data: DetectionData, split: str, part: Annotations) -> bytes:
         files = split_files(data, split)
         assert files is not None, "the split has been read"
         return read_bytes(files[0])
-    size_of = {record.image_id: (record.width, record.height) for record in part.records}
-    images = []
-    for entry in part.coco["images"]:
-        width, height = size_of.get(entry["id"], (None, None))
-        images.append({**entry, "width": width, "height": height} if width else entry)
-    return (json.dumps({**part.coco, "images": images}) + "\n").encode()
+    return (json.dumps(sized_coco(part)) + "\n").encode()

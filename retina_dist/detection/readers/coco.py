@@ -17,11 +17,10 @@ import numpy as np
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories, LabelMapping
-from retina_dist.detection.readers.keras_csv import read_csv
+from retina_dist.detection.readers.formats import FOLDER_FORMATS, TITLES, read_folder
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
-from retina_dist.detection.readers.voc import read_voc
 from retina_dist.errors import DataError, UserError
-from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
+from retina_dist.files import PathOrUrl, parse_path, read_bytes
 from retina_dist.text import escape, is_text, pluralize, truncate
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
@@ -41,6 +40,7 @@ class Annotations:
     clipped: int = 0  # boxes that reached out of their image
     dropped: dict[str, int] = field(default_factory=dict)  # why -> how many boxes
     warnings: list[str] = field(default_factory=list)
+    format: str = ""  # where it was recognised
 
     def subset(self, rows: Sequence[int]) -> Annotations:
         """The images of these rows; the ground truth stays."""
@@ -61,7 +61,7 @@ def load_annotations(
     annotations: str | PathOrUrl,
     images: str | PathOrUrl,
     *,
-    format: Literal["coco", "csv", "voc", "shards"] = "coco",
+    format: str = "coco",
     coco: dict[str, Any] | None = None,
     classes: str | PathOrUrl | None = None,
     split: str = "train",
@@ -71,8 +71,8 @@ def load_annotations(
     **options: Any,
 ) -> Annotations:
     """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
-    beside it), or a local Pascal VOC folder (with `split`); `images` is the folder that file names are relative to, or for
-    "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
+    beside it), or the local folder of another format (with `split`); `images` is the folder that file names are relative to, or
+    for "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
 
     `coco` is the content of `annotations` where a reader from outside the package has read it. Image files that do not exist
     are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its
@@ -82,20 +82,21 @@ def load_annotations(
     annotations, images = parse_path(annotations), parse_path(images)
     slices = None
     if coco is None and format == "csv":
-        coco = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv")
-    elif coco is None and format == "voc":
-        if isinstance(annotations, Url):
-            raise DataError(
-                f"data.root={annotations}: Pascal VOC, a file for each image, is read from local folders only; make shards of it "
-                "there (python -m retina_dist.shards data=voc), or COCO json (python -m retina_dist.convert)."
-            )
-        coco, images = read_voc(annotations, split), annotations / "JPEGImages"
+        from retina_dist.detection.readers.keras_csv import read_csv
+
+        names = parse_path(classes) if classes else annotations.parent / "classes.csv"
+        coco = read_csv(annotations, names, images).as_coco()
+    elif coco is None and format in FOLDER_FORMATS:
+        items = read_folder(format, annotations, split)
+        if items is None:
+            raise DataError(f"{annotations} has no {split} images.")
+        coco, images = items.as_coco(), items.images
     elif coco is None and format in ("coco", "shards"):
         if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
             slices = read_index(images, split, complete=bad_images != "skip")
         coco = _read_json(annotations)
     elif coco is None:
-        raise DataError(f"data.format={format} is unknown; use coco, csv, voc or shards.")
+        raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
 
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
         records = [make_record(entry, images, annotations, slices) for entry in entries]

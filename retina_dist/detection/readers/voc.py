@@ -1,19 +1,15 @@
-"""Pascal VOC annotations, as COCO.
-
-A folder with ImageSets/Main/SPLIT.txt, Annotations/*.xml and JPEGImages/*.jpg.
-"""
+"""Annotations in XML: Pascal VOC's, in its own folders or beside the images as LabelImg writes them, and CVAT's."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-from retina_dist.data.images import SUFFIXES
+from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, is_image, number_in, numbered, split_of
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
-from retina_dist.text import is_text, parse_number, truncate
+from retina_dist.text import is_text, truncate
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
@@ -22,45 +18,74 @@ VOC_CLASSES = (
 )  # fmt: skip
 
 
-def read_voc(root: Path, split: str) -> dict[str, Any]:
-    """One split as a COCO dict; images are relative to JPEGImages, ids count from 1 in the order of the list.
+def read_voc(root: Path, split: str) -> Items:
+    """The images that ImageSets/Main/SPLIT.txt lists; without such lists, those of the folders that `split` names.
 
-    VOC's corners are pixel numbers counted from 1, both included, so a box is x = xmin - 1, width = xmax - xmin + 1.
-    Objects marked difficult become crowd regions, which are not trained on and cost nothing in the metric, as in VOC's
-    own. Classes are VOC's twenty, or, when any file under Annotations has another, all names there in alphabetical
-    order: the same for every split. Raises DataError naming file and object.
+    VOC's corners are pixel numbers counted from 1, both included, so a box goes from xmin - 1 to xmax. Difficult objects become
+    crowd regions: not trained on, and without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file
+    has another, all names in alphabetical order. Raises DataError naming file and object.
     """
-    names = _read_list(root, split)
-    trees = {name: _read_xml(root / "Annotations" / f"{name}.xml") for name in names}
-    classes = _classes(root)
-    images: list[dict[str, Any]] = []
-    boxes: list[dict[str, Any]] = []
-    for image_id, (name, tree) in enumerate(trees.items(), start=1):
-        path = root / "Annotations" / f"{name}.xml"
-        image: dict[str, Any] = {"id": image_id, "file_name": tree.findtext("filename") or f"{name}.jpg"}
-        for side in ("width", "height"):
-            text = tree.findtext(f"size/{side}") or ""
-            if text.isdecimal() and len(text) < 10 and int(text) > 0:  # else the image says it
-                image[side] = int(text)
-        images.append(image)
-        for number, thing in enumerate(tree.iter("object"), start=1):
-            left, top, right, bottom = (_corner(thing, tag, path, number) for tag in ("xmin", "ymin", "xmax", "ymax"))
-            x, y, width, height = left - 1, top - 1, right - left + 1, bottom - top + 1
-            boxes.append(
-                {
-                    "id": len(boxes) + 1,
-                    "image_id": image_id,
-                    "category_id": classes[_class_name(thing, path, number)],
-                    "bbox": [x, y, width, height],
-                    "area": width * height,
-                    "iscrowd": int((thing.findtext("difficult") or "0").strip() == "1"),
-                }
-            )
-    return {
-        "images": images,
-        "annotations": boxes,
-        "categories": [{"id": i, "name": name} for name, i in classes.items()],
-    }
+    lists = root / "ImageSets" / "Main"
+    folder = root / "Annotations" if (root / "Annotations").is_dir() else root
+    paths = sorted(folder.rglob("*.xml"))
+    if lists.is_dir() or not paths:
+        images = root / "JPEGImages"
+        chosen = {root / "Annotations" / f"{name}.xml": f"{name}.jpg" for name in _read_list(root, split)}
+    else:
+        images, chosen = root, {}
+        for path in paths:
+            if split_of(str(path.relative_to(root))) == split:
+                chosen[path] = _image_of(path, root)
+    trees = {path: _read_xml(path, "annotation") for path in [*chosen, *(p for p in paths if p not in chosen)]}
+    names = {_name(thing, path, i) for path, tree in trees.items() for i, thing in _objects(tree)}
+    ids = {name: i for i, name in enumerate(VOC_CLASSES, start=1)} if names <= set(VOC_CLASSES) else numbered(names)
+    items = []
+    for path, name in chosen.items():
+        width, height = (trees[path].findtext(f"size/{side}") or "" for side in ("width", "height"))
+        size = (int(width), int(height)) if _is_side(width) and _is_side(height) else None  # else the image says it
+        file = name if lists.is_dir() is False else trees[path].findtext("filename") or name
+        items.append(Item(file, [_box(thing, path, i) for i, thing in _objects(trees[path])], size))
+    return Items(items, ids, images)
+
+
+def read_cvat(root: Path, split: str) -> Items:
+    """The images of a "CVAT for images" XML, by their `subset`, else by the folder in their name or that of the file.
+
+    Polygons, polylines, ellipses and cuboids stand for the box around them. Raises DataError naming file and image.
+    """
+    items, names = [], set()
+    for path in sorted([*root.glob("*.xml"), *root.glob("*/*.xml")]):
+        tree = _read_xml(path, "annotations")
+        if tree.find("track") is not None:
+            raise DataError(f"{path} has tracks of a video; export it from CVAT as 'CVAT for images 1.1'.")
+        names |= {label.text or "" for label in tree.iterfind("meta//label/name")}
+        for image in tree.iterfind("image"):
+            where = f"{path}: image {image.get('name')!r}"
+            width, height = (int(number_in(image.get(side), where, side)) for side in ("width", "height"))
+            boxes = [
+                Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in image if thing.get("label")
+            ]
+            names |= {box.name for box in boxes}
+            file = image.get("name") or ""
+            place = f"{image.get('subset') or ''}/{file}" if image.get("subset") else f"{path.stem}/{file}"
+            folders = [path.parent, root / "images", path.parent / "images", root / split, root / "images" / split]
+            folder = next((folder for folder in folders if (folder / file).is_file()), root)
+            if split_of(f"{path.parent.name}/{place}") == split:
+                items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
+    return Items(items, numbered(names), root)
+
+
+def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
+    if thing.tag == "box":
+        return [number_in(thing.get(key), where, key) for key in ("xtl", "ytl", "xbr", "ybr")]
+    if thing.tag == "ellipse":
+        cx, cy, rx, ry = (number_in(thing.get(key), where, key) for key in ("cx", "cy", "rx", "ry"))
+        return [cx - rx, cy - ry, cx + rx, cy + ry]
+    points = [pair.split(",") for pair in (thing.get("points") or "").split(";")]
+    columns = [[number_in(value, where, "points") for value in column] for column in zip(*points, strict=False)]
+    if len(columns) != 2:
+        raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
+    return [min(columns[0]), min(columns[1]), max(columns[0]), max(columns[1])]
 
 
 def _read_list(root: Path, split: str) -> list[str]:
@@ -76,46 +101,48 @@ def _read_list(root: Path, split: str) -> list[str]:
     for name in names:
         if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
-        ending = Path(name).suffix
-        if ending.lower() in SUFFIXES and not (root / "Annotations" / f"{name}.xml").exists():
-            raise DataError(f"{path} lists {name}; write names without {ending}.")
+        if is_image(Path(name)) and not (root / "Annotations" / f"{name}.xml").exists():
+            raise DataError(f"{path} lists {name}; write names without {Path(name).suffix}.")
     return list(dict.fromkeys(names))
 
 
-def _read_xml(path: Path) -> ElementTree.Element:
+def _image_of(path: Path, root: Path) -> str:
+    """The image beside an XML file, or in a folder for images, relative to `root`."""
+    folders = [path.parent, root / "JPEGImages", root / "images", path.parent.parent / "images"]
+    candidates = (folder / f"{path.stem}{ending}" for folder in folders for ending in ENDINGS)
+    image = next((image for image in candidates if image.is_file()), path.with_suffix(".jpg"))
+    return image.relative_to(root).as_posix()
+
+
+def _read_xml(path: Path, tag: str) -> ElementTree.Element:
     try:
         root = ElementTree.fromstring(read_bytes(path))
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
         raise DataError(f"{path} cannot be read as an annotation ({error}); restore the file.") from error
-    if root.tag != "annotation":
-        raise DataError(
-            f"{path} has the root element {root.tag[:80]!r}, not Pascal VOC's 'annotation'; restore the file."
-        )
+    if root.tag != tag:
+        raise DataError(f"{path} has the root element {root.tag[:80]!r}, not {tag!r}; restore the file.")
     return root
 
 
-def _classes(root: Path) -> dict[str, int]:
-    # Of all files, not of one split's: a split that happens to lack a class must not get other ids.
-    names = {
-        _class_name(thing, path, number)
-        for path in sorted((root / "Annotations").glob("*.xml"))
-        for number, thing in enumerate(_read_xml(path).iter("object"), start=1)
-    }
-    return {name: i for i, name in enumerate(VOC_CLASSES if names <= set(VOC_CLASSES) else sorted(names), start=1)}
+def _objects(tree: ElementTree.Element) -> Iterable[tuple[int, ElementTree.Element]]:
+    return enumerate(tree.iter("object"), start=1)
 
 
-def _class_name(thing: ElementTree.Element, path: Path, number: int) -> str:
+def _name(thing: ElementTree.Element, path: Path, number: int) -> str:
     name = (thing.findtext("name") or "").strip()
     if not name:
         raise DataError(f"{path}: object {number} has no name; add one.")
     return name
 
 
-def _corner(thing: ElementTree.Element, tag: str, path: Path, number: int) -> float:
-    text = thing.findtext(f"bndbox/{tag}")
-    value = parse_number(text or "")
-    if not math.isfinite(value):
-        raise DataError(
-            f"{path}: object {number} has {tag} {text!r}, not a number; give its bndbox xmin, ymin, xmax and ymax in pixels."
-        )
-    return value
+def _box(thing: ElementTree.Element, path: Path, number: int) -> Box:
+    where = f"{path}: object {number}"
+    left, top, right, bottom = (
+        number_in(thing.findtext(f"bndbox/{tag}"), where, tag) for tag in ("xmin", "ymin", "xmax", "ymax")
+    )
+    difficult = (thing.findtext("difficult") or "0").strip() == "1"
+    return Box(_name(thing, path, number), (left - 1, top - 1, right, bottom), difficult)
+
+
+def _is_side(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and int(text) > 0

@@ -10,7 +10,7 @@ import pytest
 
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.splits import find_split
+from retina_dist.detection.readers.formats import find_split
 from retina_dist.errors import CheckpointError, DataError
 
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap

@@ -22,9 +22,10 @@ from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluato
 from retina_dist.detection.doctor.report import examine
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.formats import find_split
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import find_split, implausible_boxes, read_split
+from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import DataError, UserError
 
@@ -260,8 +261,8 @@ def test_files_that_are_not_there(tmp_path: Path):
         load_annotations(tmp_path / "a.json", tmp_path)
     with pytest.raises(DataError, match="is a folder; give the json file in it"):
         load_annotations(tmp_path, tmp_path)
-    with pytest.raises(DataError, match="data.format=yolo is unknown"):
-        load_annotations(tmp_path, tmp_path, format="yolo")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="data.format=yolov8 is unknown"):
+        load_annotations(tmp_path, tmp_path, format="yolov8")
 
 
 def test_no_value_of_any_type_ends_in_a_traceback(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Where a split lies below a data set's root."""
+"""Which format a folder has, and where a split lies below a data set's root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.detection.splits import find_split
+from retina_dist.detection.readers.formats import find_split, recognise
 from retina_dist.errors import DataError
 
 
@@ -15,11 +15,8 @@ from retina_dist.errors import DataError
     [
         ("annotations/instances_val2017.json", "val2017"),
         ("annotations/instances_val2017.json", "images/val2017"),
-        ("annotations/instances_val.json", "val"),
         ("annotations/instances_val.json", "images"),
-        ("annotations/instances_val.json", "."),
         ("annotations/val.json", "images/val"),
-        ("val.json", "val"),
         ("val.json", "."),
         ("valid/_annotations.coco.json", "valid"),
         ("val/_annotations.coco.json", "val"),
@@ -31,31 +28,60 @@ def test_layouts(tmp_path: Path, annotations: str, images: str):
     (tmp_path / annotations).parent.mkdir(exist_ok=True)
     (tmp_path / annotations).touch()
     assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
+    assert recognise(tmp_path) == "coco"
 
 
 def test_a_layout_that_is_not_known(tmp_path: Path):
     with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
         find_split(tmp_path, "val")
-    with pytest.raises(DataError, match="absent is not a folder"):
-        find_split(tmp_path / "absent", "val")
+    with pytest.raises(DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*FOLDER"):
+        recognise(tmp_path)
+    for read in (recognise, lambda folder: find_split(folder, "val")):
+        with pytest.raises(DataError, match="absent is not a folder"):
+            read(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "format", "title"),
+    [
+        ("labels/val/a.txt", "", "yolo", "YOLO"),
+        ("valid/labels/a.txt", "", "yolo", "YOLO"),
+        ("cells.yaml", "train: images\nnames: [a]", "yolo", "YOLO"),
+        ("Annotations/a.xml", "<annotation>", "voc", "Pascal VOC"),
+        ("photos/a.xml", "<annotation>", "voc", "Pascal VOC"),
+        ("annotations.xml", '<?xml version="1.0"?>\n<annotations>', "cvat", "CVAT XML"),
+        ("photos/a.json", '{"version": "5.0", "flags": {}, "shapes": []}', "labelme", "LabelMe"),
+        ("train.csv", "", "csv", "keras-retinanet CSV"),
+        ("oidv6-train-annotations-bbox.csv", "", "openimages", "OpenImages CSV"),
+    ],
+)
+def test_other_formats(tmp_path: Path, file: str, content: str, format: str, title: str):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(content)
+    assert recognise(tmp_path) == format
+    with pytest.raises(DataError, match=f"has no val annotations in COCO json: it looks like {title}; give data=auto"):
+        find_split(tmp_path, "val")
 
 
 @pytest.mark.parametrize(
     ("file", "root", "message"),
     [
-        ("labels/val/a.txt", "", r"labels/\*/\*.txt is YOLO's format, which is not read; convert it to COCO json"),
-        ("Annotations/a.xml", "", "looks like Pascal VOC; give data=voc"),
-        ("val.csv", "", "it holds val.csv; give data=csv"),
+        ("photos.zip", "", "it holds photos.zip; unpack them"),
         ("train/cat/a.jpg", "", "a folder for each class; give task=classification data=folders"),
         ("annotations/instances_val.json", "annotations", "give the folder above, "),
-        ("annotations/train.json", "", "; to train without one, name data.train_annotations and data.train_images"),
     ],
 )
-def test_another_layout_is_named(tmp_path: Path, file: str, root: str, message: str):
+def test_what_is_no_format_is_named(tmp_path: Path, file: str, root: str, message: str):
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).touch()
-    with pytest.raises(DataError, match=f"has no val annotations: .*{message}"):
-        find_split(tmp_path / root, "val")
+    with pytest.raises(DataError, match=f"has no annotations of boxes: .*{message}"):
+        recognise(tmp_path / root)
+
+
+def test_a_missing_validation_file_is_named_beside_training(tmp_path: Path):
+    (tmp_path / "train.json").touch()
+    with pytest.raises(DataError, match="; to train without one, name data.train_annotations and data.train_images"):
+        find_split(tmp_path, "val")
 
 
 def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
@@ -73,7 +99,6 @@ def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
     ("folder", "split", "annotations", "images"),
     [
         ("coco-mini", "train", "annotations/instances_train2017.json", "train2017"),
-        ("coco-mini", "val", "annotations/instances_val2017.json", "val2017"),
         ("bccd", "val", "annotations/instances_val.json", "val"),
         ("keras-retinanet-testdata/coco", "val", "annotations/instances_val2017.json", "images/val2017"),
     ],
@@ -81,3 +106,4 @@ def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
 def test_real_layouts(real_data: Path, folder: str, split: str, annotations: str, images: str):
     root = real_data / folder
     assert find_split(root, split) == (root / annotations, root / images)
+    assert recognise(root) == "coco"

@@ -11,7 +11,7 @@ import pytest
 from retina_dist.data.drawn import coverage
 from retina_dist.detection.data.shapes import CATEGORIES, RING_HOLE, _annotation, make_shapes
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.splits import find_split
+from retina_dist.detection.readers.formats import find_split
 from retina_dist.errors import DataError
 
 

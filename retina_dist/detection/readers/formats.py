@@ -1,0 +1,141 @@
+"""Which format the annotations below a folder have, and where a split lies in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retina_dist.data.shards import has_shards
+from retina_dist.detection.readers.items import SPLITS, Items, is_image
+from retina_dist.errors import DataError
+from retina_dist.files import PathOrUrl, Url, open_regular
+
+TITLES = {
+    "coco": "COCO json",
+    "shards": "tar shards",
+    "yolo": "YOLO",
+    "openimages": "OpenImages CSV",
+    "csv": "keras-retinanet CSV",
+    "voc": "Pascal VOC",
+    "cvat": "CVAT XML",
+    "labelme": "LabelMe",
+}
+FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
+LAYOUTS = (  # of annotation files below data.root
+    "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
+    "annotations/{split}*.json",
+    "{split}/_annotations.coco.json",  # Roboflow's export
+    "{split}.json",
+)
+
+
+def recognise(root: PathOrUrl) -> str:
+    """The format of the annotations below a folder, a key of `TITLES`. Raises DataError with what was looked for."""
+    if not root.is_dir():
+        raise DataError(f"data.root={root} is not a folder; give the one that holds the annotations.")
+    if format := _format_of(root):
+        return format
+    hint = _hint(root) or (
+        f"looked for {', '.join(TITLES.values())}; see docs/data.md for their files, or name COCO json with "
+        "data.train_annotations=FILE data.train_images=FOLDER"
+    )
+    raise DataError(f"{root} has no annotations of boxes: {hint}.")
+
+
+def _format_of(root: PathOrUrl) -> str:
+    if any(_coco_files(root, split) for split in ("train", "val")):
+        return "coco"
+    if has_shards(root, "train"):
+        return "shards"
+    if any(root.glob("train.csv")):
+        return "csv"
+    if isinstance(root, Url):
+        return ""
+    from retina_dist.detection.readers.yolo import yaml_of
+
+    def first(*patterns: str) -> Path | None:
+        return next((path for pattern in patterns for path in root.glob(pattern)), None)
+
+    if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"):
+        return "yolo"
+    if first("*annotations-bbox.csv", "*/*annotations-bbox.csv"):
+        return "openimages"
+    if file := first("Annotations/*.xml", "*.xml", "*/*.xml", "*/*/*.xml"):
+        return "cvat" if b"<annotations>" in _head(file) else "voc"
+    file = first("*.json", "*/*.json")
+    return "labelme" if file and b'"shapes"' in _head(file) else ""
+
+
+def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
+    """A split of one of `FOLDER_FORMATS`; None for a validation split that is not there. Raises DataError."""
+    from retina_dist.detection.readers.labelme import read_labelme
+    from retina_dist.detection.readers.openimages import read_openimages
+    from retina_dist.detection.readers.voc import read_cvat, read_voc
+    from retina_dist.detection.readers.yolo import read_yolo
+
+    if isinstance(root, Url):
+        raise DataError(
+            f"data.root={root}: {TITLES[format]} is read from local folders only; make shards of it there (python -m "
+            "retina_dist.shards), or COCO json (python -m retina_dist.convert)."
+        )
+    readers = {
+        "voc": read_voc,
+        "yolo": read_yolo,
+        "labelme": read_labelme,
+        "cvat": read_cvat,
+        "openimages": read_openimages,
+    }
+    items = readers[format](root, split)
+    return None if split == "val" and items is not None and not items.items else items
+
+
+def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
+    """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
+
+    Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
+    Raises DataError with everything that was looked for.
+    """
+    if not root.is_dir():
+        raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
+    files = _coco_files(root, split)
+    if not files:
+        if not _coco_files(root, "train"):
+            other = _format_of(root)
+            if hint := f"it looks like {TITLES[other]}; give data=auto" if other else _hint(root):
+                raise DataError(f"{root} has no {split} annotations in COCO json: {hint}.")
+        alone = "; to train without one, name data.train_annotations and data.train_images in place of data.root"
+        looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
+        raise DataError(
+            f"{root} has no {split} annotations: looked for {looked} and the like; name the file with "
+            f"data.{split}_annotations=FILE (evaluate: annotations=FILE){alone if split == 'val' else ''}."
+        )
+    names, annotations = SPLITS[split], files[0]
+    stem = annotations.stem.removeprefix("instances_")
+    folders = [annotations.parent] if annotations.parent.name in names else []  # Roboflow's images lie beside them
+    folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
+    folders += [*(root / "images" / name for name in names), root / "images"]
+    return annotations, next((folder for folder in folders if folder.is_dir()), root)
+
+
+def _coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
+    files: list[PathOrUrl] = []
+    for name in SPLITS[split]:
+        for layout in LAYOUTS:
+            files += sorted(root.glob(layout.format(split=name)), key=lambda path: (len(path.name), path.name))
+    return files
+
+
+def _head(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read(4096)
+
+
+def _hint(root: PathOrUrl) -> str:
+    """What a folder without annotations holds instead, and what to do; "" where that is not known."""
+    if isinstance(root, Url):
+        return ""
+    if archives := sorted(file.name for file in root.glob("*.zip")):
+        return f"it holds {', '.join(archives[:3])}; unpack them"
+    if any(is_image(file) for file in root.glob("train/*/*")):
+        return "it holds a folder for each class; give task=classification data=folders"
+    above = root.absolute().parent
+    return f"give the folder above, {above}" if _coco_files(above, "train") or _coco_files(above, "val") else ""

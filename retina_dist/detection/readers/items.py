@@ -1,0 +1,93 @@
+"""Annotated images as every format gives them, and as COCO's dictionary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from retina_dist.data.images import SUFFIXES, image_size
+from retina_dist.errors import DataError, ImageError
+from retina_dist.files import PathOrUrl
+from retina_dist.text import parse_number
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+
+
+ENDINGS = [case for suffix in SUFFIXES for case in (suffix, suffix.upper())]  # of image files
+
+
+class Box(NamedTuple):
+    """An object: its class, and x1, y1, x2, y2 in pixels or in shares of the image's sides."""
+
+    name: str
+    corners: Sequence[float]
+    crowd: bool = False
+
+
+class Item(NamedTuple):
+    """An image, its boxes, and its (width, height) in pixels if the annotations have it."""
+
+    file: str  # relative to the folder of the images
+    boxes: Sequence[Box]
+    size: tuple[int, int] | None = None
+
+
+@dataclass
+class Items:
+    """One split of a data set. `ids` are those of the whole data set's classes, so that all splits have the same."""
+
+    items: Sequence[Item]
+    ids: Mapping[str, int]
+    images: PathOrUrl
+    shares: bool = False  # corners are shares of the image's sides
+    warnings: list[str] = field(default_factory=list)
+
+    def as_coco(self) -> dict[str, Any]:
+        """The split as COCO's dictionary; image ids count from 1."""
+        images: list[dict[str, Any]] = []
+        boxes: list[dict[str, Any]] = []
+        for number, item in enumerate(self.items, start=1):
+            size = item.size
+            if self.shares:
+                try:
+                    size = image_size(self.images / item.file)  # type: ignore[arg-type]
+                except ImageError:
+                    size, item = None, item._replace(boxes=())  # whoever needs the image names it
+            images.append({"id": number, "file_name": item.file})
+            images[-1] |= {"width": size[0], "height": size[1]} if size else {}
+            width, height = size if size and self.shares else (1, 1)
+            for name, (x1, y1, x2, y2), crowd in item.boxes:
+                box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
+                boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
+        categories = [{"id": i, "name": name} for name, i in self.ids.items()]
+        return {"images": images, "annotations": boxes, "categories": categories}
+
+
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """Ids from 1 in alphabetical order."""
+    return {name: i for i, name in enumerate(sorted(set(names)), start=1)}
+
+
+def split_of(path: str) -> str:
+    """The split of a file by the last of its folders that names one; "train" where none does."""
+    for part in reversed(PurePath(path.lower()).parts):
+        for split, names in SPLITS.items():
+            if part in names:
+                return split
+    return "train"
+
+
+def number_in(text: str | None, where: object, what: str) -> float:
+    """A finite decimal number; DataError otherwise, which says `where` it stands and `what` belongs there."""
+    value = parse_number(text or "")
+    if not math.isfinite(value):
+        raise DataError(f"{where} has {what} {(text or '')[:80]!r}, not a number; correct or remove it.")
+    return value
+
+
+def is_image(path: PurePath) -> bool:
+    """Whether a file's name ends as that of an image."""
+    return path.suffix.lower() in SUFFIXES

@@ -1,0 +1,54 @@
+"""LabelMe: a json beside each image, with a list of shapes. https://github.com/wkentaro/labelme"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
+from retina_dist.errors import DataError
+from retina_dist.files import read_bytes
+from retina_dist.text import pluralize
+
+
+def read_labelme(root: Path, split: str) -> Items:
+    """The images of a split, by the folders that name one. Polygons, circles and others stand for the box around them.
+
+    Points have no box; they are left out with a warning. Raises DataError naming file and shape.
+    """
+    items, names, points = [], set(), 0
+    for path in sorted(root.rglob("*.json")):
+        try:
+            content = json.loads(read_bytes(path))
+            if not isinstance(content, dict) or "shapes" not in content:
+                continue
+            file = (
+                (path.parent / content["imagePath"].replace("\\", "/").rpartition("/")[2]).relative_to(root).as_posix()
+            )
+            size = int(content["imageWidth"]), int(content["imageHeight"])
+            shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise DataError(f"{path} is not LabelMe's ({type(error).__name__}: {error}); restore the file.") from error
+        boxes = [Box(name, corners) for name, corners in shapes if corners]
+        names |= {box.name for box in boxes}
+        if split_of(str(path.relative_to(root))) == split:
+            points += len(shapes) - len(boxes)
+            items.append(Item(file, boxes, size))
+    warnings = [f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"] if points else []
+    return Items(items, numbered(names), root, warnings=warnings)
+
+
+def _corners(shape: dict[str, Any]) -> list[float] | None:
+    points = [(float(x), float(y)) for x, y in shape["points"]]
+    if not all(map(math.isfinite, sum(points, ()))):
+        raise ValueError(f"a shape of {shape['label']} has points that are not finite")
+    if shape.get("shape_type") == "circle" and len(points) == 2:
+        (x, y), edge = points
+        radius = math.dist((x, y), edge)
+        points = [(x - radius, y - radius), (x + radius, y + radius)]
+    if len(points) < 2:
+        return None
+    xs, ys = zip(*points, strict=True)
+    return [min(xs), min(ys), max(xs), max(ys)]

@@ -1,0 +1,127 @@
+"""YOLO: a text file for each image, a line `class x y width height` for each box, in shares of the image's sides.
+
+x, y is the centre. A line with more numbers is a polygon, which stands for the box around it. ultralytics' data.yaml names the
+classes and the images of each split, as folders, lists of files in .txt, or several of them:
+https://docs.ultralytics.com/datasets/detect/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from retina_dist.detection.readers.items import SPLITS, Box, Item, Items, is_image, number_in
+from retina_dist.errors import DataError
+from retina_dist.files import read_bytes
+from retina_dist.text import is_text
+
+
+def yaml_of(root: Path) -> Path | None:
+    """The data.yaml of a folder, under whatever name: it names the classes and the training images."""
+    for path in sorted([*root.glob("*.yaml"), *root.glob("*.yml")], key=lambda path: (path.stem != "data", path)):
+        content = _read_yaml(path)
+        if "names" in content and "train" in content:
+            return path
+    return None
+
+
+def read_yolo(root: Path, split: str) -> Items | None:
+    """The images of a split; None for a validation split that is not there. Raises DataError naming file and line.
+
+    Without a data.yaml: images/{train,val} or {train,val}/images with their labels beside, classes in classes.txt.
+    """
+    path = yaml_of(root)
+    content = _read_yaml(path) if path else {}
+    given = next((content[name] for name in SPLITS[split] if content.get(name)), None)
+    if path is None:
+        layouts = [folder for name in SPLITS[split] for folder in (f"images/{name}", f"{name}/images")]
+        given = next((layout for layout in layouts if (root / layout).is_dir()), None if split == "val" else "images")
+    if given is None:
+        return None
+    names = _names(content.get("names"), path) if path else _listed_names(root)
+    files = [
+        file for entry in (given if isinstance(given, list) else [given]) for file in _images(root, content, entry)
+    ]
+    above = Path(
+        os.path.commonpath([root.absolute(), *(file.parent for file in files)])
+    )  # lists may name images elsewhere
+    items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in dict.fromkeys(files)]
+    return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True)
+
+
+def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path]:
+    """The images of one entry of a split: a folder, or a list of files."""
+    base = Path(str(content.get("path") or "."))
+    tried = [root / base / str(entry), root / base.name / str(entry), root / str(entry)]
+    tried.append(root / str(entry).removeprefix("../"))  # as Roboflow writes folders beside its data.yaml
+    place = next((path for path in tried if path.exists()), None)
+    if place is None:
+        raise DataError(f"{root}: {entry!r} of its data.yaml is neither {tried[0]} nor {tried[-1]}; correct the file.")
+    if place.is_dir():
+        yield from sorted(path.absolute() for path in place.rglob("*") if is_image(path))
+    else:
+        for line in read_bytes(place).decode("utf-8", "replace").splitlines():
+            if line.strip():
+                yield (place.parent / line.strip()).absolute()
+
+
+def _labels_of(image: Path) -> Path:
+    """The label file of an image: in the folder labels beside the last folder images, else beside the image."""
+    parts = list(image.parts)
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts).with_suffix(".txt")
+
+
+def _boxes(path: Path, names: list[str]) -> list[Box]:
+    if not path.is_file():
+        return []  # background
+    boxes = []
+    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), start=1):
+        label, *values = line.split() or [""]
+        if not label:
+            continue
+        where = f"{path}:{number}"
+        if len(values) < 4 or (len(values) > 5 and len(values) % 2):
+            raise DataError(f"{where} has {len(values)} numbers after the class; write class x y width height.")
+        index = number_in(label, where, "the class")
+        if index not in range(len(names)):
+            raise DataError(f"{where} has class {label}, but there are {len(names)} names, from 0; add it to them.")
+        shares = [number_in(value, where, "the number") for value in values]
+        x, y, width, height = shares[:4]
+        corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        if len(values) > 5:
+            corners = [f(shares[i::2]) for f in (min, max) for i in (0, 1)]
+        boxes.append(Box(names[int(index)], corners))
+    return boxes
+
+
+def _names(names: object, path: Path) -> list[str]:
+    listed = list(names.values()) if isinstance(names, dict) else names
+    if isinstance(names, dict) and [str(key) for key in names] != [str(i) for i in range(len(names))]:
+        raise DataError(f"{path} numbers its names {list(names)[:5]}; number them 0, 1, 2, ... in this order.")
+    texts = [str(name) for name in listed] if isinstance(listed, list) else []
+    if not texts or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
+        raise DataError(f"{path}: names is not a list of different class names; write names: [cat, dog].")
+    return texts
+
+
+def _listed_names(root: Path) -> list[str]:
+    for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
+        if file.is_file():
+            return [line.strip() for line in read_bytes(file).decode("utf-8-sig").splitlines() if line.strip()]
+    raise DataError(
+        f"{root} has YOLO labels but neither a data.yaml nor classes.txt; write a class name a line into it."
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_bytes(path))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DataError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); correct the file.") from error
+    return content if isinstance(content, dict) else {}

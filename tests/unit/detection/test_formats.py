@@ -1,0 +1,227 @@
+"""The same boxes in every format, read as COCO; what is damaged or cannot be said is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retina_dist.convert import ConvertConfig, convert
+from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.errors import ConfigError, DataError
+
+# split -> image -> (class, x1, y1, x2, y2) in 40 x 20 pixels
+BOXES: dict[str, dict[str, list[tuple[str, int, int, int, int]]]] = {
+    "train": {"a": [("dog", 4, 2, 20, 12), ("cat", 0, 0, 10, 20)], "b": []},
+    "val": {"c": [("cat", 8, 4, 30, 14)]},
+}
+
+
+def draw(folder: Path, name: str, ending: str = "jpg") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (40, 20)).save(folder / f"{name}.{ending}")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def yolo(root: Path, layout: Callable[[str, str], str], val: str = "val") -> None:
+    for split, images in BOXES.items():
+        for name, boxes in images.items():
+            folder = val if split == "val" else split
+            draw(root / layout("images", folder), name)
+            rows = [((x1 + x2) / 80, (y1 + y2) / 40, (x2 - x1) / 40, (y2 - y1) / 20) for _, x1, y1, x2, y2 in boxes]
+            lines = [f"{['cat', 'dog'].index(box[0])} " + " ".join(map(str, row)) for box, row in zip(boxes, rows)]
+            if lines:  # an image without boxes has no file
+                write(root / layout("labels", folder) / f"{name}.txt", "\n".join(lines) + "\n")
+
+
+def ultralytics(root: Path) -> None:
+    yolo(root, "{}/{}".format)
+    write(root / "data.yaml", "path: /elsewhere/x\ntrain: images/train\nval: [images/val]\nnames: {0: cat, 1: dog}\n")
+
+
+def lists(root: Path) -> None:
+    yolo(root, "{}/{}".format)
+    write(root / "mine.yaml", "train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
+    for split, images in BOXES.items():
+        write(root / f"{split}.txt", "".join(f"./images/{split}/{name}.jpg\n" for name in images))
+
+
+def roboflow(root: Path) -> None:
+    yolo(root, lambda kind, split: f"{split}/{kind}", "valid")
+    write(root / "data.yaml", "train: ../train/images\nval: ../valid/images\nnames: ['cat', 'dog']\n")
+
+
+def without_yaml(root: Path) -> None:
+    yolo(root, "{}/{}".format)
+    write(root / "classes.txt", "cat\ndog\n")
+
+
+def segments(root: Path) -> None:
+    ultralytics(root)
+    write(root / "labels/train/a.txt", "1 0.1 0.1 0.5 0.3 0.2 0.6\n0 0 0 0.25 0 0.25 1 0 1\n")
+
+
+def labelimg(root: Path, sub: Callable[[str], str] = "{}".format) -> None:
+    for split, images in BOXES.items():
+        for name, boxes in images.items():
+            draw(root / sub(split), name, "PNG")
+            things = "".join(
+                f"<object><name>{n}</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+                "</bndbox></object>"
+                for n, x1, y1, x2, y2 in boxes
+            )
+            text = f"<annotation><filename>{name}.wrong</filename>{things}</annotation>"
+            write(root / sub(split) / f"{name}.xml", text)
+
+
+def labelme(root: Path) -> None:
+    for split, images in BOXES.items():
+        for name, boxes in images.items():
+            draw(root / split, name)
+            shapes = [
+                {"label": n, "shape_type": "rectangle", "points": [[x2, y2], [x1, y1]]} for n, x1, y1, x2, y2 in boxes
+            ]
+            shapes += [{"label": "spot", "shape_type": "point", "points": [[3, 3]]}] if name == "a" else []
+            content = {"version": "5", "shapes": shapes, "imagePath": f"..\\{split}\\{name}.jpg"}
+            write(root / split / f"{name}.json", json.dumps(content | {"imageWidth": 40, "imageHeight": 20}))
+
+
+def cvat(root: Path) -> None:
+    images = []
+    for split, entries in BOXES.items():
+        for name, boxes in entries.items():
+            draw(root / "images", name)
+            things = [
+                f'<box label="{n}" xtl="{x1}" ytl="{y1}" xbr="{x2}" ybr="{y2}"/>'
+                if n == "cat"
+                else f'<polygon label="{n}" points="{x1},{y1};{x2},{y1};{x1},{y2}"/>'
+                for n, x1, y1, x2, y2 in boxes
+            ]
+            subset = {"train": "Train", "val": "Validation"}[split]
+            images.append(
+                f'<image name="{name}.jpg" subset="{subset}" width="40" height="20">{"".join(things)}</image>'
+            )
+    labels = "".join(f"<label><name>{name}</name></label>" for name in ("dog", "cat"))
+    write(root / "annotations.xml", f"<annotations><meta>{labels}</meta>{''.join(images)}</annotations>")
+
+
+def openimages(root: Path) -> None:
+    write(root / "class-descriptions-boxable.csv", "/m/1,dog\n/m/2,cat\n")
+    for split, images in BOXES.items():
+        rows = ["ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsGroupOf"]
+        for name, boxes in images.items():
+            draw(root / ("validation" if split == "val" else split), name)
+            for n, x1, y1, x2, y2 in boxes:
+                rows.append(f"{name},x,/m/{1 + (n == 'cat')},1,{x1 / 40},{x2 / 40},{y1 / 20},{y2 / 20},0,0")
+        rows += ["a,x,/m/2,1,0,1,0,1,0,1"] if split == "train" else []
+        title = "validation" if split == "val" else split
+        write(root / f"{title}-annotations-bbox.csv", "\n".join(rows) + "\n")
+
+
+FORMATS = {
+    "YOLO": (ultralytics, lists, roboflow, without_yaml, segments),
+    "Pascal VOC": (labelimg,),
+    "LabelMe": (labelme,),
+    "CVAT XML": (cvat,),
+    "OpenImages CSV": (openimages,),
+}
+CASES = [(title, make) for title, makers in FORMATS.items() for make in makers]
+
+
+@pytest.mark.parametrize(("title", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+def test_every_format_gives_the_same_boxes(title: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    data = DetectionData(name="mine", root=str(tmp_path))
+    train = read_split(data, "train")
+    val = read_split(data, "val", train.categories)
+    for part, split in ((train, "train"), (val, "val")):
+        names = part.categories.names
+        found = {
+            record.path.stem: sorted((names[label], *box) for label, box in zip(labels, boxes.tolist(), strict=True))
+            for record, boxes, labels in zip(part.records, part.boxes, part.labels, strict=True)
+        }
+        expected = {name: sorted(boxes) for name, boxes in BOXES[split].items()}
+        if make is openimages:  # lists boxes, and so no image without one
+            expected.pop("b", None)
+        assert found.keys() == expected.keys()
+        for name, boxes in expected.items():
+            assert [box[0] for box in found[name]] == [box[0] for box in boxes]
+            assert np.allclose([box[1:] for box in found[name]], [box[1:] for box in boxes], atol=1e-4)
+        assert all((record.width, record.height) == (40, 20) and record.path.is_file() for record in part.records)
+    assert describe_split(train).endswith(f"; {title}, as recognised")
+    assert train.num_crowd == (make is openimages)
+    assert [text for text in train.warnings if "LabelMe" in text] == (
+        [f"{tmp_path}: 1 point of LabelMe left out, which have no box"] if make is labelme else []
+    )
+
+
+@pytest.mark.parametrize(("title", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+def test_convert_writes_coco_from_each(title: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "mine")
+    written = convert(ConvertConfig(root=str(tmp_path / "mine"), output=str(tmp_path / "train.json")))
+    assert all((image["width"], image["height"]) == (40, 20) for image in written["images"])
+    images = tmp_path / "mine"
+    again = load_annotations(tmp_path / "train.json", images)
+    expected = read_split(DetectionData(name="mine", root=str(images)), "train")
+    assert again.coco["annotations"] == expected.coco["annotations"]
+    assert [boxes.tolist() for boxes in again.boxes] == [boxes.tolist() for boxes in expected.boxes]
+
+
+def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
+    labelimg(tmp_path, lambda _: "")
+    data = DetectionData(name="mine", root=str(tmp_path))
+    train = read_split(data, "train")
+    assert len(train.records) == 3
+    assert read_split(data, "val", train.categories) is None
+    with pytest.raises(ConfigError, match="has no val split"):
+        convert(ConvertConfig(root=str(tmp_path), split="val", output=str(tmp_path / "val.json")))
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "text", "message"),
+    [
+        (
+            ultralytics,
+            "labels/train/a.txt",
+            "0 0.5 0.5 0.1\n",
+            "a.txt:1 has 3 numbers after the class; write class x y",
+        ),
+        (ultralytics, "labels/train/a.txt", "\n2 0.5 0.5 0.1 0.1\n", "a.txt:2 has class 2, but there are 2 names"),
+        (ultralytics, "labels/train/a.txt", "cat 0.5 0.5 0.1 0.1\n", "a.txt:1 has the class 'cat', not a number"),
+        (ultralytics, "labels/train/a.txt", "0 0.5 nan 0.1 0.1\n", "a.txt:1 has the number 'nan', not a number"),
+        (ultralytics, "data.yaml", "train: nowhere\nnames: [cat]\n", "'nowhere' of its data.yaml is neither"),
+        (ultralytics, "data.yaml", "train: images\nnames: {1: cat}\n", r"numbers its names \[1\]; number them 0, 1"),
+        (ultralytics, "data.yaml", "train: [\n", "data.yaml cannot be read as YAML"),
+        (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "a.json is not LabelMe's .KeyError"),
+        (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
+        (cvat, "annotations.xml", '<annotations><image name="a" width="x"/></annotations>', "'a' has width 'x', not"),
+        (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
+    ],
+)
+def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    write(tmp_path / file, text)
+    with pytest.raises(DataError, match=message):
+        read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+
+
+def test_damaged_boxes_are_counted(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    write(tmp_path / "labels/train/b.txt", "0 0.5 0.5 0 0.1\n0 2.5 0.5 0.1 0.1\n0 0 0.5 0.5 0.5\n")
+    found = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+    assert found.dropped == {"of zero or negative size": 1, "outside the image": 1}
+    assert found.clipped == 1
+    (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match="image 1 has no size in its annotations, and .*a.jpg"):
+        read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
