@@ -124,8 +124,8 @@ def check_devices(identities: Sequence[str]) -> None:
         raise ConfigError(problem, collective=True)
 
 
-# NCCL reads its variables as it starts, once in a process: they are set before a strategy is made, and a sweep over them needs a
-# launcher for each job. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+# NCCL reads its variables as it starts, once in a process: they are set before a strategy is made, and a sweep over them needs
+# a process for each job. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 NcclSettings = Mapping[str, str | int | bool | None]  # the group's name and a value, or None, for each key of VARIABLES
 
 VARIABLES = {
