@@ -29,11 +29,10 @@ from retina_dist.detection.doctor.data_checks import box_findings, category_find
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import DataError, ImageError
-from retina_dist.run.build import build_plan
 from tests.unit import mutations
 from tests.unit.mutations import Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
 
-CASES = {"coco": 300, "csv": 150, "voc": 150, "image": 400, "override": 50}
+CASES = {"coco": 100, "csv": 50, "voc": 50, "image": 150}  # make long: twenty times as many
 MAX_PIXELS = 1_000_000
 MAX_GROWTH = 500  # MiB
 
@@ -178,24 +177,11 @@ OVERRIDES = [
     *("a\0b", "\ud800", "'\\ud800'", "'\n'", "\ufeff1", "x" * 5000, "${nope}", "${seed}", "${oc.env:NOPE}", "${" * 50),
     *("1,2", "range(1,9)", "choice(1)", "(1", "é", "12epochs", "1e9steps", "../../etc/passwd", "a=b", "???", "\\"),
 ]  # fmt: skip
-GROUPS = ["data", "model", "optimizer", "schedule", "trainer", "experiment", "hydra", "", "nope", "data.shapes.seed"]
-
-
-def override_case(_: Path, __: Path, draw: random.Random) -> None:
-    keys = keys_of(DetectionRunConfig()) * (draw.random() < 0.8) or GROUPS
-    how = draw.choice(("", "", "", "", "++", "~"))
-    overrides = [f"{how}{draw.choice(keys)}={draw.choice(OVERRIDES)}"]
-    if draw.random() < 0.2:
-        overrides = [mutated_bytes(overrides[0].encode(errors="replace"), draw).decode(errors="replace")]
-    build_plan(load_config("train", ["data=coco", *overrides]), 100, 1)
-
-
 RUNS: dict[str, Callable[..., None]] = {
     "coco": coco_case,
     "csv": csv_case,
     "voc": voc_case,
     "image": image_case,
-    "override": override_case,
 }
 
 
@@ -242,37 +228,6 @@ def test_a_file_name_stays_in_its_folder(
         return
     path = os.path.normpath(found.records[0].path)
     assert path == str(folder) or path.startswith(f"{folder}/")
-
-
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
-@given(
-    rows=st.lists(
-        st.lists(st.sampled_from(["a.png", "1", "9", "cow", ""]) | st.text(max_size=4), max_size=7), max_size=4
-    )
-)
-def test_any_csv_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    (folder / "any.csv").write_text("\n".join(",".join(row) for row in rows), errors="replace")
-    (folder / "classes.csv").write_text("cow,0\n")
-    try:
-        found = load_annotations(folder / "any.csv", folder, format="csv", missing_images="ignore")
-    except DataError as error:
-        assert "any.csv" in str(error)  # noqa: PT017
-        return
-    assert len(found.records) <= len(rows)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(content=st.binary(max_size=200), start=st.sampled_from([b"", *(p[:20] for p in IMAGES.values())]))
-def test_any_bytes_are_an_image_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, start: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.jpg"
-    path.write_bytes(start + content)
-    try:
-        read_image(path, max_pixels=MAX_PIXELS)
-    except DataError as error:
-        assert "any.jpg" in str(error)  # noqa: PT017
 
 
 def test_the_two_limits_agree() -> None:
