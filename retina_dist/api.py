@@ -69,7 +69,7 @@ class _Run(TrainerConfig):
             name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
             self.data = self.data.with_values(name=name)
         check_types(self, type(self))
-        to_steps(self.max_duration, key="max_duration", num_images=1, batch_size=1)  # raises for what is no duration
+        to_steps(self.max_duration, key="max_duration", num_images=1, batch_size=1)  # raises for what is not a duration
         validate(self.config)
 
     @classmethod
@@ -96,7 +96,7 @@ class _Run(TrainerConfig):
 
         The run folder, `run_folder`, is that of the command line: checkpoints, metrics.csv, curves and images. With
         `dry_run=True` the plan is logged, nothing is trained and the result is empty. Raises UserError for what you can correct,
-        and Preempted after SIGTERM or an interrupt, with a checkpoint to go on from by `resume="auto"`.
+        and Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by `resume="auto"`.
         """
         metrics, self.run_folder = assemble.fit(self.config)
         return metrics

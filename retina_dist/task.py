@@ -92,7 +92,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_evaluator(self, data: Any) -> Validator | None:
-        """Metrics of a model over the whole validation set, of which the main rank's count; None without validation data."""
+        """Metrics of a model over the whole validation set, the main rank's count; None without validation data."""
 
     def largest_batch(self, size: int, device: torch.device) -> TrainBatch | None:
         """A micro-batch of `size` examples of the largest shape that a training on `device` can have, as `build_data` makes it.

@@ -71,7 +71,7 @@ def _compare(baseline: str, kind: str, ratios: dict[str, float], fail_under: flo
         raise ConfigError(f"baseline={baseline} is not what output=FILE of this benchmark writes ({error}).") from error
     common = earlier.keys() & ratios.keys()
     if not same or not common:
-        raise ConfigError(f"baseline={baseline} has no ratio in common with this benchmark {kind}; write one anew.")
+        raise ConfigError(f"baseline={baseline} has no ratio in common with this benchmark {kind}; write a new one.")
     print(f"\nagainst {baseline}:")
     worst = []
     for name in sorted(common):

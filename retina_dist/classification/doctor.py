@@ -91,7 +91,7 @@ def _images(
         digests[hashlib.sha256(content).hexdigest()].append((split, name, label))
     if bad:
         level: Level = "error" if data.bad_images == "error" else "warning"
-        remedy = "restore or remove them, or go on without: data.bad_images=skip"
+        remedy = "restore or remove them, or continue without: data.bad_images=skip"
         yield Finding(level, split, "unreadable files", remedy, len(bad), tuple(bad))
 
 

@@ -55,7 +55,7 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, othe
         beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
         raise DataError(
             f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "
-            f"the folder {root.resolve()} to have it drawn anew."
+            f"the folder {root.resolve()} to have it drawn again."
         )
 
 

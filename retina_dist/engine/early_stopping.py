@@ -92,5 +92,5 @@ def check_metric(name: str, metrics: Iterable[str]) -> None:
         near = difflib.get_close_matches(name, metrics, 1)
         hint = f"did you mean {near[0]}? There" if near else "there"
         raise ConfigError(
-            f"trainer.monitor={name} is no metric; {hint} are {', '.join(sorted(metrics))}.", collective=True
+            f"trainer.monitor={name} is not a metric; {hint} are {', '.join(sorted(metrics))}.", collective=True
         )

@@ -165,7 +165,7 @@ def resolve_plan(
         )
     total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
-        raise ConfigError(f"trainer.max_duration={trainer.max_duration} is no step at all; use at least 1step.")
+        raise ConfigError(f"trainer.max_duration={trainer.max_duration} is less than one step; use at least 1step.")
     stop = total if trainer.stop_after is None else min(total, steps("trainer.stop_after", trainer.stop_after))
     return Plan(
         num_images=num_images,

@@ -126,7 +126,7 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
     lines = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     raise ReplicaMismatch(
-        f"after step {step} the replicas differ in {', '.join(lines)}{more}; the last checkpoint was written before, go on from "
+        f"after step {step} the replicas differ in {', '.join(lines)}{more}; the last checkpoint was written before, continue from "
         "it with resume=auto, and look for a faulty device or code that treats ranks differently."
     )
 

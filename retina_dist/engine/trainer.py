@@ -148,4 +148,4 @@ class Trainer:
         self.checkpointer.wait()
         self.stop.close()
         why = self.stop_reason() or "another rank was asked to"
-        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; go on with resume=auto.")
+        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume=auto.")

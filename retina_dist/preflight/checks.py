@@ -58,7 +58,7 @@ def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """Training data that differs from the main rank's."""
     read = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
     if text := _odd_ones("the training data", read, ranks):
-        yield Finding("error", "data", text, "Copy the data anew, or mount the same storage on every host.")
+        yield Finding("error", "data", text, "Copy the data again, or mount the same storage on every host.")
 
 
 def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for (fact, why), without in reasons.items():
         who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
         if fact == DATA:
-            remedy = "Copy the data anew, or mount the same storage on every host."
+            remedy = "Copy the data again, or mount the same storage on every host."
             yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", remedy)
         else:
             yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")

@@ -94,14 +94,14 @@ class SweepTable(Callback):
     """Before a sweep, refuse a folder with another; after it, print and draw the table."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with 2 where the folder holds trained jobs that nothing asks to go on with."""
+        """Exit with 2 where the folder holds trained jobs that nothing asks to continue."""
         if detect_launch().rank:
             return
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
             if config.resume != "auto" and not config.dry_run and any(folder.glob(f"*/{CHECKPOINTS}")):
                 raise ConfigError(
-                    f"{folder} already holds a sweep; give resume=auto to go on with it, or another folder by output_dir=…."
+                    f"{folder} already holds a sweep; give resume=auto to continue it, or another folder by output_dir=…."
                 )
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")

@@ -77,7 +77,7 @@ def _may_open(path: Path) -> bool:
         os.close(os.open(path, os.O_RDWR))
     except PermissionError:
         return False
-    except OSError:  # a driver that does not answer is no reason to train on the CPU
+    except OSError:  # without an answer from the driver, do not fall back to the CPU
         pass
     return True
 

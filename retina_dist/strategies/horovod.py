@@ -147,7 +147,7 @@ class HorovodStrategy(DistributedStrategy):
         if hvd.size() != self.launch.world_size and not self.elastic:
             raise ConfigError(
                 f"{self.launch.launcher} started {self.launch.world_size} processes, but Horovod sees {hvd.size()}: it was built "
-                "without MPI; start by horovodrun --gloo, or build it anew where mpicxx is (scripts/install_horovod.py)."
+                "without MPI; start by horovodrun --gloo, or build it again where mpicxx is (scripts/install_horovod.py)."
             )
         if self.device.type == "cuda" and hvd.size() > 1 and not (hvd.nccl_built() or hvd.mpi_built()):
             raise ConfigError(

@@ -59,7 +59,7 @@ class Names(NamedTuple):
 
 
 HOROVOD = Names("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK")
-# OMPI_COMM_WORLD_NODE_RANK is no number of a node, but that of the process among all of the user's on its node.
+# OMPI_COMM_WORLD_NODE_RANK is not the number of a node but that of the process among all of the user's on its node.
 OPEN_MPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
@@ -120,7 +120,7 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         address = address or first_host(environment.get("SLURM_STEP_NODELIST", ""))
         port = port or str(slurm_port(_number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")))
     if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(f"MASTER_PORT={port} is no port; give a number from 1 to 65535, or unset it.")
+        raise ConfigError(f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it.")
     return replace(launch, master_address=address, master_port=int(port) if port else None, service=service)
 
 
@@ -202,15 +202,15 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
         values = ", ".join(f"{name}={environment[name]}" for name in names if name and name in environment)
         starter = "something" if launcher == "variables" else launcher
         raise ConfigError(
-            f"{starter} set {values}, which are not all whole numbers; unset them or start anew."
+            f"{starter} set {values}, which are not all whole numbers; unset them or start again."
         ) from None
     if not 0 <= rank < size:
         raise ConfigError(
-            f"{names.rank}={rank} is no rank of {names.world_size}={size}; unset them, or start by a launcher."
+            f"{names.rank}={rank} is not a rank of {names.world_size}={size}; unset them, or start by a launcher."
         )
     if not 0 <= local_rank < (local_size or size):
         raise ConfigError(
-            f"{names.local_rank}={local_rank} is no rank of {names.local_world_size}={local_size}; unset them, or start by a "
+            f"{names.local_rank}={local_rank} is not a rank of {names.local_world_size}={local_size}; unset them, or start by a "
             "launcher."
         )
     return Launch(launcher, rank, size, local_rank, local_size, rank // (local_size or size) if node < 0 else node)

@@ -185,7 +185,7 @@ def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "arguments", "sentence"),
     [
-        ("torchrun", ["trainer.max_duration=0steps"], "trainer.max_duration=0steps is no step at all"),
+        ("torchrun", ["trainer.max_duration=0steps"], "trainer.max_duration=0steps is less than one step"),
         ("torchrun", ["optimizer.lrr=1"], "did you mean optimizer.lr?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -69,7 +69,7 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
     wider = load_config("train", [*run, "model.width=16"]).model
     with pytest.raises(CheckpointError, match="does not describe a detector"):
         Detector.from_checkpoint(trainer.checkpoint, model=wider)
-    with pytest.raises(ConfigError, match="trainer.monitor=val/loss_none is no metric; did you mean val/loss_count"):
+    with pytest.raises(ConfigError, match="trainer.monitor=val/loss_none is not a metric; did you mean val/loss_count"):
         Trainer.from_config(load_config("train", [*run, "trainer.monitor=val/loss_none", "output_dir=b"])).fit()
 
 

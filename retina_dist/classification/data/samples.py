@@ -213,7 +213,7 @@ def _from_shards(root: PathOrUrl, split: str) -> list[Row] | None:
         listed = [(str(e["file_name"]), members[e["id"]], str(e["label"])) for e in content["images"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{path} has no label for each image of the shards ({error!r}); write them anew: python -m retina_dist.shards "
+            f"{path} has no label for each image of the shards ({error!r}); write them again: python -m retina_dist.shards "
             "task=classification."
         ) from error
     return list(listed)

@@ -83,9 +83,9 @@ def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collecti
     A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
     """
     remedies = {
-        "missing": f"restore them, name their folder with data.{split}_images, or go on without: data.missing_images=skip",
-        "unreadable": "restore them, or go on without: data.bad_images=skip",
-        "of another size": "their boxes belong to another version: find it, annotate anew, or data.bad_images=skip",
+        "missing": f"restore them, name their folder with data.{split}_images, or continue without: data.missing_images=skip",
+        "unreadable": "restore them, or continue without: data.bad_images=skip",
+        "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
     }
     findings = []
     for problem, remedy in remedies.items():

@@ -1,7 +1,7 @@
 """One mapping between COCO category ids, which may have gaps, and the labels that a model knows.
 
 Where two files meet, or a checkpoint and a file, category names decide which label a category has: ids are numbers that each
-export gives anew.
+export gives again.
 """
 
 from __future__ import annotations

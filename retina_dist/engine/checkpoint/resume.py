@@ -52,7 +52,7 @@ class RunOpener:
     ) -> Run:
         """The run, which the main rank settles by `open_run`; the checkpoint's content is on that rank only.
 
-        A further attempt goes on from the state `committed` in memory or from the newest checkpoint. Every rank must call it.
+        A further attempt continues from the state `committed` in memory or from the newest checkpoint. Every rank must call it.
         """
         opened: list[Run] = []
 
@@ -186,7 +186,7 @@ def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) ->
         (elsewhere, f"trainer.checkpoint_dir={elsewhere} already holds checkpoints"),
     ):
         if folder and any(name.endswith(".pt") for name in names_in(folder)):
-            raise ConfigError(f"{words}; go on with resume=auto, or give another folder.")
+            raise ConfigError(f"{words}; continue with resume=auto, or give another folder.")
 
 
 def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]) -> Run:

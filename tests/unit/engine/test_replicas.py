@@ -86,7 +86,7 @@ def test_the_odd_rank_is_named_against_the_many_on_every_rank() -> None:
         assert error.collective
         assert str(error) == (
             "after step 7 the replicas differ in model.conv.weight (rank 2 against 0, 1, 3); the last checkpoint was written "
-            "before, go on from it with resume=auto, and look for a faulty device or code that treats ranks differently."
+            "before, continue from it with resume=auto, and look for a faulty device or code that treats ranks differently."
         )
 
 

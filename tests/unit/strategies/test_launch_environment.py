@@ -184,7 +184,7 @@ def test_values_that_are_no_numbers_are_named_with_their_variables() -> None:
     with pytest.raises(ConfigError) as caught:
         detect_launch({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
     assert str(caught.value) == (
-        "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or start anew."
+        "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or start again."
     )
 
 
@@ -199,13 +199,13 @@ def test_a_rank_outside_the_job_is_refused(rank: str, size: str) -> None:
     with pytest.raises(ConfigError) as caught:
         detect_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
     assert str(caught.value) == (
-        f"HOROVOD_RANK={rank} is no rank of HOROVOD_SIZE={size}; unset them, or start by a launcher."
+        f"HOROVOD_RANK={rank} is not a rank of HOROVOD_SIZE={size}; unset them, or start by a launcher."
     )
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
 def test_a_port_must_be_one(port: str) -> None:
-    with pytest.raises(ConfigError, match=f"MASTER_PORT={port} is no port; give a number from 1 to 65535"):
+    with pytest.raises(ConfigError, match=f"MASTER_PORT={port} is not a port; give a number from 1 to 65535"):
         detect_launch({**SRUN, "MASTER_PORT": port})
 
 
