@@ -2,6 +2,7 @@
 
     python -m retina_dist.doctor data=coco data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
+    python -m retina_dist.doctor data=auto data.root=/data/mine sheets=sheets        images with their boxes drawn
     torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
 Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,
@@ -42,6 +43,9 @@ class DoctorConfig(DetectionRunConfig):
         None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
     )
     output: str | None = setting(None, "a JSON file", writes="file")
+    sheets: str | None = setting(
+        None, "detection: a folder for pictures of the boxes, train.jpg and val.jpg", writes="folder"
+    )
 
 
 @entry_point("doctor", DoctorConfig)

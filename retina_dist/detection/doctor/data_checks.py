@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,8 +22,10 @@ from retina_dist.detection.readers.coco import Annotations, box_faults, clean
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import Finding, Level
+from retina_dist.text import pluralize
 
 SMALL, MEDIUM = 32**2, 96**2  # COCO's limits of area in px^2
+RARE = 10  # images; LVIS (Gupta et al. 2019) calls a class in at most so many rare
 SIZES = ("small", "medium", "large")
 
 
@@ -182,6 +184,13 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
         for label in sorted(known - learnt if learnt else ())
     ]
     findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
+    images = Counter(label for labels in train.labels for label in set(labels.tolist()))
+    few = [label for label, count in images.items() if count <= RARE and 10 * count <= max(images.values())]
+    rare = [
+        f"{names[label]} (in {pluralize(images[label], 'image')})" for label in sorted(few, key=lambda x: images[x])
+    ]
+    remedy = f"draw their images more often with data.repeat_threshold={min(0.1, 100 / len(train.records)):.2g}"
+    findings += _finding("info", "train", "rare classes", rare, remedy)
     if val is not None and (judged := _labels(val)):
         absent = [names[label] for label in sorted((known & learnt) - judged)]
         remedy = "learnt, but not in the metric, which is the mean of the others"

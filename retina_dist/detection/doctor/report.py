@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import torch
 from tqdm import tqdm
 
+from retina_dist.data.images import read_image
 from retina_dist.detection.doctor import data_checks as checks
 from retina_dist.detection.doctor.anchor_coverage import Coverage, anchor_coverage
 from retina_dist.detection.doctor.data_checks import ImageCheck
@@ -16,6 +20,7 @@ from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split
+from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.text import escape, pluralize
 
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
 WORTH_SAYING = 0.05  # share of boxes without an anchor
 WORTH_DOING = 0.8  # a change is proposed if it leaves at most this share of them
+SMALL_SIDE = 16  # px, square root of the area; half of the smallest anchor
+SHEET_IMAGES = 24
 NUM_CLASSES = 40  # rows on the screen
 NAME_WIDTH = 24
 
@@ -77,9 +84,47 @@ def examine(config: DoctorConfig) -> DoctorReport:
         if coverage.unreached > WORTH_SAYING:
             remedy = "each is learnt from its least bad anchor only: see Anchors above"
             findings.append(Finding("warning", "train", "boxes that no anchor fits", remedy, coverage.num_unreached))
+        findings += _small_objects(coverage, config.data)
         facts += _format_coverage(coverage, tried, config.data)
         details["anchor_coverage"] = coverage.to_dict() | {"remedies": [asdict(remedy) for remedy in tried]}
+    if config.sheets:
+        for split, part in splits.items():
+            _draw_sheet(part, Path(config.sheets) / f"{split}.jpg", config.data.max_pixels)
     return DoctorReport(facts, findings, details)
+
+
+def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
+    """Boxes that are small after the resize, with the image size at which nine tenths of all have `SMALL_SIDE` pixels."""
+    count = int((coverage.size < SMALL_SIDE).sum())
+    if count <= WORTH_SAYING * len(coverage.size):
+        return []
+    scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
+    sides = [round(side * scale / 32) * 32 for side in data.min_sizes]
+    remedy = (
+        f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, at {scale**2:.1f} times the memory"
+    )
+    remedy += "" if scale < 2 else ", or experiment=small_objects, which trains on windows of full resolution"
+    return [Finding("warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count)]
+
+
+def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
+    """Images of a split, evenly spread over it, with the boxes to train on."""
+    from retina_dist.detection.pictures import draw_boxes
+    from retina_dist.reporting.pictures import sheet, titled
+
+    pictures = []
+    for i in np.unique(np.linspace(0, len(part.records) - 1, SHEET_IMAGES).round().astype(int)).tolist():
+        record = part.records[i]
+        try:
+            image = read_image(record.path, (record.width, record.height), max_pixels)
+        except ImageError:
+            continue  # a finding already
+        boxes, labels = torch.from_numpy(part.boxes[i]), torch.from_numpy(part.labels[i])
+        picture = draw_boxes(image, boxes, labels, part.categories.names)
+        pictures.append(titled(picture, f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}"))
+    if pictures:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet(pictures).save(path, quality=92)
 
 
 def _read_images(part: Annotations, split: str, config: DoctorConfig) -> list[ImageCheck]:

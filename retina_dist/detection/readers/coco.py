@@ -175,6 +175,8 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
 
 def _check_lists(coco: dict[str, Any], source: object) -> None:
     for key in ("images", "annotations", "categories"):
+        if key == "categories" and any("caption" in entry for entry in coco["annotations"][:1]):
+            raise DataError(f"{source} holds captions, not boxes; give instances_*.json.")
         if not isinstance(coco.get(key), list):
             raise DataError(
                 f"{source} has no list '{key}'; COCO annotations have images, annotations and categories, as instances_*.json has."

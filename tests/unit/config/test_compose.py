@@ -283,6 +283,7 @@ LINES = {
     "--config-dir nowhere": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
     "--cfg job optimizer.lrr=1": "optimizer.lrr is not a setting; did you mean optimizer.lr?",
+    "--data /tmp/x": "--data is not an option; data=/tmp/x: data is the format, not the place; write data=auto data.root=",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=auto, or resume=RUN_FOLDER.",
 }
 

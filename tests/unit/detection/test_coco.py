@@ -210,6 +210,7 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     [
         ([], "holds a JSON list"),
         ({}, "has no list 'images'"),
+        ({"images": [], "annotations": [{"caption": "A dog."}]}, "holds captions, not boxes; give instances_"),
         ({**COCO, "annotations": {}}, "has no list 'annotations'"),
         ({**COCO, "images": [3]}, "an entry of 'images' is not an object"),
         ({**COCO, "categories": []}, "has no category"),

@@ -287,6 +287,26 @@ def test_sizes_are_cocos(tmp_path: Path) -> None:
     assert table["rare"]["all"] == 0  # a crowd
 
 
+def test_rare_classes_and_small_objects_are_named_and_sheets_drawn(tmp_path: Path) -> None:
+    """Twenty images of one class with boxes of 10 px; one of them has the other class."""
+    boxes = [(i, 1, [20, 20, 10, 10], 0) for i in range(1, 21)] + [(7, 2, [0, 0, 10, 10], 0)]
+    for i in range(1, 21):
+        Image.new("RGB", (128, 128)).save(tmp_path / f"{i}.png")
+    images = [{"id": i, "file_name": f"{i}.png", "width": 128, "height": 128} for i in range(1, 21)]
+    write_coco(tmp_path / "train.json", images, boxes)
+    data = ["data=coco", f"data.train_annotations={tmp_path}/train.json", "data.min_sizes=[128]", "data.max_size=192"]
+    report = examine(load_config("doctor", [*data, f"sheets={tmp_path}/sheets"]))
+    found = {f.what: (f.count, f.remedy, f.examples) for f in report.findings}
+    assert found["rare classes"][0] == 1
+    assert found["rare classes"][2] == ("rare (in 1 image)",)
+    assert "data.repeat_threshold=0.1" in found["rare classes"][1]
+    count, remedy, _ = found["boxes below 16 px after the resize"]
+    assert (count, remedy) == (21, "try data.min_sizes=[192] data.max_size=307, at 2.6 times the memory")
+    with Image.open(tmp_path / "sheets" / "train.jpg") as sheet:
+        assert len(sheet.convert("RGB").getcolors(2**24)) > 2  # boxes on black
+    assert not (tmp_path / "sheets" / "val.jpg").exists()
+
+
 def random_boxes(folder: Path, sizes: list[tuple[int, int]]) -> Annotations:
     """A hundred boxes of every size and shape in each image of (height, width)."""
     rng = np.random.default_rng(5)
