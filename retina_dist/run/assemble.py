@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -100,6 +101,9 @@ def assemble(
 
     server = strategy.on_main(lambda: mlflow_run.tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, committed)
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = (
+        f"{run.folder.resolve()}/flight_recorder_rank_"  # of torch's Flight Recorder
+    )
     if run.resume_step is not None:
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))

@@ -5,6 +5,7 @@ The only file that imports `torch.distributed`.
 
 import gc
 import inspect
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -35,6 +36,8 @@ BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
 )
 NO_BUFFERS: dict[str, Any] = {max(BUFFER_OPTIONS): False}
 
+# NCCL's collectives are recorded, and the record is written where TORCH_FR_DUMP_TEMP_FILE says when one of them times out.
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 GRACE_S = 5.0  # for which the others wait longer than rank 0, whose error names who is late
 
 _shared_store: dist.Store | None = None
@@ -65,6 +68,8 @@ class DDPStrategy(DistributedStrategy):
     def __enter__(self) -> "DDPStrategy":
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.timeout_s)
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()

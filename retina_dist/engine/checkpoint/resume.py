@@ -109,7 +109,7 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
         _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
         return run
     if config.resume == "auto":
-        folder = given or _newest_folder(name)
+        folder = given or max(_numbered(name).items(), default=(0, None))[1]
         _lock(owner, config, folder)
         where = elsewhere or (folder / CHECKPOINTS if folder else None)
         newest = load_latest(where) if where else None
@@ -282,8 +282,9 @@ def next_folder(name: str, *, make: bool = False) -> Path:
 
     With `make` it is made: of processes that start together each gets its own. Raises ConfigError.
     """
-    for number in itertools.count(_newest_number(name) + 1):
-        folder = _folder(name, number)
+    last = max(_numbered(name), default=0)
+    for number in itertools.count(last + 1):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
             if make:
                 folder.parent.mkdir(exist_ok=True)
@@ -295,17 +296,8 @@ def next_folder(name: str, *, make: bool = False) -> Path:
     raise AssertionError("there is always another number")
 
 
-def _newest_folder(name: str) -> Path | None:
-    number = _newest_number(name)
-    return _folder(name, number) if number else None
-
-
-def _newest_number(name: str) -> int:
-    """Of the folders runs/NAME (1), runs/NAME-2 and so on that exist; 0 for none."""
+def _numbered(name: str) -> dict[int, Path]:
+    """The folders runs/NAME (1), runs/NAME-2 and so on."""
     form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
-    matches = [form.fullmatch(f.name) for f in Path("runs").glob("*") if f.is_dir()]
-    return max((int(match[1] or 1) for match in matches if match), default=0)
-
-
-def _folder(name: str, number: int) -> Path:
-    return Path("runs") / (name if number == 1 else f"{name}-{number}")
+    matches = [(form.fullmatch(f.name), f) for f in Path("runs").glob("*") if f.is_dir()]
+    return {int(match[1] or 1): folder for match, folder in matches if match}

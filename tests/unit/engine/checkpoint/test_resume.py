@@ -1,4 +1,4 @@
-"""Which folder a run writes to, and which checkpoint it goes on from."""
+"""Which folder a run writes to, and which checkpoint it resumes from."""
 
 from __future__ import annotations
 
