@@ -77,6 +77,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     objects = {split: checks.objects_table(part) for split, part in splits.items()}
     images = {split: len(part.records) for split, part in splits.items()}
     facts = _format_objects(objects, images, config.output)
+    facts[:0] = [f"{train.format} in {config.data.root}"] if train.format else []
     details: dict[str, Any] = {"images": images, "objects": objects}
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = _coverage(splits["train"], config.data, config.model)
