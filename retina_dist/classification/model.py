@@ -175,7 +175,8 @@ def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> Weig
         model.model,
         source,
         {name.removeprefix(PREFIX): value for name, value in read.state.items()},
-        check="model.architecture",
+        network="classifier",
+        remedy="set model.architecture to its network",
         misfit=lambda name: "of other classes" if others and name.rpartition(".")[0] == head else None,
     )
 

@@ -111,7 +111,8 @@ def load_fitting(
     source: str,
     state: Mapping[str, Tensor],
     *,
-    check: str,
+    network: str,
+    remedy: str,
     rename: Callable[[str], str] = str,
     misfit: Callable[[str], str | None] = lambda name: None,
     within: str = "",
@@ -119,7 +120,7 @@ def load_fitting(
     """Load the tensors of `state`, which came from `source`, that the model has under their new name in their shape.
 
     `misfit` says why a tensor of that name is not for this model; only names that begin with `within` can be missing. Raises
-    CheckpointError when nothing fits; it tells the user which settings to `check`.
+    CheckpointError, with the `remedy`, where no more than half of the `network` fits.
     """
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}
@@ -135,12 +136,12 @@ def load_fitting(
         else:
             fitting[target] = value
     loaded = tuple(name for name in fitting if not name.endswith(COUNTER))
-    if not loaded:
+    expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
+    if 2 * len(loaded) <= len(expected):
         raise CheckpointError(
-            f"{source} holds no tensor that fits this model by name and shape (it begins with "
-            f"{', '.join(list(state)[:3]) or 'nothing'}); check {check}."
+            f"{source} holds only {len(loaded)} of the {len(expected)} tensors of a {network} (it begins with "
+            f"{', '.join(list(state)[:3]) or 'nothing'}); {remedy}."
         )
     model.load_state_dict({**own, **fitting})
-    expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
     missing = tuple(name for name in expected if name not in fitting and name not in misfits)
     return WeightsReport(source, loaded, missing, tuple(left_over), tuple(misfits.values()))

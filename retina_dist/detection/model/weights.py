@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import ConfigError
 from retina_dist.model.weights import WeightsReport, is_torchvision_name, load_fitting, published, read_state
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
 BODY = "backbone.body."  # where the detector has its classifier
-CHECK = "model.backbone and model.variant"  # when nothing fits
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
@@ -39,11 +38,11 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
         model,
         source,
         state,
-        check=f"{CHECK}, or give model.backbone_weights={source} if it is of a classifier",
+        network="detector",
+        remedy=f"give the model=… of that run, or model.backbone_weights={source} if it is of a classifier",
         rename=_new_head_name,
         misfit=lambda name: others if name.endswith(CLASS_LAYER) else None,
     )
-    _check_half(report, "detector", "give the model=… of that run")
     _take_eps(model, eps)
     return report
 
@@ -68,20 +67,16 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     prefixes = {theirs.removesuffix(name) for theirs in state for name in own[:1] if f".{theirs}".endswith(f".{name}")}
     prefix = min(prefixes, key=len, default="")
     report = load_fitting(
-        model, source, state, check=CHECK, rename=lambda name: BODY + name.removeprefix(prefix), within=BODY
+        model,
+        source,
+        state,
+        network=backbone,
+        remedy="set model.backbone to its network",
+        rename=lambda name: BODY + name.removeprefix(prefix),
+        within=BODY,
     )
-    _check_half(report, backbone, "set model.backbone to its network")
     _take_eps(model, eps)
     return report
-
-
-def _check_half(report: WeightsReport, network: str, remedy: str) -> None:
-    """Raise CheckpointError unless more than half of a network's tensors were loaded."""
-    size = len(report.loaded) + len(report.missing) + len(report.misfits)
-    if 2 * len(report.loaded) <= size:
-        raise CheckpointError(
-            f"{report.source} holds only {len(report.loaded)} of the {size} tensors of a {network}; {remedy}."
-        )
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:

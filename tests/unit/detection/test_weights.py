@@ -131,9 +131,13 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
     assert report.misfits == ("layer4.1.conv2.weight: [3] in the file, [512, 512, 3, 3] in the model",)
     assert "\n  missing    backbone.body.bn1.bias\n" in str(report)
     large = build_retinanet(num_classes=2, backbone="resnet50", fpn_channels=32)
-    with pytest.raises(CheckpointError, match="holds only 77 of the 265 tensors of a resnet50; set model.backbone to"):
+    with pytest.raises(
+        CheckpointError, match="holds only 77 of the 265 tensors of a resnet50 .*; set model.backbone to"
+    ):
         load_backbone_weights(large, saved(tmp_path, state), "resnet50")
-    with pytest.raises(CheckpointError, match="no tensor that fits"):
+    with pytest.raises(
+        CheckpointError, match="holds only 0 of the 265 tensors of a resnet50 .it begins with features.0.0.weight"
+    ):
         load_backbone_weights(large, saved(tmp_path, {"features.0.0.weight": torch.zeros(96, 3, 4, 4)}), "resnet50")
 
 
@@ -267,7 +271,8 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
         load_weights(small(), str(tmp_path / "text.pt"))
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(
-        CheckpointError, match="no tensor that fits.*give model.backbone_weights=.*if it is of a classifier"
+        CheckpointError,
+        match="holds only 0 of the .* a detector .it begins with a.; .*model.backbone_weights=.*if it is of a classifier",
     ):
         load_weights(small(), str(tmp_path / "other.pt"))
     torch.save([1, 2], tmp_path / "list.pt")
