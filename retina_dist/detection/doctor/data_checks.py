@@ -200,7 +200,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
         used = f"{len(ids)} categories have ids from {min(ids)} to {max(ids)}"
         remedy = "no harm: labels are numbered without gaps, and results are written with your ids"
         if len(names) > len(ids):
-            remedy = "labels of their own that are never learnt, as data.label_mapping=category_id asks for"
+            remedy = "labels without boxes, as data.label_mapping=category_id asks for"
         findings.append(Finding("info", "train", "unused category ids", remedy, gaps, (used,)))
     return findings
 

@@ -97,7 +97,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
 def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
     """Boxes that are small after the resize, with the image size at which nine tenths of all have `SMALL_SIDE` pixels."""
     count = int((coverage.size < SMALL_SIDE).sum())
-    if count <= WORTH_SAYING * len(coverage.size):
+    if count < 10 or count <= WORTH_SAYING * len(coverage.size):
         return []
     scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
     sides = [round(side * scale / 32) * 32 for side in data.min_sizes]

@@ -130,7 +130,6 @@ def annotations_of(
     _check_lists(coco, source)
     coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's
     warnings = _check_entries(coco, source, corners=box_format == "xyxy")
-    _number_from_one(coco["annotations"])
     if categories is None:
         known = Categories.from_coco(coco["categories"], label_mapping)
         for name, times in Counter(known.names).items():
@@ -211,7 +210,9 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         for key, ids in (("image", image_ids), ("category", category_ids)):
             value = entry.get(f"{key}_id")
             if type(value) is not int or value not in ids:
-                count = f"{_strangers(entries, key, ids)} of {pluralize(len(entries), 'annotation')}"
+                others = [entry.get(f"{key}_id") for entry in entries]
+                strangers = sum(type(other) is not int or other not in ids for other in others)
+                count = f"{strangers} of {pluralize(len(entries), 'annotation')}"
                 raise DataError(
                     f"{source}: annotation {entry['id']} is of {key} {escape(repr(value), 80)}, which is not listed, as is that of "
                     f"{count}; correct the ids, or list them."
@@ -237,16 +238,13 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         *_, width, height = entry["bbox"]
         area = width * height
         entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
+    if any(entry["id"] == 0 for entry in entries):  # evaluators take 0 for "no match": its box would always be missed
+        for i, entry in enumerate(entries, start=1):
+            entry["id"] = i
     if not invented:
         return []
     what = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
     return [f"{source}: {what}; width x height is taken instead"]
-
-
-def _strangers(entries: list[dict[str, Any]], key: str, ids: set[int]) -> int:
-    """How many annotations refer to no image or category of the file."""
-    values = [entry.get(f"{key}_id") for entry in entries]
-    return sum(type(value) is not int or value not in ids for value in values)
 
 
 def _is_number(value: object) -> bool:
@@ -263,13 +261,6 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
-
-
-def _number_from_one(entries: list[dict[str, Any]]) -> None:
-    """Give annotations new ids where one has 0, which evaluators take for "no match": its box would always be missed."""
-    if any(entry["id"] == 0 for entry in entries):
-        for i, entry in enumerate(entries, start=1):
-            entry["id"] = i
 
 
 def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _format_of(root: PathOrUrl) -> str:
     def first(*patterns: str) -> Path | None:
         return next((path for pattern in patterns for path in root.glob(pattern)), None)
 
-    if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"):
+    if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt"):
         return "yolo"
     if first("*annotations-bbox.csv", "*/*annotations-bbox.csv"):
         return "openimages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ def read_labelme(root: Path, split: str) -> Items:
             content = json.loads(read_bytes(path))
             if not isinstance(content, dict) or "shapes" not in content:
                 continue
-            file = (
-                (path.parent / content["imagePath"].replace("\\", "/").rpartition("/")[2]).relative_to(root).as_posix()
-            )
+            name = content["imagePath"].replace("\\", "/")
+            beside = path.parent / name.rpartition("/")[2]
+            file = os.path.relpath(beside if beside.is_file() else path.parent / name, root)
             size = int(content["imageWidth"]), int(content["imageHeight"])
             shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:

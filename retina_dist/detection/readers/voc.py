@@ -68,9 +68,14 @@ def read_cvat(root: Path, split: str) -> Items:
             names |= {box.name for box in boxes}
             file = image.get("name") or ""
             place = f"{image.get('subset') or ''}/{file}" if image.get("subset") else f"{path.stem}/{file}"
-            folders = [path.parent, root / "images", path.parent / "images", root / split, root / "images" / split]
+            folders = [
+                path.parent,
+                path.parent / "images",
+                root / "images",
+                root / "images" / (image.get("subset") or split),
+            ]
             folder = next((folder for folder in folders if (folder / file).is_file()), root)
-            if split_of(f"{path.parent.name}/{place}") == split:
+            if split_of(f"{path.relative_to(root).parent}/{place}") == split:
                 items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
     return Items(items, numbered(names), root)
 

@@ -32,14 +32,15 @@ def yaml_of(root: Path) -> Path | None:
 def read_yolo(root: Path, split: str) -> Items | None:
     """The images of a split; None for a validation split that is not there. Raises DataError naming file and line.
 
-    Without a data.yaml: images/{train,val} or {train,val}/images with their labels beside, classes in classes.txt.
+    Without a data.yaml: images/{train,val}, {train,val}/images or {train,val}, and the classes in classes.txt.
     """
     path = yaml_of(root)
     content = _read_yaml(path) if path else {}
     given = next((content[name] for name in SPLITS[split] if content.get(name)), None)
     if path is None:
-        layouts = [folder for name in SPLITS[split] for folder in (f"images/{name}", f"{name}/images")]
-        given = next((layout for layout in layouts if (root / layout).is_dir()), None if split == "val" else "images")
+        layouts = [folder for name in SPLITS[split] for folder in (f"images/{name}", f"{name}/images", name)]
+        layouts += ["images", "."] if split == "train" else []  # as LabelImg writes them
+        given = next((layout for layout in layouts if (root / layout).is_dir()), None)
     if given is None:
         return None
     names = _names(content.get("names"), path) if path else _listed_names(root)
@@ -70,11 +71,12 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
 
 
 def _labels_of(image: Path) -> Path:
-    """The label file of an image: in the folder labels beside the last folder images, else beside the image."""
+    """The label file of an image: in the folder labels beside the last folder images if there is one, else beside the image."""
     parts = list(image.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    labels = Path(*parts).with_suffix(".txt")
+    return labels if labels.parent.is_dir() else image.with_suffix(".txt")
 
 
 def _boxes(path: Path, names: list[str]) -> list[Box]:

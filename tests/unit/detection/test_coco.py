@@ -27,7 +27,7 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.doctor import DoctorConfig
-from retina_dist.errors import DataError, UserError
+from retina_dist.errors import DataError
 
 COCO: dict[str, Any] = {
     "images": [
@@ -211,37 +211,24 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
         ([], "holds a JSON list"),
         ({}, "has no list 'images'"),
         ({"images": [], "annotations": [{"caption": "A dog."}]}, "holds captions, not boxes; give instances_"),
-        ({**COCO, "annotations": {}}, "has no list 'annotations'"),
         ({**COCO, "images": [3]}, "an entry of 'images' is not an object"),
         ({**COCO, "categories": []}, "has no category"),
         ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
-        ({**COCO, "annotations": COCO["annotations"][:1] * 2}, "id 1 stands 2 times in 'annotations'"),
-        ({**COCO, "categories": COCO["categories"] * 3}, "stands 3 times in 'categories'"),
         (changed("images", id="7"), "an entry of 'images' has id '7'"),
-        (changed("images", id=2**60), "an entry of 'images' has id"),
         (changed("images", file_name=None), "image 7 has no file_name"),
         (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
-        (changed("images", file_name="x\\..\\..\\a.png"), "which is outside the images folder"),
         (changed("images", file_name="C:\\photos\\a.png"), "which is outside the images folder"),
         (changed("images", file_name="/etc/passwd"), "which is outside the images folder"),
-        (changed("images", width=0), "image 7 has width 0"),
         (changed("images", height="80"), "image 7 has height 80"),
-        (changed("images", height=10**400), "image 7 has height 1000"),
         (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
-        (changed("annotations", image_id=[3]), r"annotation 1 is of image \[3\], which is not listed"),
         (
             changed("annotations", category_id=2),
             "annotation 1 is of category 2, which is not listed, as is that of 1 of",
         ),
-        (changed("annotations", category_id=None), "annotation 1 is of category None, which is not listed"),
-        (changed("annotations", bbox=[1, 2, 3]), r"annotation 1 has bbox \[1, 2, 3\], not"),
         (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
-        (changed("annotations", bbox=[1, 2, 10**400, 4]), "annotation 1 has bbox"),
         (changed("annotations", area="big"), "annotation 1 has area big"),
         (changed("annotations", iscrowd=2), "annotation 1 has iscrowd 2"),
-        (changed("categories", name=5), "category 18 has no name"),
         (changed("categories", name="a\x1b[2Jb"), "category 18 has no name that is text without control characters"),
-        (changed("images", file_name="a\nb.png"), "image 7 has no file_name that is text without control characters"),
         (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
     ],
 )
@@ -264,18 +251,6 @@ def test_files_that_are_not_there(tmp_path: Path):
         load_annotations(tmp_path, tmp_path)
     with pytest.raises(DataError, match="data.format=yolov8 is unknown"):
         load_annotations(tmp_path, tmp_path, format="yolov8")
-
-
-def test_no_value_of_any_type_ends_in_a_traceback(tmp_path: Path):
-    values = [None, True, -1, 0, 1.5, "1", [], [1], {}, 10**20, 10**400, float("nan"), float("inf"), "\0", "../x"]
-    for section, entries in COCO.items():
-        for key in entries[0]:
-            for value in values:
-                for mapping in ("contiguous", "category_id"):
-                    try:
-                        load(tmp_path, changed(section, **{key: value}), label_mapping=mapping)
-                    except UserError as error:
-                        assert "a.json" in str(error)  # noqa: PT017
 
 
 def test_validation_takes_the_labels_of_training(tmp_path: Path):

@@ -67,6 +67,11 @@ def without_yaml(root: Path) -> None:
     write(root / "classes.txt", "cat\ndog\n")
 
 
+def labelimg_yolo(root: Path) -> None:
+    yolo(root, lambda kind, split: split)
+    write(root / "classes.txt", "cat\ndog\n")
+
+
 def segments(root: Path) -> None:
     ultralytics(root)
     write(root / "labels/train/a.txt", "1 0.1 0.1 0.5 0.3 0.2 0.6\n0 0 0 0.25 0 0.25 1 0 1\n")
@@ -93,8 +98,11 @@ def labelme(root: Path) -> None:
                 {"label": n, "shape_type": "rectangle", "points": [[x2, y2], [x1, y1]]} for n, x1, y1, x2, y2 in boxes
             ]
             shapes += [{"label": "spot", "shape_type": "point", "points": [[3, 3]]}] if name == "a" else []
-            content = {"version": "5", "shapes": shapes, "imagePath": f"..\\{split}\\{name}.jpg"}
-            write(root / split / f"{name}.json", json.dumps(content | {"imageWidth": 40, "imageHeight": 20}))
+            content = {"version": "5", "shapes": shapes, "imagePath": f"..\\..\\{split}\\{name}.jpg"}
+            write(
+                root / ("labels" if name == "c" else "") / split / f"{name}.json",
+                json.dumps(content | {"imageWidth": 40, "imageHeight": 20}),
+            )
 
 
 def cvat(root: Path) -> None:
@@ -130,7 +138,7 @@ def openimages(root: Path) -> None:
 
 
 FORMATS = {
-    "YOLO": (ultralytics, lists, roboflow, without_yaml, segments),
+    "YOLO": (ultralytics, lists, roboflow, without_yaml, labelimg_yolo, segments),
     "Pascal VOC": (labelimg,),
     "LabelMe": (labelme,),
     "CVAT XML": (cvat,),
