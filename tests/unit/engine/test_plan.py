@@ -93,22 +93,6 @@ def test_impossible_plans_say_what_would_work(changes: dict, message: str) -> No
         plan(**changes)
 
 
-def test_one_is_said_in_the_singular() -> None:
-    text = str(plan(num_images=1, batch_size=1, max_duration="1epoch", validate_every="1step"))
-    assert [line.split(None, 1)[1] for line in text.splitlines()] == [
-        "1 image a step = 1 process x 1 accumulated x 1",
-        "1 image in 1 step",
-        "1 step = 1 epoch",
-        "0.01, constant",
-        "every step",
-    ]
-    with pytest.raises(
-        ConfigError, match=r"warmup=1step \(1 step\) leaves nothing of the training \(1 step, trainer.max_duration\)"
-    ):
-        plan(max_duration="1step", warmup="1step")
-    assert "warm-up over 1 step from" in str(plan(warmup="1step"))
-
-
 def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
     plans = {
         w: plan(

@@ -244,23 +244,6 @@ def test_best_and_early_stop(tmp_path: Path) -> None:
     assert two.state.step == 9  # of 12
 
 
-def test_another_monitor_on_resume_starts_best_anew(tmp_path: Path) -> None:
-    """Or an AP of 0.5 would be compared with losses."""
-    for stop, monitor, values, best, step in (
-        ("6steps", "coco/AP", [0.4, 0.5], 0.5, 6),
-        ("9steps", "val/loss", [1.5], 1.5, 9),
-        ("12steps", "val/loss", [1.6], 1.5, 9),
-    ):
-        remaining = iter(values)
-        one = trainer(tmp_path, stop_after=stop, validate=lambda model: {monitor: next(remaining)}, monitor=monitor)  # noqa: B023
-        if (tmp_path / "last.pt").exists():
-            one.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
-            one.checkpointer.store.claim()
-        one.fit()
-        assert one.state.best.value == best
-        assert load_checkpoint(tmp_path / "best.pt")["step"] == step
-
-
 def test_validation_sees_the_average(tmp_path: Path) -> None:
     seen = []
     one = trainer(
