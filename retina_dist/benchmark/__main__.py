@@ -5,8 +5,7 @@
     python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
 
-Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON. baseline=FILE fail_under=R
-exits with 1 when a ratio is less than R times that of an earlier FILE.
+Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def main() -> None:
     if kind not in KINDS:
         asked = kind in ("-h", "--help")
         if kind and not asked:
-            print(f"error: there is no benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
+            print(f"error: unknown benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     importlib.import_module(f"retina_dist.benchmark.{kind}").main()

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retina_dist.benchmark.report import finish
@@ -34,7 +33,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, read, sizes_of
+from retina_dist.data.sources import Source, read, sizes_of
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
@@ -46,33 +45,26 @@ MEASURED = 4  # times the images of the parts, for the data loader
 
 
 def make_images(folder: Path, count: int) -> None:
-    """`count` JPEGs in folder/images, with seven boxes each in folder/images.json."""
+    """`count` JPEGs in folder/images, with seven boxes each in folder/images.json.
+
+    Coloured noise on grey noise whose amplitude falls as 1/f, as that of photos does (https://doi.org/10.1364/JOSAA.4.002379).
+    """
     (folder / "images").mkdir()
     rng = np.random.default_rng(0)
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for i in range(1, count + 1):
-        name = f"{i:06d}.jpg"
-        Image.fromarray(make_image(rng)).save(folder / "images" / name, quality=QUALITY)
-        images.append({"id": i, "file_name": name, "width": WIDTH, "height": HEIGHT})
-        for left in range(7):
-            box = [left * WIDTH / 8, HEIGHT / 8, WIDTH / 4, HEIGHT / 2 ** (1 + left % 3)]
-            annotations.append({"id": len(annotations) + 1, "image_id": i, "category_id": 1, "bbox": box})
-    coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
-    (folder / "images.json").write_text(json.dumps(coco))
-
-
-def make_image(rng: np.random.Generator) -> np.ndarray:
-    """uint8 [480, 640, 3]: grey noise whose amplitude falls as 1/f, as that of photos does, and coloured noise.
-
-    Field 1987, https://doi.org/10.1364/JOSAA.4.002379.
-    """
     frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
     frequency[0, 0] = 1.0
-    noise = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(3, HEIGHT, WIDTH))) / frequency, s=(HEIGHT, WIDTH))
-    mixed = 0.9 * noise[:1] + 0.45 * noise[[1, 2, 0]]
-    mixed = (mixed - mixed.mean(axis=(1, 2), keepdims=True)) / mixed.std(axis=(1, 2), keepdims=True)
-    return (128 + CONTRAST * mixed).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+    boxes = [[left * WIDTH / 8, HEIGHT / 8, WIDTH / 4, HEIGHT / 2 ** (1 + left % 3)] for left in range(7)]
+    images = [{"id": i, "file_name": f"{i:06d}.jpg", "width": WIDTH, "height": HEIGHT} for i in range(1, count + 1)]
+    for image in images:
+        noise = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(3, HEIGHT, WIDTH))) / frequency, s=(HEIGHT, WIDTH))
+        mixed = 0.9 * noise[:1] + 0.45 * noise[[1, 2, 0]]
+        mixed = (mixed - mixed.mean(axis=(1, 2), keepdims=True)) / mixed.std(axis=(1, 2), keepdims=True)
+        pixels = (128 + CONTRAST * mixed).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+        Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]), quality=QUALITY)
+    pairs = [{"image_id": image["id"], "category_id": 1, "bbox": box} for image in images for box in boxes]
+    annotations = [{"id": i, **pair} for i, pair in enumerate(pairs, start=1)]
+    coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
+    (folder / "images.json").write_text(json.dumps(coco))
 
 
 DECODE, CACHED = "read and decode", "read from data.cache"
@@ -133,7 +125,7 @@ def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
 def _parts(
     module: CocoDataModule, specs: list[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]], cache: DecodedCache
 ) -> dict[str, Callable[[], object]]:
-    """What is timed, by name; each does its part for the images of all `specs`, whose `files` are in the same order."""
+    """The timed functions by name; each does its part for the images of all `specs`, with `files` in the same order."""
     dataset = module.train_dataset
     for file in files:
         cache.read(*file)
@@ -144,7 +136,8 @@ def _parts(
         for spec in specs:
             batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
             for canvas, (height, width) in zip(batch, sizes[spec], strict=True):
-                pixels = _by_pillow(next(sources)[0]).float().div_(255)
+                with Image.open(io.BytesIO(read(next(sources)[0]))) as image:
+                    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float().div_(255)
                 canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
 
     return {
@@ -159,12 +152,6 @@ def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]])
     """Call it for each, and let go of what it returns as a reader would."""
     for one in arguments:
         function(*one)
-
-
-def _by_pillow(source: Source) -> Tensor:
-    content = io.BytesIO(read(source)) if isinstance(source, (RemoteFile, ArchiveMember)) else str(source)
-    with Image.open(content) as image:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def _in_turns(parts: dict[str, Callable[[], object]], count: int, rounds: int) -> dict[str, list[float]]:

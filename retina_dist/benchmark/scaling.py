@@ -7,9 +7,8 @@
 
 The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
-medians over the rounds, because a machine's speed drifts. Beside the speed-up, each launcher is compared with the first one at
-as many processes. output=NAME.json also draws NAME.png, the length of an
-epoch over the number of processes by the images a second, without reading, validation and checkpoints.
+medians over the rounds, because a machine's speed drifts. Each launcher is also compared with the first one at
+as many processes. output=NAME.json also draws NAME.png, the length of an epoch over the number of processes.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from retina_dist.benchmark.report import finish
 from retina_dist.benchmark.settings import ScalingConfig
@@ -75,11 +76,7 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
 
 
 def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, float]:
-    """The speed of each launcher relative to the first one at as many processes: the median over the rounds.
-
-    >>> compared({("python", 1): [1.0], ("torchrun", 2): [2.0], ("horovodrun", 2): [1.5]})
-    {'horovodrun / torchrun 2': 0.75}
-    """
+    """The speed of each launcher relative to the first one at as many processes: the median over the rounds."""
     launched = [job for job in speeds if job[0] != "python"]
     first = launched[0][0]
     ratios = {}
@@ -91,10 +88,7 @@ def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, flo
 
 
 def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float], num_images: int) -> dict[str, Any]:
-    """The figures of a job from its images a second in each round and those of the plain process.
-
-    `epoch_minutes` are those of the median round, the fastest and the slowest.
-    """
+    """The figures of a job from its speeds and the plain process's in each round; epochs by median, fastest, slowest."""
     each = [value / other for value, other in zip(values, base, strict=True)]
     speeds = (statistics.median(values), max(values), min(values))
     return {
@@ -124,14 +118,17 @@ def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[st
             last = line[-1]
             label = f"{launcher} ({last['backend']}): {last['speedup']:.2f} times as fast with {last['processes']}"
             line = line if line[0]["processes"] == 1 else [rows[0], *line]
-            middle, fastest, slowest = zip(*(row["epoch_minutes"] for row in line), strict=True)
-            reach = [
-                [m - x for m, x in zip(middle, fastest, strict=True)],
-                [x - m for m, x in zip(middle, slowest, strict=True)],
-            ]
+            middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
             look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
-            axes.errorbar([row["processes"] for row in line], middle, reach, capsize=capsize, label=label, **look)
+            axes.errorbar(
+                [row["processes"] for row in line],
+                middle,
+                [middle - fastest, slowest - middle],
+                capsize=capsize,
+                label=label,
+                **look,
+            )
         axes.minorticks_off()
         axes.set_xticks(workers, map(str, workers))
         low, high = axes.get_ylim()

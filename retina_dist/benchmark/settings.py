@@ -10,11 +10,9 @@ from retina_dist.settings import setting
 
 @dataclass
 class BenchmarkConfig(DetectionRunConfig):
-    """Settings that every benchmark adds to those of a training."""
+    """The setting that every benchmark adds to those of a training."""
 
     output: str | None = setting(None, "a JSON file", writes="file")
-    baseline: str | None = setting(None, "the output of an earlier run, to compare with")
-    fail_under: float = setting(0.9, "exit with 1 when a ratio is less than this share of the earlier one", above=0)
 
 
 @dataclass
@@ -33,7 +31,6 @@ class StepConfig(BenchmarkConfig):
     steps: int = setting(4, at_least=1)
     warmup: int = setting(2, "steps not timed", at_least=0)
     rounds: int = setting(5, at_least=1)
-    threads: int = setting(0, "0: torch's default", at_least=0)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     python -m retina_dist.benchmark step                                                   the small model, 128 px
     python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \
-        canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] threads=2
+        canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] trainer.num_threads=2
 
 The base is torchvision's references/detection in fp32: its model over lists of images and targets, the loss
 read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights and images, already of the canvas' size,
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state
+from retina_dist.run.environment import configure_torch
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -83,16 +85,10 @@ def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int,
 def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
     """A training's `TrainStep` on one batch."""
     strategy = SingleDeviceStrategy(config.strategy.device)
-    model = copy.deepcopy(model)
-    trainer_settings = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
-    settings = replace(config, trainer=trainer_settings)
-    train_step = TrainStep(
-        build_state(settings, model, strategy),
-        _plan(config, len(batch)),
-        strategy,
-        precision=way.precision,
-        gradient_clip=config.trainer.gradient_clip,
-    )
+    trainer = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
+    state = build_state(replace(config, trainer=trainer), copy.deepcopy(model), strategy)
+    clip = config.trainer.gradient_clip
+    train_step = TrainStep(state, _plan(config, len(batch)), strategy, precision=way.precision, gradient_clip=clip)
     train_step.timer.start()
     batch = batch.to(strategy.device)
 
@@ -110,10 +106,8 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: St
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = _plan(config, len(batch)).lr_at(0)
-    optimizer = torch.optim.SGD(
-        [p for p in theirs.parameters() if p.requires_grad],
-        lr=lr, momentum=config.optimizer.momentum, weight_decay=config.optimizer.weight_decay,
-    )  # fmt: skip
+    trained, momentum = [p for p in theirs.parameters() if p.requires_grad], config.optimizer.momentum
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay)
     scaler = torch.amp.GradScaler(device.type, enabled=way.precision == "fp16")
     arithmetic = autocast(device, way.precision)
     images = [(image.contiguous() / 255).to(device) for image in batch.images]  # the lists that its model takes
@@ -153,27 +147,20 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{_size(canvas)}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
-    first: dict[str, float] = {}
-    memory: dict[str, float | None] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for name in config.paths:
         before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # by earlier paths
-        try:
-            print_redacted(f"{where}: first steps of {name}", sys.stderr)
-            step = (torchvision_step if name.startswith(BASE) else our_step)(config, model, batch, PATHS[name])
-            first[name] = float(step())
-            for _ in range(config.warmup):
-                step()
-        except torch.OutOfMemoryError:
-            if name == config.paths[0]:
-                raise
-            print(f"{name} left out at batch {batch_size} of {canvas}: out of memory", flush=True)
-            continue
+        print_redacted(f"{where}: first steps of {name}", sys.stderr)
+        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(config, model, batch, PATHS[name])
+        first_loss = float(steps[name]())
+        for _ in range(config.warmup):
+            steps[name]()
         _wait(device)
-        memory[name] = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
-        steps[name] = step
+        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
+        facts[name] = {"first_loss": first_loss, "peak_memory_gib": peak}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(config.rounds):
         print_redacted(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
@@ -187,18 +174,12 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     for name, times in seconds.items():
         ratios = [base / one for base, one in zip(seconds[config.paths[0]], times, strict=True)]
         median = statistics.median(times)
-        rows.append(
-            {
-                "path": name,
-                "batch_size": batch_size,
-                "canvas": list(canvas),
-                "ms": round(median * 1000, 3),
-                "images_per_s": round(batch_size / median, 3),
-                "ratio": [round(f(ratios), 4) for f in (min, statistics.median, max)],
-                "first_loss": first[name],
-                "peak_memory_gib": memory[name],
-            }
-        )
+        figures = {
+            "ms": round(median * 1000, 3),
+            "images_per_s": round(batch_size / median, 3),
+            "ratio": [round(f(ratios), 4) for f in (min, statistics.median, max)],
+        }
+        rows.append({"path": name, "batch_size": batch_size, "canvas": list(canvas), **figures, **facts[name]})
     return rows
 
 
@@ -206,28 +187,22 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
     if not config.paths or set(config.paths) - PATHS.keys():
         raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    print(
-        f"{'path':<18}{'canvas':>11}{'batch':>6}{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
-    )
+    configure_torch(config.trainer)
+    titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
+    print(f"{'path':<18}{'canvas':>11}{'batch':>6}{titles}")
     rows: list[dict[str, Any]] = []
-    for canvas in config.canvases:
-        for batch_size in config.batch_sizes:
-            for row in measure(config, batch_size, canvas):
-                low, middle, high = row["ratio"]
-                gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
-                print(
-                    f"{row['path']:<18}{_size(canvas):>11}{batch_size:>6}{row['ms']:>10.1f}{row['images_per_s']:>9.2f}"
-                    f"{low:>8.2f}{middle:>7.2f}{high:>7.2f}{gib:>7}   {row['first_loss']:.6f}",
-                    flush=True,
-                )
-                rows.append(row)
-    ratios = {
-        f"{row['path']} {_size(row['canvas'])} batch {row['batch_size']}": row["ratio"][1]
-        for row in rows
-        if row["path"] != config.paths[0]
-    }
+    for canvas, batch_size in product(config.canvases, config.batch_sizes):
+        for row in measure(config, batch_size, canvas):
+            low, middle, high = row["ratio"]
+            gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
+            print(
+                f"{row['path']:<18}{_size(canvas):>11}{batch_size:>6}{row['ms']:>10.1f}{row['images_per_s']:>9.2f}"
+                f"{low:>8.2f}{middle:>7.2f}{high:>7.2f}{gib:>7}   {row['first_loss']:.6f}",
+                flush=True,
+            )
+            rows.append(row)
+    names = {f"{row['path']} {_size(row['canvas'])} batch {row['batch_size']}": row for row in rows}
+    ratios = {name: row["ratio"][1] for name, row in names.items() if row["path"] != config.paths[0]}
     net = f"{config.model.backbone} {config.model.variant}"
     what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
     return finish(config, "step", ratios, what=what, rows=rows)

@@ -7,8 +7,8 @@
 
 As Horovod's pytorch_synthetic_benchmark.py (https://github.com/horovod/horovod/tree/master/examples/pytorch): random
 batches on the device, made once; warm-up, then `num_iters` rounds of `num_batches_per_iter` steps; the mean over the rounds, and
-1.96 standard deviations, for a process and for all. The machine's speed drifts: what is compared takes turns in `benchmark scaling
-data=synthetic`. baseline=FILE of one process gives a larger job's efficiency.
+1.96 standard deviations, for a process and for all. A machine's speed drifts, so compare by `benchmark scaling
+data=synthetic`, whose jobs take turns.
 """
 
 from __future__ import annotations
@@ -34,18 +34,12 @@ from retina_dist.text import pluralize
 
 
 def measure(
-    config: RunConfig,
-    *,
-    warmup: int,
-    steps: int,
-    rounds: int = 1,
-    report: Callable[[str], None] = lambda text: None,
+    config: RunConfig, *, warmup: int, steps: int, rounds: int = 1, report: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Train `warmup` steps, then `rounds` times `steps` steps, on the micro-batches of the first step. Every rank calls it.
 
     `data.batch_size` is that of one process and micro-batch. A round begins and ends when all ranks and their devices are done
-    with what came before. The learning rate is so small that nothing diverges; it does not affect the time. `report` takes the
-    progress, on the main rank. Returns images a second of all ranks in each round, and the facts of the job.
+    with their work. `report` takes the progress, on the main rank. Returns images a second of all ranks in each round, and facts.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
@@ -92,49 +86,39 @@ def measure(
 
 
 def _endless(config: RunConfig, total: int, steps: int) -> RunConfig:
-    """`config` for `steps` steps of `total` images in all, without validation and checkpoints, at a rate that changes nothing."""
+    """`config` for `steps` steps of `total` images in all, without validation, at a rate with which no loss diverges."""
+    trainer = replace(config.trainer, max_duration=f"{steps}steps", stop_after=None, validate_every="0steps")
     return replace(
         config,
         data=replace(config.data, batch_size=total),
         optimizer=replace(config.optimizer, lr=1e-7),
         schedule=ScheduleConfig(name="constant", warmup="0steps"),
-        trainer=replace(
-            config.trainer,
-            max_duration=f"{steps}steps",
-            stop_after=None,
-            validate_every="0steps",
-            checkpoint_every="0steps",
-        ),
+        trainer=replace(trainer, checkpoint_every="0steps"),
     )
 
 
 def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
-    """The mean, and 1.96 standard deviations of the population, between which 95 % of normally distributed values lie.
-
-    >>> mean_and_deviation([9.0, 11.0])
-    {'mean': 10.0, 'deviation': 1.96}
-    """
+    """The mean, and 1.96 standard deviations of the population, within which 95 % of normally distributed values lie."""
     return {"mean": round(statistics.fmean(values), 3), "deviation": round(1.96 * statistics.pstdev(values), 3)}
 
 
 def benchmark(config: SyntheticBenchmarkConfig) -> dict[str, Any] | None:
     """Measure the job that this process is of; its main rank prints, writes and returns the figures."""
-    figures = measure(
-        config,
-        warmup=config.num_warmup_batches,
-        steps=config.num_batches_per_iter,
-        rounds=config.num_iters,
-        report=print_redacted,
-    )
+    warmup, steps, rounds = config.num_warmup_batches, config.num_batches_per_iter, config.num_iters
+    figures = measure(config, warmup=warmup, steps=steps, rounds=rounds, report=print_redacted)
     if not figures.pop("is_main"):
         return None
-    processes, rounds = figures["processes"], figures["images_per_s"]
-    one, all_ = mean_and_deviation([value / processes for value in rounds]), mean_and_deviation(rounds)
+    processes, speeds = figures["processes"], figures["images_per_s"]
+    one, all_ = mean_and_deviation([speed / processes for speed in speeds]), mean_and_deviation(speeds)
     print_redacted(f"img/s a process: {one['mean']:.1f} +-{one['deviation']:.1f}")
     print_redacted(f"img/s of {pluralize(processes, 'process')}: {all_['mean']:.1f} +-{all_['deviation']:.1f}")
     if figures["peak_memory_gib"]:
         print_redacted(f"peak memory: {figures['peak_memory_gib']:.2f} GiB")
-    facts = figures | {"images_per_s_per_process": one, "images_per_s": all_, "rounds": [round(v, 3) for v in rounds]}
+    facts = figures | {
+        "images_per_s_per_process": one,
+        "images_per_s": all_,
+        "rounds": [round(speed, 3) for speed in speeds],
+    }
     return finish(config, "synthetic", {"images_per_s_per_process": one["mean"]}, **facts)
 
 

@@ -155,7 +155,7 @@ def test_files_that_the_pages_name_exist() -> None:
         ("retina-dist train optimizer.lrr=1", ("train", ["optimizer.lrr=1"])),
         ("torchrun --nproc-per-node 2 -m retina_dist.train -m seed=1,2", ("train", ["-m", "seed=1,2"])),
         ("horovodrun -np 2 python -m retina_dist.train", ("train", [])),
-        ("python -m retina_dist.benchmark step fail_under=0.9", ("benchmark_step", ["fail_under=0.9"])),
+        ("python -m retina_dist.benchmark step rounds=2", ("benchmark_step", ["rounds=2"])),
     ],
 )
 def test_what_is_found(line: str, expected: tuple[str, list[str]]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.benchmark.report import _compare
 from retina_dist.data.images import find_images, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
@@ -77,7 +76,6 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
     "images": lambda pipe, folder: find_images(str(pipe)),
     "results": lambda pipe, folder: read_results(pipe, {}),
-    "baseline": lambda pipe, folder: _compare(str(pipe), "step", {"a": 1.0}, 0.9),
     "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
     "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
     "resume": run(resume="pipe"),
