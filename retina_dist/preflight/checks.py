@@ -1,4 +1,4 @@
-"""Facts of all ranks -> findings. Pure functions."""
+"""Findings from the facts of all ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ TOLERABLE = ("driver", "python")  # training runs with different ones, but not a
 SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
 SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
 LEAST_DISK = 2**30
+SAME_DATA = "Copy the data again, or mount the same storage on every host."
 
 
 def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
-    """All that is wrong; `config` is the doctor's, `folder` the one that rank 0 writes into."""
+    """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
     workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
     return [
         *version_findings(ranks),
@@ -39,16 +40,11 @@ def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
 def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """Another version of a library, or another GPU, on some rank."""
     remedy = "Install the same versions on every host, from one image or lock file."
-    names = dict.fromkeys(name for facts in ranks for name in facts.versions)
-    for name in names:
+    for name in dict.fromkeys(name for facts in ranks for name in facts.versions):
         read = [facts for facts in ranks if name not in facts.unread]
         if text := _odd_ones(name, {facts.rank: facts.versions.get(name) or "none" for facts in read}, ranks):
             level: Level = "warning" if name in TOLERABLE else "error"
             yield Finding(level, "versions", text, remedy)
-    packages = {name for facts in ranks for name in facts.packages if name not in names}
-    for name in sorted(packages):
-        if text := _odd_ones(name, {facts.rank: facts.packages.get(name, "none") for facts in ranks}, ranks):
-            yield Finding("warning", "packages", text, remedy)
     models = {f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU" for f in ranks}
     if text := _odd_ones("the device", models, ranks):
         yield Finding("warning", "devices", text, "Take hosts of one kind, or every step waits for the slowest.")
@@ -58,7 +54,7 @@ def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """Training data that differs from the main rank's."""
     read = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
     if text := _odd_ones("the training data", read, ranks):
-        yield Finding("error", "data", text, "Copy the data again, or mount the same storage on every host.")
+        yield Finding("error", "data", text, SAME_DATA)
 
 
 def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
@@ -143,14 +139,13 @@ def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for (fact, why), without in reasons.items():
         who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
         if fact == DATA:
-            remedy = "Copy the data again, or mount the same storage on every host."
-            yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", remedy)
+            yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", SAME_DATA)
         else:
             yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
 
 
 def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:
-    """Who has another value than most, with both; in a tie, the main rank's counts as that of most. "" where all agree."""
+    """Who has another value than most, with both; in a tie rank 0 is right. "" where all agree."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return ""

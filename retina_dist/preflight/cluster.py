@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-MOST_HOSTS = 64  # rows on the screen
 
 
 def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) -> int:
@@ -53,9 +52,8 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     doing("gathering the facts")
     ranks = gather_facts(strategy, facts)
     job = f"{strategy.backend} under {detect_launch()}"
-    if (
-        strategy.device.type == "cuda" and strategy.world_size > 1
-    ):  # NCCL connects at its first collective, and may hang
+    # NCCL connects at its first collective, and may hang
+    if strategy.device.type == "cuda" and strategy.world_size > 1:
         first = build_report(config, ranks, (), job, folder)
         on_each("the first report", lambda: show(first) if strategy.is_main else None)
     doing("measuring the network")
@@ -70,9 +68,7 @@ def build_report(
 ) -> DoctorReport:
     """The findings of gathered facts, below a table of the hosts."""
     hosts, count = first_of_hosts(ranks), len(ranks)
-    lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts[:MOST_HOSTS])]
-    if (more := len(hosts) - MOST_HOSTS) > 0:
-        lines.append(f"  ... and {pluralize(more, 'more host')}; output=FILE.json has all")
+    lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts)]
     lines += ["", "Versions on the main rank: " + ", ".join(f"{k} {v or '?'}" for k, v in ranks[0].versions.items())]
     lines.append(f"Data: {ranks[0].data}")
     for link in links:

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -43,7 +42,6 @@ class Facts:
     gpu: str | None = None  # its name; None on the CPU
     memory_gib: float | None = None  # of the GPU
     versions: dict[str, str] = field(default_factory=dict)
-    packages: dict[str, str] = field(default_factory=dict)  # every installed distribution
     addresses: list[str] = field(default_factory=list)  # that the host's own name resolves to
     shm_bytes: int | None = None  # free in /dev/shm
     open_files: int | None = None  # the soft limit
@@ -72,7 +70,6 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.boot_id = facts.attempt("boot_id", lambda: BOOT_ID.read_text().strip())
     facts.versions = {name: version for name, version in versions().items() if name != "platform"}
     facts.versions["CUDA of torch"] = str(torch.version.cuda)
-    facts.packages = facts.attempt("packages", lambda: {d.metadata["Name"]: d.version for d in distributions()}) or {}
     if strategy.device.type == "cuda":
         facts.attempt("GPU", lambda: _read_gpu(facts, strategy.device))
         nccl = facts.attempt("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
