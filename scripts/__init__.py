@@ -1,1 +1,1 @@
-"""Installed as `retina_dist.scripts`: what is run by hand, on a node, before training."""
+"""Scripts to run by hand before a training; installed as `retina_dist.scripts`."""

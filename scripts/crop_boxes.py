@@ -29,15 +29,15 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
     A crop is its box, rounded outwards to whole pixels, and `margin` times its sides around it, as far as the image goes. Raises
     DataError for a class whose name is none of a folder, and where `output` is not empty.
     """
-    found = load_annotations(annotations, images)
-    names = found.categories.names
+    data = load_annotations(annotations, images)
+    names = data.categories.names
     for name in names:
         if name in (".", "..") or {"/", "\\", "\0"} & set(name):
-            raise DataError(f"{annotations}: category {name!r} is no name for a folder; rename it.")
+            raise DataError(f"{annotations}: category {name!r} cannot name a folder; rename it.")
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} is not empty; give another folder.")
     counts: Counter[str] = Counter()
-    for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
+    for record, boxes, labels in zip(data.records, data.boxes, data.labels, strict=True):
         pixels = read_image(record.path, annotated_size=(record.width, record.height))
         height, width = pixels.shape[-2:]
         for number, ((left, top, right, bottom), label) in enumerate(zip(boxes.tolist(), labels.tolist(), strict=True)):

@@ -46,7 +46,7 @@ print(torch.__version__, torch.version.cuda, max(map(int, flags), default=17), n
 
 
 class InstallError(Exception):
-    """What is missing, and what to do."""
+    """A missing part, and its remedy."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is built against what; two equal plans give the same wheel."""
+    """The libraries of a build; equal plans give the same wheel."""
 
     torch: Torch
     mpi: Mpi | None
@@ -145,9 +145,9 @@ def find_mpi(choice: str, install: bool) -> tuple[Mpi | None, list[str]]:
     if choice in ("auto", "system"):
         folders = os.environ["PATH"].split(os.pathsep)
         elsewhere = os.pathsep.join(folder for folder in folders if Path(folder).resolve() != BIN.resolve())
-        if found := shutil.which("mpicxx", path=elsewhere):
-            name = (output_of(Path(found).with_name("mpirun"), "--version") or "unknown").splitlines()[0]
-            return Mpi(f"system-{re.sub(r'[^0-9A-Za-z.]+', '-', name)}", Path(found)), []
+        if compiler := shutil.which("mpicxx", path=elsewhere):
+            name = (output_of(Path(compiler).with_name("mpirun"), "--version") or "unknown").splitlines()[0]
+            return Mpi(f"system-{re.sub(r'[^0-9A-Za-z.]+', '-', name)}", Path(compiler)), []
         if choice == "system":
             raise InstallError(
                 "No mpicxx on PATH; install an MPI with its headers (Debian: apt-get install libopenmpi-dev openmpi-bin), "
@@ -200,9 +200,9 @@ def cuda_toolkit() -> tuple[Path | None, str]:
         stated = re.search(r"^#\$ _HERE_=(.+)$", dry_run, re.MULTILINE)
         candidates.append(str(Path(stated[1] if stated else Path(nvcc).resolve().parent).parent))
     for home in (Path(candidate) for candidate in [*candidates, "/usr/local/cuda"] if candidate):
-        found = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
-        if found and (home / "include" / "cuda_runtime.h").exists():
-            return home.resolve(), found[1]
+        release = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
+        if release and (home / "include" / "cuda_runtime.h").exists():
+            return home.resolve(), release[1]
     return None, ""
 
 
@@ -211,7 +211,7 @@ def find_compiler(standard: int) -> None:
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
         raise InstallError(
-            "No C++ compiler or no make was found; install them (Debian: apt-get install g++ make) and run this again."
+            "A C++ compiler or make is missing; install them (Debian: apt-get install g++ make) and run this again."
         )
     command = [compiler, f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"]
     if subprocess.run(command, input=b"int main() { return 0; }\n", capture_output=True).returncode:
@@ -224,8 +224,8 @@ def find_compiler(standard: int) -> None:
 def find_cmake() -> tuple[str, list[str]]:
     """A CMake from 3.13 to below 4, which refuses the minimum versions of what Horovod bundles; the package to install for it."""
     for cmake in (os.environ.get("HOROVOD_CMAKE"), shutil.which("cmake"), str(BIN / "cmake")):
-        found = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version")) if cmake else None
-        if found and (3, 13) <= (int(found[1]), int(found[2])) < (4, 0):
+        version = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version")) if cmake else None
+        if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
             return str(cmake), []
     return str(BIN / "cmake"), ["cmake>=3.13,<4"]
 
@@ -243,7 +243,7 @@ def unpack(folder: Path, plan: Plan) -> Path:
 
 
 def apply(patch: str, source: Path) -> None:
-    """Apply a unified diff. Raises InstallError unless the lines of each hunk are found once: no other source is changed."""
+    """Apply a unified diff. Raises InstallError unless the source has the lines of each hunk exactly once."""
     for part in re.split(r"^--- a/", patch, flags=re.MULTILINE)[1:]:
         name, *hunks = re.split(r"\n(?:\+\+\+ .*\n)?@@.*", part)
         file = source / name
@@ -306,8 +306,8 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
 
 def first_errors(text: str) -> str:
     """The lines of a build log that name an error, or else its end."""
-    found = re.findall(r"^.*(?:\berror\b|CMake Error|No such file).*$", text, re.IGNORECASE | re.MULTILINE)
-    return "\n".join("    " + line.strip() for line in found[:10]) or tail(text, 15)
+    errors = re.findall(r"^.*(?:\berror\b|CMake Error|No such file).*$", text, re.IGNORECASE | re.MULTILINE)
+    return "\n".join("    " + line.strip() for line in errors[:10]) or tail(text, 15)
 
 
 def install(wheel: Path, plan: Plan) -> str:
@@ -364,7 +364,7 @@ def run(chosen: argparse.Namespace) -> None:
             print(install(wheel, plan))
             return
         except InstallError as error:
-            print(f"The kept wheel does not work here, so it is built anew: {error}", flush=True)
+            print(f"The kept wheel does not work here, so it is built again: {error}", flush=True)
     print(install(build(plan, kept, chosen.jobs), plan))
 
 

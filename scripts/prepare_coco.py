@@ -26,7 +26,7 @@ CURL = ["curl", "--fail", "--location", "--continue-at", "-", "--retry", "5", "-
 
 
 class PrepareError(Exception):
-    """What is wrong, and what to do."""
+    """A fault, and its remedy."""
 
 
 def prepare(root: Path, splits: list[str], zips: Path | None, site: str) -> None:

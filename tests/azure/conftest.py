@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's emulator of Blob storage, and azcopy, both real: installed once a machine, started once a session.
+"""Azurite, Microsoft's emulator of Blob storage: installed once a machine, started once a session.
 
 Skipped, with the reason, where Node.js, npm or a library is missing or the registry cannot be reached. Nothing leaves this machine
 but the installation; the account and its key are the emulator's own, published at
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-AZURITE, AZCOPY = "azurite@3.35.0", "@azure-tools/azcopy-linux@10.32.2"  # Azurite's newer ones want Node 22
+AZURITE = "azurite@3.35.0"  # newer ones want Node 22
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 INSTALL_S, START_S = 300, 60
@@ -32,8 +32,6 @@ class Storage:
     """A running emulator."""
 
     port: int
-    azcopy_binary: Path
-    scratch: Path
 
     @property
     def connection_string(self) -> str:
@@ -49,38 +47,14 @@ class Storage:
         fsspec.filesystem("az").mkdir(name)
         return name
 
-    def url(self, path: str) -> str:
-        """Of CONTAINER/PATH, as azcopy takes it, with a signature that allows everything for an hour."""
-        from datetime import datetime, timedelta, timezone
-
-        from azure.storage.blob import generate_container_sas
-
-        container = path.split("/")[0]
-        until = datetime.now(timezone.utc) + timedelta(hours=1)
-        sas = generate_container_sas(ACCOUNT, container, account_key=KEY, permission="racwdl", expiry=until)
-        return f"http://127.0.0.1:{self.port}/{ACCOUNT}/{path}?{sas}"
-
-    def azcopy(self, *arguments: str) -> str:
-        """Run azcopy; its logs and plans stay in the session's folder."""
-        places = {name: str(self.scratch) for name in ("AZCOPY_LOG_LOCATION", "AZCOPY_JOB_PLAN_LOCATION")}
-        done = subprocess.run(
-            [str(self.azcopy_binary), *arguments, "--check-version=false"],
-            env={**os.environ, **places},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
-    """The folder with both programs."""
+    """The folder with the program."""
     if not shutil.which("node") or not shutil.which("npm"):
         pytest.skip("Azurite needs Node.js and npm, which are not installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retina_dist"
-    folder = cache / f"azure-{AZURITE}-{AZCOPY.rsplit('@', 1)[1]}"
+    folder = cache / AZURITE
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "azure.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, or the process ends
@@ -88,29 +62,17 @@ def tools() -> Path:
             unfinished = folder.with_name(f"{folder.name}.unfinished")
             line = ["npm", "install", "--prefix", str(unfinished), "--no-audit", "--no-fund", "--loglevel=error"]
             try:
-                done = subprocess.run([*line, AZURITE, AZCOPY], capture_output=True, text=True, timeout=INSTALL_S)
+                done = subprocess.run([*line, AZURITE], capture_output=True, text=True, timeout=INSTALL_S)
             except subprocess.TimeoutExpired:
-                pytest.skip(f"npm did not install Azurite and azcopy within {INSTALL_S} s")
+                pytest.skip(f"npm did not install Azurite within {INSTALL_S} s")
             if done.returncode:
-                pytest.skip(f"npm cannot install Azurite and azcopy: {' '.join(done.stderr.split())[:300]}")
+                pytest.skip(f"npm cannot install Azurite: {' '.join(done.stderr.split())[:300]}")
             unfinished.rename(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def azcopy_binary(tools: Path) -> Path:
-    binary = tools / "node_modules/@azure-tools/azcopy-linux/dist/bin/azcopy_linux_amd64"
-    if not binary.exists():
-        pytest.skip("the npm package of azcopy has no program for this machine")
-    binary.chmod(0o755)
-    done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=60)
-    if done.returncode:  # libsecret-1.so.0, for one
-        pytest.skip(f"azcopy does not start (Debian: apt-get install libsecret-1-0): {done.stderr.strip()[:200]}")
-    return binary
-
-
-@pytest.fixture(scope="session")
-def storage(tools: Path, azcopy_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
     """The emulator; az:// means it as long as the session lasts."""
     pytest.importorskip("adlfs", reason="az:// needs adlfs: pip install 'retina-dist[azure]'")
     folder = tmp_path_factory.mktemp("azurite")
@@ -128,7 +90,7 @@ def storage(tools: Path, azcopy_binary: Path, tmp_path_factory: pytest.TempPathF
                 assert server.poll() is None, (folder / "log.txt").read_text()
                 assert time.monotonic() < until, "Azurite does not listen"
                 time.sleep(0.1)
-            found = Storage(port, azcopy_binary, folder / "azcopy")
+            found = Storage(port)
             patch.setenv("AZURE_STORAGE_CONNECTION_STRING", found.connection_string)
             forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs has the environment of its start
             yield found

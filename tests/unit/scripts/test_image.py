@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -16,10 +15,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import yaml
 
 from retina_dist.strategies.start_processes import executable
-from tests.distributed.hosts import why_no_ssh
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS, IMAGE = ROOT / "scripts", ROOT / "scripts" / "image"
@@ -71,13 +68,10 @@ def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
 
 
 def build(kind: str, tmp_path: Path, builders: dict[str, bool], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work.
-
-    A builder "docker=podman" is podman under docker's name.
-    """
-    for builder, works in builders.items():
-        name, _, program = builder.partition("=")
-        version = f"{program or name.replace('docker', 'Docker')} version 5.0"
+    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work."""
+    tmp_path.mkdir(exist_ok=True)
+    for name, works in builders.items():
+        version = f"{name.replace('docker', 'Docker')} version 5.0"
         cases = f"case $1 in info) exit {int(not works)} ;; --version) echo {version}; exit ;; esac"
         (tmp_path / name).write_text(f'#!/bin/sh\n{cases}\necho {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
@@ -93,25 +87,14 @@ def test_the_builder_that_works_gets_the_arguments(tmp_path: Path) -> None:
     assert done.stdout.startswith("podman build -f scripts/image/train.Dockerfile -t retina-dist-train:"), done.stderr
     assert re.search(r"-cuda12\.6-ray --build-arg CUDA=12\.6\.3 ", done.stdout)
     assert "--build-arg RAY=yes --build-arg RUN_AS=1000 --format docker ." in done.stdout
-
-
-def test_docker_builds_for_serving_under_a_given_name(tmp_path: Path) -> None:
-    done = build("serve", tmp_path, {"docker": True}, IMAGE="x:1")
+    done = build("serve", tmp_path / "other", {"docker": True}, IMAGE="x:1")
     assert " -t x:1 --build-arg CUDA=13.0.2 " in done.stdout, done.stderr
-    assert not {"--format", "RAY"} & set(re.findall(r"--format|RAY", done.stdout))
-
-
-def test_podman_under_dockers_name_keeps_the_health_check(tmp_path: Path) -> None:
-    done = build("serve", tmp_path, {"docker=podman": True})
-    assert done.stdout.startswith("docker build "), done.stderr
-    assert "--format docker" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("kind", "works", "cuda", "message"),
     [
         ("train", False, "13", "error: neither docker, podman nor buildah works here; install one"),
-        ("train", True, "11.8", "error: CUDA=11.8 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
         ("train", True, "13.1", "error: CUDA=13.1 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
         ("predict", True, "13", "error: there is no image 'predict'; give train or serve."),
     ],
@@ -141,13 +124,6 @@ def test_the_images_install_what_setup_cfg_asks_for() -> None:
     assert {"torch>=2.11,<2.16", "torchvision>=0.26,<0.30"} <= set(wanted), "the pinned versions lie in these ranges"
 
 
-def test_rays_version_is_that_of_kuberay() -> None:
-    texts = [path.read_text() for path in SCRIPTS.rglob("*") if path.suffix in (".md", ".yaml", ".yml")]
-    found = {version for text in texts for version in re.findall(r"rayVersion: ['\"]?([\d.]+)", text)}
-    assert found == {defaults_of(TRAIN)["RAY_VERSION"]}
-    assert "ray[train]>=2.60" in required("ray"), "the pinned version lies in this range"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "cuda"), [*product(("train", "train with ray", "serve"), CUDA)])
 def test_what_an_image_installs_resolves_together(kind: str, cuda: str, tmp_path: Path) -> None:
@@ -168,56 +144,6 @@ def test_what_an_image_installs_resolves_together(kind: str, cuda: str, tmp_path
     assert {*PINS[cuda], *ray} <= set(done.stdout.splitlines())
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd") or why_no_ssh() is not None, reason=f"no sshd: {why_no_ssh()}")
-def test_sshd_lets_a_key_in_and_nobody_else(tmp_path: Path) -> None:
-    """On a port without privileges, as this user, and with the PATH it was started with, where mpirun's daemon is looked for."""
-    for name in ("own", "other"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    own = ["-o", f"AuthorizedKeysFile={tmp_path / 'own.pub'}", "-o", "ListenAddress=127.0.0.1"]
-    environment = {**os.environ, "PATH": f"/opt/mark:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [IMAGE / "sshd.sh", port, *own], env=environment, stderr=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            for line in server.stderr or ():
-                if "listening on" in line:
-                    break
-            options = ["-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "LogLevel=ERROR"]
-            options += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-p", port]
-            options += ["-o", "ConnectTimeout=30"]
-            said = [
-                subprocess.run(
-                    ["ssh", *options, "-i", tmp_path / name, "127.0.0.1", "echo $PATH"],
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                )
-                for name in ("own", "other")
-            ]
-        finally:
-            server.terminate()
-    assert "/opt/mark" in said[0].stdout.split(":"), said[0].stderr
-    assert (said[1].stdout, "Permission denied (publickey)" in said[1].stderr) == ("", True)
-    assert list(tmp_path.glob("*/host_key")), "made at the start"
-
-
-def test_kubernetes_uses_the_image_and_its_sshd() -> None:
-    texts = {path.name: path.read_text() for path in (SCRIPTS / "kubernetes").glob("*.yaml")}
-    images = {image for text in texts.values() for image in re.findall(r"image: (\S+)", text)}
-    assert images == {"myregistry.azurecr.io/retina-dist-train:1"}
-    [job] = yaml.safe_load_all(texts["mpijob.yaml"])
-    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
-    [port] = re.findall(r"port=\$\{1:-(\d+)\}", (IMAGE / "sshd.sh").read_text())
-    assert (worker["command"], worker["readinessProbe"]["tcpSocket"]["port"]) == (["retina-sshd"], int(port))
-    assert launcher[launcher.index("plm_rsh_args") + 1].startswith(f"-p {port} ")
-    [user] = re.findall(r"useradd .* (\w+) ", TRAIN.read_text())
-    assert job["spec"]["sshAuthMountPath"] == f"/home/{user}/.ssh"
-
-
 APPTAINER = "apptainer exec --nv --bind /a,/b --pwd /a t.sif"
 
 
@@ -227,7 +153,6 @@ APPTAINER = "apptainer exec --nv --bind /a,/b --pwd /a t.sif"
         ("", "", "srun --kill-on-bad-exit=1 python -m retina_dist.train strategy=ddp"),
         ("", "reg.io#t:1", "srun --kill-on-bad-exit=1 --container-image=reg.io#t:1 --container-mounts=/a:/a,/b:/b"),
         ("", "t.sif", f"srun --kill-on-bad-exit=1 {APPTAINER} python -m retina_dist.train strategy=ddp"),
-        ("mpirun", "", "mpirun -np 2 --bind-to none python -m retina_dist.train strategy=horovod"),
         ("mpirun", "t.sif", f"mpirun -np 2 --bind-to none {APPTAINER} python -m retina_dist.train strategy=horovod"),
         ("mpirun", "reg.io#t:1", "error: IMAGE=reg.io#t:1 is not a .sif file, which mpirun needs"),
     ],
@@ -235,9 +160,6 @@ APPTAINER = "apptainer exec --nv --bind /a,/b --pwd /a t.sif"
 def test_slurm_starts_the_training_in_the_image(mpirun: str, image: str, expected: str, tmp_path: Path) -> None:
     done = sbatch(tmp_path, MPIRUN=mpirun, IMAGE=image, MOUNTS="/a,/b")
     assert (done.stdout + done.stderr).startswith(expected)
-    refused = sbatch(tmp_path, MPIRUN=mpirun, IMAGE="t.sif", MOUNTS="/a:/b")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: MOUNTS=/a:/b has a colon; give folders")
 
 
 def sbatch(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:

