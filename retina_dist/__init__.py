@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUBLIC
     from retina_dist.api import ClassifierTrainer as ClassifierTrainer
