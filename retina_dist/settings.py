@@ -148,7 +148,7 @@ def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
 
 
 # A list of two numbers for which one may be given, and what to write.
-PAIRS = {"size": "[640,640]", "canvas": "[640,640]", "growth": "[0,10]", "crop_scale": "[0.5,1.0]"}
+PAIRS = {"size": "[640,640]", "canvas": "[640,640]", "crop_scale": "[0.5,1.0]"}
 PAIRS |= {"scale_jitter": "[0.8,1.25]", "betas": "[0.9,0.999]"}
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
 

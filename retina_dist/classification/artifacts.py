@@ -20,6 +20,7 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import read_image
 from retina_dist.errors import ImageError
 from retina_dist.files import write_atomically
+from retina_dist.reporting.plots import new_figure
 
 NUM_IMAGES, COLUMNS, SIDE, LINE = 24, 6, 156, 16
 MOST_CLASSES = 40  # in a drawn confusion matrix
@@ -34,28 +35,27 @@ def labelled(image: Tensor, text: str) -> Image.Image:
     return sheet
 
 
-def labelled_mosaic(images: Sequence[Tensor], texts: Sequence[str], empty: str = "no image") -> Image.Image:
-    """Images [3, h, w] uint8 with a line of text below each; without images, the text `empty`."""
+def _draw_mosaic(images: Sequence[Tensor], texts: Sequence[str], path: Path) -> None:
+    """Images [3, h, w] uint8 with a line of text below each; no file of no images."""
+    path.unlink(missing_ok=True)  # of an earlier part of the run
     if not images:
-        images, texts = [torch.zeros(3, 8, 8, dtype=torch.uint8)], [empty]
+        return
+    width = (SIDE - 8) // 6  # letters
     tiles = [
-        labelled(resized(image.cpu(), SIDE, SIDE), text[: (SIDE - 8) // 6])
-        for image, text in zip(images, texts, strict=True)
+        labelled(resized(image.cpu(), SIDE, SIDE), text[:width]) for image, text in zip(images, texts, strict=True)
     ]
     pixels = torch.stack([torch.from_numpy(np.array(tile)).permute(2, 0, 1) for tile in tiles])
-    return Image.fromarray(make_grid(pixels, COLUMNS, pad_value=255).permute(1, 2, 0).numpy())
+    Image.fromarray(make_grid(pixels, COLUMNS, pad_value=255).permute(1, 2, 0).numpy()).save(path, quality=92)
 
 
 def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
     """The images of the first step after augmentation, with their targets."""
-    steps = data.train_steps(0, 1)
-    batch = next(iter(steps))[0]
+    batch = next(iter(data.train_steps(0, 1)))[0]
     texts = []
     for i in batch.real_rows()[:NUM_IMAGES]:
-        share = float(batch.share[i])
-        text = classes[int(batch.labels[i])]
+        share, text = float(batch.share[i]), classes[int(batch.labels[i])]
         texts.append(text if share == 1 else f"{share:.2f} {text} + {classes[int(batch.other_labels[i])]}")
-    labelled_mosaic(list(batch.images[: len(texts)]), texts).save(path, quality=92)
+    _draw_mosaic(list(batch.images[: len(texts)]), texts, path)
 
 
 def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationData, path: Path) -> None:
@@ -69,33 +69,25 @@ def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationDa
             continue
         images.append(eval_transform(pixels, settings.val_size, settings.val_short_side))
         texts.append(f"{samples.classes[int(row[1])]}, not {samples.classes[int(row[2])]}")
-    labelled_mosaic(images, texts, "no mistake").save(path, quality=92)
+    _draw_mosaic(images, texts, path)
 
 
 def write_result(result: ClassificationResult, folder: Path) -> None:
-    """`folder`/metrics.json and, of few classes, confusion.png."""
+    """`folder`/metrics.json and, of at most 40 classes, confusion.png."""
     text = json.dumps(result.to_dict(), indent=1) + "\n"
     write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
-    if len(result.classes) <= MOST_CLASSES:
-        _plot_confusion(result, folder / "confusion.png")
-
-
-def _plot_confusion(result: ClassificationResult, path: Path) -> None:
-    from matplotlib.figure import Figure
-
     count = len(result.classes)
-    side = max(3.0, 0.45 * count + 2)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
+    if count > MOST_CLASSES:
+        return
     shares = result.confusion / np.maximum(1, result.confusion.sum(axis=1, keepdims=True))
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for i in range(count):
-        for j in range(count):
-            if result.confusion[i, j]:
-                colour = "white" if shares[i, j] > 0.5 else "black"
-                axes.text(j, i, str(result.confusion[i, j]), ha="center", va="center", color=colour, fontsize=8)
-    axes.set_xticks(range(count), result.classes, rotation=90)
-    axes.set_yticks(range(count), result.classes)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("class")
-    figure.savefig(path)
+    side = max(3.0, 0.45 * count + 2)
+    with new_figure(folder / "confusion.png", (side, side)) as figure:
+        axes = figure.subplots()
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for i, j in np.argwhere(result.confusion).tolist():
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            axes.text(j, i, str(result.confusion[i, j]), ha="center", va="center", color=colour, fontsize=8)
+        axes.grid(visible=False)
+        axes.set_xticks(range(count), result.classes, rotation=90)
+        axes.set_yticks(range(count), result.classes)
+        axes.set(xlabel="predicted", ylabel="class")

@@ -1,7 +1,4 @@
-"""A trained classifier, ready to use: images in, probabilities out.
-
-Pre-processing is that of the validation during training, from what the checkpoint says.
-"""
+"""A trained classifier, ready to use: images in, probabilities out."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         }
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
-        """[N, K] float32 probabilities of each image; a single image gives one row. For its forms see `Detector.predict`."""
+        """[N, K] float32 probabilities; a single image gives one row. For the forms of an image see `Detector.predict`."""
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
     def prepare(self, image: AnyImage) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,29 +23,41 @@ from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl
-from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
 
-DETECTIONS_OWN = ("results", "annotations", "images", "tile")
+DETECTIONS_OWN = ("results", "annotations", "images", "category_map", "box_format", "tile")
 
 
 def evaluate(config: EvaluateConfig) -> ClassificationResult:
     """The metrics; with `output_dir` also metrics.json and confusion.png."""
     for key in DETECTIONS_OWN:
-        if getattr(config, key) is not None:
-            raise ConfigError(f"{key}={getattr(config, key)} is for detection; give root=FOLDER for a classifier.")
+        if value := getattr(config, key):
+            raise ConfigError(f"{key}={value} is for detection; for a classifier give root=FOLDER.")
     apply_nccl(asdict(config.nccl))
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = _evaluated(classifier, data, val, strategy)
-    if config.output_dir and detect_launch().rank == 0:
-        write_result(result, Path(config.output_dir))
+        if config.output_dir and strategy.is_main:
+            write_result(result, Path(config.output_dir))
     return result
+
+
+def evaluate_as_text(config: EvaluateConfig) -> str:
+    """The metrics and the accuracy of each class, a line each; a dash where there is no image."""
+    result = evaluate(config)
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+
+    width = max(22, *map(len, result.classes))
+    lines = [f"{name.removeprefix('val/'):<{width + 2}}{shown(value)}" for name, value in result.metrics.items()]
+    lines += ["", "accuracy of each class"]
+    return "\n".join(lines + [f"  {name:<{width}}{shown(value)}" for name, value in result.per_class.items()])
 
 
 def evaluate_on(
@@ -62,62 +74,35 @@ def _evaluated(
     classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy
 ) -> ClassificationResult:
     module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
-    evaluator = ClassificationEvaluator(
-        classes=classifier.classes,
-        batches=module.val_batches,
-        num_images=len(val),
-        strategy=strategy,
-        autocast=autocast(strategy.device, classifier.precision),
-    )
+    arithmetic = autocast(strategy.device, classifier.precision)
+    evaluator = ClassificationEvaluator(classifier.classes, module.val_batches, len(val), strategy, arithmetic)
     evaluator(classifier.model)
     assert evaluator.last_result is not None
     return evaluator.last_result
 
 
-def evaluate_as_text(config: EvaluateConfig) -> str:
-    """The metrics as a table."""
-    return format_table(evaluate(config))
-
-
-def format_table(result: ClassificationResult) -> str:
-    """The metrics and the accuracy of each class, a line each; a dash where there is no image."""
-
-    def shown(value: float | None) -> str:
-        return "-" if value is None or math.isnan(value) else f"{value:.4f}"
-
-    lines = [f"{name.removeprefix('val/'):<24}{shown(value)}" for name, value in result.metrics.items()]
-    width = max(map(len, result.classes))
-    lines += ["", "accuracy of each class"]
-    return "\n".join(lines + [f"  {name:<{width}}  {shown(value)}" for name, value in result.per_class.items()])
-
-
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
-    """The classifier and the images to judge it on."""
+    """The classifier and the images to judge it on.
+
+    A URL in a checkpoint is not followed, since its author would decide which server is asked, with this machine's credentials.
+    """
     path = str(config.checkpoint)
     content = load_checkpoint(path)
     classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)
-    data = data_of_checkpoint(content, config.root, path)
+    data = replace(data_settings_of(content, ClassificationData, path), drawn=None, cache=None)
+    if config.root is not None:
+        data = replace(data, root=config.root)
+    elif data.root is not None and isinstance(parse_path(data.root), Url):
+        raise ConfigError(
+            f"{path} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "
+            f"root={data.root}."
+        )
     return classifier, data, _validation_set(data, classifier, "root")
 
 
 def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key: str) -> Samples:
     root = root_of(data.root, data.name)
-    val = read_samples(root, "val", data.format, classes=classifier.classes, missing_images=data.missing_images)
+    val = read_samples(root, "val", classes=classifier.classes)
     if val is None:
-        raise ConfigError(absent(key, root, "val", data.format))
+        raise ConfigError(absent(key, root, "val"))
     return val
-
-
-def data_of_checkpoint(content: dict[str, Any], root: str | None, source: str) -> ClassificationData:
-    """The data settings of the checkpoint `source`, without drawing and cache; `root` replaces the checkpoint's root.
-
-    Raises ConfigError where that root is a URL, because the author of the checkpoint would decide which server is asked, and
-    CheckpointError where there are no data settings.
-    """
-    data = data_settings_of(content, ClassificationData, source)
-    if root is None and data.root is not None and isinstance(parse_path(data.root), Url):
-        raise ConfigError(
-            f"{source} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "
-            f"root={data.root}."
-        )
-    return replace(data, drawn=None, cache=None, root=root or data.root)

@@ -1,6 +1,6 @@
-"""Metrics of a classifier over a validation set that all ranks share out.
+"""Metrics of a classifier over a validation set that the ranks share.
 
-Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: nothing is
+Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: no image is
 padded, counted twice or averaged over ranks.
 """
 
@@ -41,15 +41,12 @@ class ClassificationResult:
     @property
     def per_class(self) -> dict[str, float | None]:
         """Accuracy of each class; None for one without images."""
-        counts = self.confusion.sum(axis=1)
-        right = np.diag(self.confusion)
-        return {name: float(r / n) if n else None for name, r, n in zip(self.classes, right, counts, strict=True)}
+        rows = zip(self.classes, self.confusion.diagonal(), self.confusion.sum(axis=1), strict=True)
+        return {name: float(right / count) if count else None for name, right, count in rows}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        # JSON knows no NaN
-        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        metrics = {name.removeprefix("val/"): value for name, value in finite.items()}
+        """For JSON, which has no NaN: null instead."""
+        metrics = {k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()}
         return metrics | {"per_class_accuracy": self.per_class, "confusion": self.confusion.tolist()}
 
 
@@ -64,31 +61,27 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
     own = wide.gather(1, labels[:, None])
     earlier = torch.arange(wide.shape[1], device=wide.device) < labels[:, None]
     above = (wide > own).sum(1) + ((wide == own) & earlier).sum(1)
-    finite = wide.isfinite().all(1)
-    above = above.where(finite, max(5, wide.shape[1]))  # ruined weights are never right
-    # softmax gives 1.0 for every difference above 37, a tie
-    score = (wide[:, -1] - wide[:, 0]).where(finite, torch.nan)
+    # logits, since softmax gives 1.0 for every difference above 37, a tie
+    score = (wide[:, -1] - wide[:, 0]).where(wide.isfinite().all(1), torch.nan)
     columns = (indices, labels, wide.argmax(1), above, losses, score)
     return torch.stack([column.double() for column in columns], 1)
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
-    """The metrics of rows [N, 6], one for each image.
+    """The metrics of rows [N, 6], one for each image; every metric is NaN where a logit was not finite.
 
     The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
     NaN: sensitivity without a positive image, specificity without a negative one, ROC-AUC without either. Raises DataError
     without any row.
     """
     if not len(rows):
-        raise DataError(
-            "no validation image could be read, so there is no metric; look at the data with retina_dist.doctor."
-        )
+        raise DataError("no validation image could be read; look at the data with retina_dist.doctor.")
     labels, predictions = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
     counts = confusion.sum(axis=1)
     recall = np.full(len(classes), math.nan)
-    np.divide(np.diag(confusion), counts, out=recall, where=counts > 0)
+    np.divide(confusion.diagonal(), counts, out=recall, where=counts > 0)
     metrics = {
         "val/top1": float((rows[:, 3] < 1).mean()),
         "val/top5": float((rows[:, 3] < 5).mean()),
@@ -98,8 +91,8 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
     if len(classes) == 2:
         metrics["val/specificity"], metrics["val/sensitivity"] = map(float, recall)
         metrics["val/roc_auc"] = roc_auc(rows[:, 5], labels)
-    if np.isnan(rows[:, 5]).any():  # ruined weights predict the first class
-        metrics |= {name: math.nan for name in metrics if name not in ("val/top1", "val/top5")}
+    if np.isnan(rows[:, 5]).any():
+        metrics = dict.fromkeys(metrics, math.nan)
     return ClassificationResult(metrics, tuple(classes), confusion)
 
 
@@ -118,14 +111,13 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 class ClassificationEvaluator:
-    """Metrics of a model over the `num_images` of all ranks; call it with the model, on every rank. The same on every rank.
+    """Metrics of a model over the `num_images` of all ranks, the same on every rank, which all call it with the model.
 
     An image that cannot be read is in no batch, and so in no metric; a warning counts them.
     """
 
     def __init__(
         self,
-        *,
         classes: Sequence[str],
         batches: Callable[[], Iterable[ImageBatch]],
         num_images: int,
@@ -135,21 +127,17 @@ class ClassificationEvaluator:
         self.classes, self.batches, self.strategy = classes, batches, strategy
         self.autocast, self.num_images = autocast, num_images
         self.last_result: ClassificationResult | None = None
-        self.last_rows: np.ndarray | None = None  # by image
+        self.last_rows = np.zeros((0, COLUMNS))  # by image
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """The metrics, by name."""
         was_training = model.training
         model.eval()
-        rows = self._rows(model)
+        gathered = self.strategy.all_gather(self._rows(model)).cpu().numpy()
         model.train(was_training)
-        gathered = self.strategy.all_gather(rows).cpu().numpy()
-        _, first = np.unique(gathered[:, 0], return_index=True)
-        self.last_rows = gathered[first]
-        if self.strategy.is_main and len(first) < self.num_images:
-            left_out = self.num_images - len(first)
-            logger.warning(f"{left_out} of {self.num_images} validation images cannot be read; no metric counts them")
-        doing("computing the metrics")
+        self.last_rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
+        if self.strategy.is_main and (unread := self.num_images - len(self.last_rows)):
+            logger.warning(f"{unread} of {self.num_images} validation images cannot be read; no metric counts them")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
         return dict(self.last_result.metrics)
 
@@ -162,11 +150,12 @@ class ClassificationEvaluator:
         for batch in self.batches():
             images += len(batch)
             doing(f"validation, {images * self.strategy.world_size} images")
-            if batch.weight == 0:  # nothing of it could be read
+            if batch.weight == 0:  # no image of it could be read
                 continue
             batch = batch.to(device, non_blocking=True)
             with self.autocast():
                 logits = model.logits(batch.images, batch.real)
             rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.indices)
             parts.append(rows if batch.real is None else rows[batch.real])
+        doing("")
         return torch.cat(parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torchvision import models
 
 from retina_dist.classification.data.dataset import ImageBatch
 from retina_dist.errors import ConfigError
+from retina_dist.files import first_line
 from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
@@ -21,7 +22,6 @@ from retina_dist.text import truncate
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1
 RESNETS = ("resnet", "resnext", "wide_resnet")  # torchvision's names of them begin so
-MOST_SMALLEST = 512  # px, above the smallest size of every model of torchvision
 PREFIX = "model."  # of torchvision's names in a state_dict of `Classifier`
 
 
@@ -30,6 +30,7 @@ class Classifier(nn.Module):
 
     mean: Tensor
     deviation: Tensor
+    class_weights: Tensor | None
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None) -> None:
         super().__init__()
@@ -42,7 +43,12 @@ class Classifier(nn.Module):
     def forward(self, batch: ImageBatch) -> dict[str, Tensor] | Tensor:
         """In training mode the loss (name -> scalar, mean over real images), else the logits [B, K]."""
         logits = self.logits(batch.images, batch.real)
-        return {"classification": self._mean(self.losses(logits, batch), batch.real)} if self.training else logits
+        if not self.training:
+            return logits
+        losses = self.losses(logits, batch)
+        if batch.real is None:
+            return {"classification": losses.mean()}
+        return {"classification": losses.masked_fill(~batch.real, 0.0).sum() / batch.real.sum().clamp(min=1)}
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """All but the last layer's, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
@@ -68,19 +74,11 @@ class Classifier(nn.Module):
         """
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         share = batch.share.to(wide.dtype)
-        options: dict[str, Any] = {
-            "weight": self.class_weights,
-            "reduction": "none",
-            "label_smoothing": self.label_smoothing,
-        }
-        own, other = (F.cross_entropy(wide, labels, **options) for labels in (batch.labels, batch.other_labels))
+        cross_entropy = partial(
+            F.cross_entropy, weight=self.class_weights, reduction="none", label_smoothing=self.label_smoothing
+        )
+        own, other = cross_entropy(wide, batch.labels), cross_entropy(wide, batch.other_labels)
         return share * own + (1 - share) * other
-
-    @staticmethod
-    def _mean(losses: Tensor, real: Tensor | None) -> Tensor:
-        if real is None:
-            return losses.mean()
-        return losses.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
 
 
 def _is_channels_last(model: nn.Module) -> bool:
@@ -99,21 +97,19 @@ def build_classifier(
     class_weights: Sequence[float] = (),
     image_size: int = 224,
 ) -> Classifier:
-    """torchvision's model of that name for `num_classes`, from scratch. Raises ConfigError for a name that it does not know.
+    """torchvision's model of that name for `num_classes`, from scratch. Raises ConfigError for an unknown name.
 
     `class_weights` are scaled by the caller; none are equal ones. `image_size` is for models that take one size only.
     """
-    if architecture not in classifiers():
-        near = difflib.get_close_matches(architecture, classifiers(), 5, 0) or classifiers()[:5]
+    known = models.list_models(module=models)
+    if architecture not in known:
+        near = ", ".join(difflib.get_close_matches(architecture, known, 5, 0))
         raise ConfigError(
-            f"model.architecture={truncate([architecture])} is not a classifier of torchvision; did you mean one of "
-            f"{', '.join(near)}?"
+            f"model.architecture={truncate([architecture])} is not a classifier of torchvision; did you mean one of {near}?"
         )
-    extra = model_options(architecture, image_size)
     if zero_gamma and not architecture.startswith(RESNETS):
         raise ConfigError(f"model.zero_gamma=true is for ResNets, not {architecture}; leave it out.")
-    if zero_gamma:
-        extra["zero_init_residual"] = True
+    extra = model_options(architecture, image_size) | ({"zero_init_residual": True} if zero_gamma else {})
     model = models.get_model(architecture, weights=None, num_classes=num_classes, **extra)
     replace_batch_norms(model, norm)
     replace_strided_convs(model)
@@ -131,39 +127,26 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
     return {}
 
 
-def without_data(architecture: str, num_classes: int, image_size: int) -> Classifier:
-    """The model on the meta device: shapes, and no weights."""
+def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
+    """Raise ConfigError where the model cannot take crops of these sizes, px; passes on the meta device tell."""
     try:
         with torch.device("meta"):
-            return build_classifier(architecture, num_classes, image_size=image_size)
-    except NotImplementedError:  # RegNets compute their widths by tensors
-        return build_classifier(architecture, num_classes, image_size=image_size).to("meta")
-
-
-def smallest_size(architecture: str, size: int) -> int:
-    """`size`, or the next larger one that the model takes, px: found by passes on the meta device."""
-    model = without_data(architecture, 2, size)
-
-    def fits(side: int) -> bool:
-        try:
-            model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8, device="meta"))
-        except (RuntimeError, ValueError):  # a kernel is larger than its input, or a norm has one value
-            return False
-        return True
-
-    return size if fits(size) else bisect_left(range(MOST_SMALLEST), True, lo=size, key=fits)
-
-
-def classifiers() -> list[str]:
-    """torchvision's names of classifiers."""
-    return models.list_models(module=models)
+            model = build_classifier(architecture, 2, image_size=val_size)
+            for side in (image_size, val_size):
+                model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8))
+    except NotImplementedError:  # RegNets compute their widths with tensors' values; they take any size
+        return
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"model.architecture={architecture} does not take images of data.image_size={image_size} and "
+            f"data.val_image_size={val_size} px ({first_line(error)}); give other sizes, such as 224 for both."
+        ) from error
 
 
 def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> WeightsReport:
     """Load what fits by name and shape: a checkpoint, a state_dict, a URL or torchvision's name of weights.
 
-    The last layer is not loaded where it is for other `classes`, as far as the source names its own. Raises CheckpointError when
-    nothing fits.
+    The last layer is left out where the source names other classes. Raises CheckpointError when nothing fits.
     """
     read = read_state(source)
     if read.content is None and (mean := tuple(getattr(published(source).transforms(), "mean", MEAN))) != MEAN:

@@ -31,17 +31,15 @@ class SyntheticClassesConfig:
 class ClassificationData(DataSettings):
     """Where the images are and how they become batches."""
 
-    format: str = setting("folders", choices=("folders", "csv", "shards"))
     root: str | None = setting(
         None,
-        "folders: has train/CLASS/* and val/CLASS/*; csv: train.csv and val.csv, rows file,label; shards: what "
-        "retina_dist.shards wrote; a path or a URL such as az://container/images",
+        "has train/CLASS/* and val/CLASS/*, or CLASS/*, or train.csv and val.csv (file,label), or shards; a path or a URL such as "
+        "az://container/images",
     )
     drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticClassesConfig | None = setting(
         None, "train on random images made on the device; no files, no validation"
     )
-    missing_images: str = setting("error", "files that a csv names and that are not there", choices=("error", "skip"))
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
     val_batch_size: int = setting(64, "of one process", at_least=1, at_most=10**5)
@@ -50,10 +48,6 @@ class ClassificationData(DataSettings):
     shuffle: bool = True
     balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
     image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
-    first_image_size: int | None = setting(
-        None, "px; crops grow from this size to image_size between the epochs `growth`", at_least=16, at_most=10**4
-    )
-    growth: list[int] = setting([0, 0], "first and last epoch, from 0, of the growth of the crops")
     val_image_size: int | None = setting(
         None, "side of the central crop of validation, px; null: image_size", at_least=8, at_most=10**4
     )
@@ -78,12 +72,6 @@ class ClassificationData(DataSettings):
             raise ConfigError(
                 f"data.crop_scale={self.crop_scale} is not a pair of rising shares up to 1, such as [0.08,1]."
             )
-        if len(self.growth) != 2 or not 0 <= self.growth[0] <= self.growth[1]:
-            raise ConfigError(f"data.growth={self.growth} is not a pair of rising epochs, such as [0,12].")
-        if self.first_image_size is not None and not self.growth[1]:
-            raise ConfigError(
-                f"data.first_image_size={self.first_image_size} needs the epochs of its growth, such as data.growth=[0,12]."
-            )
         if self.val_resize is not None and self.val_resize < self.val_size:
             raise ConfigError(
                 f"data.val_resize={self.val_resize} is below the central crop of {self.val_size} px; raise it, or lower "
@@ -100,14 +88,6 @@ class ClassificationData(DataSettings):
         """Shorter side before that crop, px."""
         return self.val_resize or round(self.val_size * 8 / 7)
 
-    def size_at(self, epoch: int) -> int:
-        """Side of the training crops of an epoch, px; while it grows, a multiple of 16."""
-        first, last = self.growth
-        if self.first_image_size is None or epoch >= last:
-            return self.image_size
-        share = max(0, epoch - first) / max(1, last - first)
-        return round((self.first_image_size + (self.image_size - self.first_image_size) * share) / 16) * 16
-
 
 @dataclass
 class ClassifierConfig(ModelSettings):
@@ -123,16 +103,11 @@ class ClassifierConfig(ModelSettings):
     zero_gamma: bool = setting(False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)")
     label_smoothing: float = setting(0.0, below=1, fraction=True)
     class_weights: list[float] = setting([], "one for each class, in the order of their names; []: equal ones")
-    balance_loss: bool = setting(False, "class weights by 1 / frequency in the training data")
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.class_weights and (min(self.class_weights) < 0 or sum(self.class_weights) == 0):
             raise ConfigError(f"model.class_weights={self.class_weights} needs weights of at least 0, not all 0.")
-        if self.class_weights and self.balance_loss:
-            raise ConfigError(
-                "model.class_weights and model.balance_loss=true both weight the classes; give one of them."
-            )
 
 
 @dataclass

@@ -1,36 +1,32 @@
-"""Classification: labelled images, batches, a classifier of torchvision and its metrics, from the settings of a run."""
+"""The task `classification`: labelled images, one of torchvision's classifiers and its metrics, from the settings of a run."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from retina_dist.classification.data.dataset import ClassificationDataModule, ImageBatch
-from retina_dist.classification.data.drawn import synthetic_batch, synthetic_samples
-from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.data.drawn import draw_classes, synthetic_batch, synthetic_samples
+from retina_dist.classification.data.samples import Samples, read_samples, root_of
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
-from retina_dist.classification.model import build_classifier, load_weights
+from retina_dist.classification.model import build_classifier, check_sizes, load_weights
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
-from retina_dist.classification.splits import (
-    check_trainable,
-    class_weights,
-    describe_split,
-    draw_data,
-    read_splits,
-    unaugmented,
-)
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.files import Url
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
+from retina_dist.text import truncate
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +45,12 @@ class ClassificationTask(Task):
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         data: ClassificationData = config.data
-        self.train: Samples
-        self.val: Samples | None
-        synthetic = data.synthetic
-        self.train, self.val = (synthetic_samples(synthetic, config.seed), None) if synthetic else read_splits(data)
+        self.val: Samples | None = None
+        if data.synthetic:
+            self.train = synthetic_samples(data.synthetic, config.seed)
+        else:
+            self.train, self.val = read_splits(data)
         check_trainable(config.model, data, self.train)
-        self.augments = not config.trainer.overfit_batches
         if config.trainer.overfit_batches:
             self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
         elif config.trainer.fast_dev_run and self.val is not None:
@@ -72,14 +68,6 @@ class ClassificationTask(Task):
         if not config.data.synthetic:
             draw_data(config.data)
 
-    @staticmethod
-    def planned_images(config: Any) -> int | None:
-        """The images of random data, or of a drawn data set that are all trained on."""
-        if config.data.synthetic:
-            return int(config.data.synthetic.num_images)
-        whole = config.data.drawn and not config.trainer.overfit_batches
-        return int(config.data.drawn.num_train) if whole else None
-
     @property
     def classes(self) -> tuple[str, ...]:
         """Their names, in the order of the labels."""
@@ -91,16 +79,13 @@ class ClassificationTask(Task):
 
     def describe(self) -> str:
         data, model = self.config.data, self.config.model
-        lines = [f"  {'train':<9}{describe_split(self.train)}"]
-        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        lines = [f"  {'train':<9}{self.train.describe()}"]
+        lines.append(f"  {'val':<9}{self.val.describe() if self.val else 'none: no metric, no best checkpoint'}")
         lines.append(f"  {'model':<9}{model.architecture}; weights: {model.weights or 'none, from scratch'}")
-        grows = f"{data.first_image_size} to " if data.first_image_size else ""
-        size = f"crops of {grows}{data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
-        if data.synthetic:
-            size = f"{data.image_size} px of noise on the device, the same at every step"
-        lines.append(f"  {'size':<9}{size}")
-        shown = ", ".join(self.classes[:8]) + (f" and {len(self.classes) - 8} more" if len(self.classes) > 8 else "")
-        lines.append(f"  {'classes':<9}{len(self.classes)}: {shown}")
+        size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
+        noise = f"{data.image_size} px of noise on the device, the same at every step"
+        lines.append(f"  {'size':<9}{noise if data.synthetic else size}")
+        lines.append(f"  {'classes':<9}{len(self.classes)}: {truncate(self.classes, 8)}")
         lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
         return "\n".join(lines)
 
@@ -111,40 +96,33 @@ class ClassificationTask(Task):
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Raise CheckpointError unless the checkpoint's classes are those of the data."""
         if list(state["classes"]) != list(self.classes):
-            apart = sorted(set(map(str, state["classes"])) ^ set(self.classes))[:5]
+            apart = truncate(sorted(set(map(str, state["classes"])) ^ set(self.classes))) or "their order"
             raise CheckpointError(
-                f"{source} was trained on other classes than data={self.config.data.name} has "
-                f"({', '.join(apart) or 'their order'}); resume with the same data, or start a new run with model.weights={source}."
+                f"{source} was trained on other classes than data={self.config.data.name} has ({apart}); resume with the same "
+                f"data, or start a new run with model.weights={source}."
             )
 
     def build_data(self) -> ClassificationDataModule | SyntheticData[ImageBatch]:
-        data, seed = self.config.data, self.config.seed
+        data, seed, device = self.config.data, self.config.seed, self.strategy.device
+        share = {
+            "accumulate": self.config.trainer.micro_batches,
+            "rank": self.strategy.rank,
+            "world_size": self.strategy.world_size,
+        }
         if data.synthetic:
-            return SyntheticData(
-                partial(synthetic_batch, self.train, size=data.image_size, seed=seed, device=self.strategy.device),
-                num_images=self.num_images,
-                batch_size=data.batch_size,
-                accumulate=self.config.trainer.micro_batches,
-                rank=self.strategy.rank,
-                world_size=self.strategy.world_size,
-            )
-        return ClassificationDataModule(
-            data if self.augments else unaugmented(data),
-            train=self.train,
-            val=self.val,
-            accumulate=self.config.trainer.micro_batches,
-            seed=seed,
-            rank=self.strategy.rank,
-            world_size=self.strategy.world_size,
-            pin_memory=self.strategy.device.type == "cuda",
-        )
+            make_batch = partial(synthetic_batch, self.train, size=data.image_size, seed=seed, device=device)
+            return SyntheticData(make_batch, num_images=self.num_images, batch_size=data.batch_size, **share)
+        if self.config.trainer.overfit_batches:
+            data = unaugmented(data)
+        pin = device.type == "cuda"
+        return ClassificationDataModule(data, train=self.train, val=self.val, seed=seed, pin_memory=pin, **share)
 
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
-        """The classifier, on the CPU. Pretrained weights are loaded on the main rank only, from which the others have them."""
+        """The classifier, on the CPU; pretrained weights on the main rank only, which broadcasts them."""
         weights = self.config.model.weights
 
         def build() -> nn.Module:
-            model = build_classifier(**self.model_arguments(), class_weights=self.class_weights())
+            model = build_classifier(**self.model_arguments())
             if weights and self.strategy.is_main and not resumed:
                 logger.info(str(load_weights(model, str(located(weights)), self.classes)))
             return model
@@ -152,7 +130,7 @@ class ClassificationTask(Task):
         return self.strategy.run_collectively(build)
 
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments of `build_classifier`, without the class weights, which come from the training data."""
+        """The arguments of `build_classifier`."""
         settings: ClassifierConfig = self.config.model
         return {
             "architecture": settings.architecture,
@@ -160,29 +138,22 @@ class ClassificationTask(Task):
             "norm": settings.norm,
             "zero_gamma": settings.zero_gamma,
             "label_smoothing": settings.label_smoothing,
+            "class_weights": class_weights(settings, self.train, self.config.data.balanced),
             "image_size": self.config.data.val_size,
         }
 
-    def class_weights(self) -> list[float]:
-        """Of the loss, for the images that an epoch draws."""
-        return class_weights(self.config.model, self.train, self.config.data.balanced)
-
     def build_evaluator(self, data: ClassificationDataModule) -> ClassificationEvaluator | None:
         """Metrics of a model over the validation set; None without one."""
-        if self.val is None:
-            return None
-        self.evaluator = ClassificationEvaluator(
-            classes=self.classes,
-            batches=data.val_batches,
-            num_images=len(self.val),
-            strategy=self.strategy,
-            autocast=autocast(self.strategy.device, self.config.trainer.precision),
-        )
+        if self.val is not None:
+            arithmetic = autocast(self.strategy.device, self.config.trainer.precision)
+            self.evaluator = ClassificationEvaluator(
+                self.classes, data.val_batches, len(self.val), self.strategy, arithmetic
+            )
         return self.evaluator
 
     def largest_batch(self, size: int, device: torch.device) -> ImageBatch:
         """Of the largest crops of the training."""
-        side = max(self.config.data.image_size, self.config.data.first_image_size or 0)
+        side = self.config.data.image_size
         images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
         numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
         return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
@@ -194,40 +165,89 @@ class ClassificationTask(Task):
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         data = self.config.data
         return super().metadata(model) | {
-            "model_arguments": self.model_arguments() | {"class_weights": self.class_weights()},
+            "model_arguments": self.model_arguments(),
             "classes": list(self.classes),
             "input": {"image_size": data.val_size, "short_side": data.val_short_side},
         }
 
     def inspect(self, model: nn.Module, batch: ImageBatch) -> list[dict[str, Any]]:
-        """Each real image of a batch by name, with the loss that it has on its own."""
+        """The loss of each real image alone, with its name."""
         batch = batch.to(self.strategy.device)
         ids = [(int(batch.indices[i]), losses) for i, losses in batch.losses_of_each(model)]
         return [{"image_id": i, "file_name": self.train.names[i], "losses": losses} for i, losses in ids]
 
     def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them, with their classes; nothing of noise."""
-        if self.config.data.synthetic:
-            return
-        from retina_dist.classification.artifacts import draw_first_batch
+        """first_batch.jpg: the images of the first step as the model sees them, with their classes; not of noise."""
+        if not self.config.data.synthetic:
+            from retina_dist.classification.artifacts import draw_first_batch
 
-        draw_first_batch(data, self.classes, folder / "first_batch.jpg")
+            draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
-        """The confusion matrix of the last validation, and the images that were most surely wrong."""
+        """The confusion matrix of the last validation, and the wrong predictions with the highest loss."""
+        if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
+            return
         from retina_dist.classification.artifacts import draw_mistakes, write_result
 
-        if self.evaluator is None or self.evaluator.last_result is None or self.evaluator.last_rows is None:
-            return
-        assert self.val is not None
         write_result(self.evaluator.last_result, folder)
         draw_mistakes(self.evaluator.last_rows, self.val, self.config.data, folder / "mistakes.jpg")
 
     def describe_results(self, folder: Path) -> list[str]:
-        """Accuracy of each class, or where it stands if there are many."""
+        """Accuracy of each class, or the file that has it if there are many."""
         if self.evaluator is None or self.evaluator.last_result is None:
             return []
         accuracy = self.evaluator.last_result.per_class
         if len(accuracy) > MAX_LOGGED_CLASSES:
             return [f"  accuracy of {len(accuracy)} classes: {folder / 'metrics.json'}"]
         return [f"  {name:<24}accuracy {'-' if x is None else format(x, '.3f')}" for name, x in accuracy.items()]
+
+
+def draw_data(data: ClassificationData) -> None:
+    """Draw the data set of shapes where the settings ask for it and it is not there yet."""
+    if data.drawn is not None:
+        root = root_of(data.root, data.name)
+        if isinstance(root, Url):
+            raise ConfigError(
+                f"data.root={root} is a URL, and data.drawn draws into local folders only; give a folder."
+            )
+        draw_classes(root, **asdict(data.drawn))
+
+
+def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
+    """The training and validation images that data settings name; None for a validation set that is not there."""
+    draw_data(data)
+    root = root_of(data.root, data.name)
+    train = read_samples(root, "train")
+    assert train is not None, "a missing train split is an error"
+    return train, read_samples(root, "val", classes=train.classes)
+
+
+def unaugmented(data: ClassificationData) -> ClassificationData:
+    """The settings with the whole image as the crop and nothing else random in it."""
+    off: dict[str, Any] = {"hflip": 0.0, "vflip": 0.0, "augment": None, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+    return replace(data, crop_scale=[1.0, 1.0], **off)
+
+
+def class_weights(settings: ClassifierConfig, train: Samples, balanced: bool = False) -> list[float]:
+    """One weight for each class, scaled so that the mean over the images that an epoch draws is 1; [] for equal ones."""
+    weights, counts = np.array(settings.class_weights, np.float64), train.counts()
+    if not len(weights):
+        return []
+    if len(weights) != len(counts):
+        raise ConfigError(
+            f"model.class_weights has {len(weights)} weights, and the data {len(counts)} classes ({truncate(train.classes)}); give "
+            "one for each."
+        )
+    drawn = counts > 0 if balanced else counts
+    mean = float(weights @ drawn / drawn.sum())
+    if mean == 0:
+        raise ConfigError("model.class_weights are 0 for every class that has images; give one of them a weight.")
+    return (weights / mean).tolist()
+
+
+def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:
+    """Raise ConfigError where settings and data do not go together."""
+    if len(train.classes) < 2:
+        raise ConfigError(f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two.")
+    class_weights(model, train, data.balanced)
+    check_sizes(model.architecture, data.image_size, data.val_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.classification.data.samples import Samples
-from retina_dist.classification.data.transforms import TrainTransform, cutmix, drawn_share, eval_transform, mixup
+from retina_dist.classification.data.transforms import MIXTURES, TrainTransform, eval_transform, mix
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.canvases import Buckets
 from retina_dist.data.dataset import Contents, ImageDataset
@@ -36,9 +36,9 @@ class ImageBatch(TensorBatch):
 
 
 class Drawn(NamedTuple):
-    """The image at a place of an epoch, and the image that is mixed in."""
+    """The image at a place of an epoch."""
 
-    image: int  # of the data set
+    image: int  # in the data set
     partner: int | None = None  # the image mixed in
     kind: str = ""  # mixup | cutmix
 
@@ -46,28 +46,20 @@ class Drawn(NamedTuple):
 class ClassificationDataset(ImageDataset[ImageBatch]):
     """Makes whole batches: `dataset[spec]` reads and transforms the images at the places of an epoch that `spec` names.
 
-    Place i has image i. With `balanced`, the classes take turns, and place i has an image of the class whose turn it is. Which
-    image that is, which image is mixed in, and how both are augmented depend on (seed, epoch, place) only: not on the process
-    that makes the batch, nor on the other images in it.
+    Place i has image i. With `balanced`, the classes take turns. Which image is at a place, which one is mixed in, and how both are
+    augmented depend on (seed, epoch, place) only: not on the process that makes the batch, nor on the other images in it.
     """
 
     def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
         reading: dict[str, Any] = {"on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
         super().__init__(samples.sources, cache=settings.cache, **reading)
         self.settings, self.seed, self.train = settings, seed, train
-        self._labels = torch.from_numpy(samples.labels)
-        self._classes = len(samples.classes)
-        self._epoch: tuple[int, np.ndarray | None] = (-1, None)
-        self.transform = TrainTransform(
-            crop_scale=settings.crop_scale,
-            hflip=settings.hflip,
-            vflip=settings.vflip,
-            augment=settings.augment,
-            erasing=settings.erasing,
-        )
+        self.labels = samples.labels
+        self.transform = TrainTransform(settings)
+        self._balanced: tuple[int, np.ndarray] = (-1, self.labels)  # an epoch, and the image at each of its places
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
-        size = self.settings.size_at(spec.epoch) if self.train else self.settings.val_size
+        size = self.settings.image_size if self.train else self.settings.val_size
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
         fetched = self.fetch([i for d in drawn for i in (d.image, d.partner) if i is not None])
         count = max(len(spec.indices), spec.size if self.train else 1)
@@ -77,10 +69,9 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         made = 0
         for place, d in zip(spec.indices, drawn, strict=True):
             with self.skipping_bad_images():
-                images[made], kept = self._image(d, place, spec.epoch, size, fetched)
-                partner = d.image if d.partner is None else d.partner
-                labels[0, made], labels[1, made] = self._labels[d.image], self._labels[partner]
-                share[made], indices[made] = kept, d.image
+                images[made], share[made] = self._image(d, place, spec.epoch, size, fetched)
+                pair = [d.image, d.image if d.partner is None else d.partner]
+                labels[:, made], indices[made] = torch.from_numpy(self.labels[pair]), d.image
                 made += 1
         real = torch.arange(count) < made if made < count else None
         weight = spec.weight * made / max(1, len(spec.indices))
@@ -90,34 +81,24 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         """The image at a place of an epoch, and the image that is mixed in."""
         if not self.train:
             return Drawn(place)
-        image = int(self._images_of(epoch)[place]) if self.settings.balanced else place
-        kinds = [kind for kind in ("mixup", "cutmix") if getattr(self.settings, kind) > 0]
+        images = self._balanced_images(epoch) if self.settings.balanced else range(len(self))
+        kinds = [kind for kind in MIXTURES if getattr(self.settings, kind) > 0]
         if not kinds:
-            return Drawn(image)
+            return Drawn(int(images[place]))
         draw = derived_seed(self.seed, epoch, place, "partner")
-        partner = draw % len(self)
-        if self.settings.balanced:  # a partner of each class as often
-            partner = int(self._images_of(epoch)[partner])
-        return Drawn(image, partner, kinds[draw // len(self) % len(kinds)])
+        return Drawn(int(images[place]), int(images[draw % len(self)]), kinds[draw // len(self) % len(kinds)])
 
-    def _images_of(self, epoch: int) -> np.ndarray:
-        """[N] the image at each place of a balanced epoch: place p has class p % K, whose images come in shuffled rounds."""
-        if self._epoch[0] != epoch or self._epoch[1] is None:
-            labels = self._labels.numpy()
-            images = np.empty(len(self), np.int64)
-            for label in range(self._classes):
-                members = np.flatnonzero(labels == label)
-                places = np.arange(label, len(self), self._classes)
-                if not len(places):  # fewer images than classes
-                    continue
-                if not len(members):  # as of labels that only a larger model has
-                    members = np.arange(len(self))
+    def _balanced_images(self, epoch: int) -> np.ndarray:
+        """[N] the image at each place: the classes take turns, and the images of each class come in shuffled rounds."""
+        if self._balanced[0] != epoch:
+            images, present = np.empty(len(self), np.int64), np.unique(self.labels)
+            for turn, label in enumerate(present.tolist()):
+                members, places = np.flatnonzero(self.labels == label), np.arange(turn, len(self), len(present))
                 rng = np.random.default_rng(derived_seed(self.seed, "balanced", epoch, label))
                 rounds = [rng.permutation(members) for _ in range(-(-len(places) // len(members)))]
                 images[places] = np.concatenate(rounds)[: len(places)]
-            self._epoch = (epoch, images)
-        assert self._epoch[1] is not None
-        return self._epoch[1]
+            self._balanced = (epoch, images)
+        return self._balanced[1]
 
     def _image(self, drawn: Drawn, place: int, epoch: int, size: int, fetched: Contents) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
@@ -129,10 +110,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
             return image, 1.0
         other = self.transform(self.read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
         with torch_seed(self.seed, epoch, place, "mix"):
-            share = drawn_share(getattr(self.settings, drawn.kind))
-            if drawn.kind == "mixup":
-                return mixup(image, other, share), share
-            return cutmix(image, other, share)
+            return mix(drawn.kind, getattr(self.settings, drawn.kind), image, other)
 
 
 class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):

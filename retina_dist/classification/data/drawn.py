@@ -20,16 +20,11 @@ from retina_dist.seeding import derived_seed
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 MOST_TILT = math.radians(12)
 LEAST_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
-MANIFEST = "drawn.json"
-VERSION = 1
 
 
 def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, seed: int) -> None:
-    """Write root/{train,val}/CLASS/*.png, square images with `image_size` pixels a side; the classes are equally frequent.
-
-    A folder drawn with the same settings is left as it is; any other raises DataError. The folder is whole or absent.
-    """
-    settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
+    """Write root/{train,val}/CLASS/*.png, `image_size` pixels a side, the classes equally often; see `draw_once`."""
+    settings = {"version": 1, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
 
     def write(folder: Path) -> None:
         for split, count in (("train", num_train), ("val", num_val)):
@@ -39,7 +34,7 @@ def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, s
                 (folder / split / name).mkdir(parents=True, exist_ok=True)
                 draw_shape(rng, name, image_size).save(folder / split / name / f"{index:06d}.png")
 
-    draw_once(root, settings, write, manifest=MANIFEST, otherwise="data=folders")
+    draw_once(root, settings, write, manifest="drawn.json", otherwise="data=folders")
 
 
 def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
@@ -66,13 +61,6 @@ def synthetic_batch(
     samples: Samples, images: Sequence[int], weight: float, *, size: int, seed: int, device: torch.device
 ) -> ImageBatch:
     """The batch of these images on `device`; their pixels are noise, a function of (seed, image). Nothing is mixed in."""
-    pixels = torch.stack([noise(size, size, seed, i) for i in images])
+    pixels = torch.stack([noise(size, size, seed, i) for i in images]).contiguous(memory_format=torch.channels_last)
     labels = torch.from_numpy(samples.labels[list(images)])
-    return ImageBatch(
-        pixels.contiguous(memory_format=torch.channels_last),
-        labels,
-        labels,
-        torch.ones(len(images)),
-        torch.tensor(images),
-        weight,
-    ).to(device)
+    return ImageBatch(pixels, labels, labels, torch.ones(len(images)), torch.tensor(images), weight).to(device)

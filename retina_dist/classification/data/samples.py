@@ -1,7 +1,7 @@
 """Labelled images: a folder for each class, a CSV file, or shards.
 
-Classes are numbered in the order of their names. Names come out of files that others wrote: one that leaves the folder
-of the images is refused.
+Classes are numbered in the order of their names. Names come from files that others wrote: one that leaves the folder of the images
+is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,13 @@ import numpy as np
 
 from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards, read_index
-from retina_dist.data.sources import ArchiveMember, RemoteFile, Source, objects_in
+from retina_dist.data.sources import Source, objects_in
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.text import escape, pluralize, truncate
+
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}  # names of folders and CSV files
+Row = tuple[str, Source, str]  # name, source, class
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class Samples:
         """[K] images of each class."""
         return np.bincount(self.labels, minlength=len(self.classes))
 
+    def describe(self) -> str:
+        """How many images there are, and how they are spread over the classes."""
+        counts = self.counts()
+        return f"{pluralize(len(self), 'image')}, {counts.min()} to {counts.max()} of a class"
+
     def subsample(self, count: int) -> Samples:
         """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
         rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
@@ -58,65 +66,56 @@ class Samples:
         return hashlib.sha256("\n".join(rows).encode(errors="surrogateescape")).hexdigest()
 
 
-def read_samples(
-    root: PathOrUrl, split: str, form: str, *, classes: Sequence[str] | None = None, missing_images: str = "error"
-) -> Samples | None:
-    """The images of "train" or "val" below `root`; None for a validation split that is not there.
+def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None) -> Samples | None:
+    """The images of "train" or "val" below `root`, in any of the forms; None for a validation split that is not there.
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
-    readers = {"folders": _from_folders, "csv": _from_csv, "shards": _from_shards}
-    rows = readers[form](root, split)
+    read = _reader(root)
+    rows = read(root, split)
     if rows is None:
         if split == "train":
-            raise DataError(absent("data.root", root, split, form))
+            raise DataError(absent("data.root", root, split))
         return None
     rows.sort(key=lambda row: row[0])
-    rows, warnings = _present(rows, missing_images, root)
-    if form == "folders" and split == "train" and not isinstance(root, Url):
-        used = {label for _, _, label in rows}
-        if empty := [f"{split}/{name}" for name in _folders_in(root / split) if name not in used]:
-            warnings.append(f"no image in {truncate(empty)}; left out of the classes")
+    used = {label for _, _, label in rows}
+    warnings: tuple[str, ...] = ()
+    if read is _from_folders and split == "train" and not isinstance(root, Url):
+        folder = root / split if (root / split).is_dir() else root
+        if empty := [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]:
+            warnings = (f"no image in {truncate(empty)}; left out of the classes",)
     if not rows:
         raise DataError(f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}.")
-    known = tuple(classes) if classes is not None else tuple(sorted({label for _, _, label in rows}))
-    number = {name: i for i, name in enumerate(known)}
-    unknown = sorted({label for _, _, label in rows} - set(number))
-    if unknown:
+    known = tuple(classes) if classes is not None else tuple(sorted(used))
+    if unknown := sorted(used - set(known)):
         raise DataError(
             f"{root}: {split} has {pluralize(len(unknown), 'class')} that train has not: {truncate(unknown)}; rename them, or "
             "add training images of them."
         )
+    number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
-    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, tuple(warnings))
+    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings)
 
 
-def absent(key: str, root: PathOrUrl, split: str, form: str) -> str:
+def _reader(root: PathOrUrl) -> Callable[[PathOrUrl, str], list[Row] | None]:
+    if any(has_shards(root, split) for split in SPLITS):
+        return _from_shards
+    names = [name for split in SPLITS.values() for name in split]
+    return _from_csv if any(file.stem in names for file in root.glob("*.csv")) else _from_folders
+
+
+def absent(key: str, root: PathOrUrl, split: str) -> str:
     """A sentence that says that `root`, the value of `key`, lacks a split, and what to change."""
-    wanted = {
-        "folders": f"folder {split} with a folder for each class",
-        "csv": f"file {split}.csv",
-        "shards": f"{split} shards",
-    }
-    file = f"{split}.csv" if form == "csv" else split
-    remedy = f"give {key}=FOLDER with {split} in it" + (", or another data.format" if split == "train" else "")
-    if not isinstance(root, Url) and not root.exists():
-        return f"{key}={root} does not exist; {remedy}."
+    remedy = f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label"
     if not isinstance(root, Url):
-        names = sorted(path.name for path in root.glob("*"))
-        alike = [name for name in names if name.lower() == file != name]
-        classes = sorted({path.parent.name for path in root.glob("*/*") if _is_image(path.name)})
-        if root.resolve().name in ("train", "val") and (root / ".." / file).exists():
+        if not root.exists():
+            return f"{key}={root} does not exist; {remedy}."
+        alike = [path.name for path in root.glob("*") if path.name.lower() in SPLITS[split] and path.is_dir()]
+        if root.resolve().name in SPLITS["train"] + SPLITS["val"]:
             remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
         elif alike:
-            remedy = f"rename {root / alike[0]} to {file}"
-        elif form != "csv" and split == "train" and "train.csv" in names:
-            remedy = "train.csv is there: give data=labels_csv"
-        elif form != "folders" and split == "train" and "train" in names:
-            remedy = "a folder train is there: give data=folders"
-        elif form == "folders" and split not in names and classes:
-            remedy = f"move {truncate(classes)} into {root / split}"
-    return f"{key}={root} has no {wanted[form]}; {remedy}."
+            remedy = f"rename {root / alike[0]} to {split}"
+    return f"{key}={root} has no {split} images; {remedy}."
 
 
 def _is_image(name: str) -> bool:
@@ -127,121 +126,81 @@ def _folders_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-Row = tuple[str, Source, str]  # name, source, class
-
-
 def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
-    folder = root / split
+    for name in SPLITS[split]:
+        if (rows := _class_folders(root / name)) is not None:
+            return rows
+    if split == "val" or isinstance(root, Url) or root.resolve().name in SPLITS["train"] + SPLITS["val"]:
+        return None
+    # a folder for each class in `root` itself
+    return _class_folders(root) if any(_is_image(path.name) for path in root.glob("*/*")) else None
+
+
+def _class_folders(folder: PathOrUrl) -> list[Row] | None:
+    """The images in folder/CLASS and below; None where there is no such folder. CLASS may be a link."""
+    files: dict[str, Source] = {}
     if isinstance(folder, Url):
-        there = objects_in(folder)
-        top = [name for name in there if "/" not in name]
-        listed: list[Row] = [(name, file, name.split("/")[0]) for name, file in there.items() if "/" in name]
-    else:
-        if not folder.is_dir():
+        files.update(objects_in(folder))
+        if not files:
             return None
-        above = set(map(str, (folder.resolve(), *folder.resolve().parents)))
-        top = os.listdir(folder)
-        files = ((file, label) for label in _folders_in(folder) for file in _files(folder / label, above))
-        listed = [(file.removeprefix(f"{folder}/"), file, label) for file, label in files]
-    shown = [row for row in listed if not any(part.startswith(".") for part in row[0].split("/"))]
-    images = [row for row in shown if _is_image(row[0])]
-    if not images and any(_is_image(name) and not name.startswith(".") for name in top):
+    elif not folder.is_dir():
+        return None
+    else:
+        files.update({name: str(folder / name) for name in os.listdir(folder)})
+        for label in _folders_in(folder):
+            paths = (f"{parent}/{name}" for parent, _, names in os.walk(folder / label) for name in names)
+            files.update({path.removeprefix(f"{folder}/"): path for path in paths})
+    images = {name: file for name, file in files.items() if _is_image(name) and "/." not in f"/{name}"}
+    rows = [(name, file, name.split("/")[0]) for name, file in images.items() if "/" in name]
+    if images and not rows:
         raise DataError(f"{folder} holds images but no folder for each class; move each image into {folder}/CLASS.")
-    return images if images or split == "train" or listed else None
-
-
-def _files(folder: Path, above: set[str]) -> Iterator[str]:
-    """All files in a folder. Links to folders are followed; each folder is read once, and none of those `above`."""
-    entered = set(above)
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        target = os.path.realpath(parent)
-        if f"{target}/".startswith(("/proc/", "/sys/")):
-            raise DataError(f"{parent} is a link to {target}, which holds no images; remove the link.")
-        folders[:] = [] if target in entered else [name for name in folders if not name.startswith(".")]
-        if target not in entered:
-            yield from (os.path.join(parent, name) for name in files)
-        entered.add(target)
+    return rows
 
 
 def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
-    path = root / f"{split}.csv"
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except FileNotFoundError:
+    path = next((file for file in root.glob("*.csv") if file.stem in SPLITS[split]), None)
+    if path is None:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from error
-    rows: list[Row] = []
-    labels: dict[str, str] = {}
     try:
-        read = list(csv.reader(io.StringIO(text)))
-    except csv.Error as error:
-        raise DataError(f"{path} is not a readable CSV ({error}); write one row file,label for each image.") from error
-    for number, row in enumerate(read, start=1):
-        if not row or (number == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
+        lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}); give a CSV file in UTF-8, rows file,label.") from error
+    there = objects_in(root) if isinstance(root, Url) else None
+    rows: dict[str, Row] = {}
+    missing: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        cells = [cell.strip() for cell in line]
+        if not line or (number == 1 and not any(map(_is_image, cells))):  # a header
             continue
-        name, label = (row[0].strip().replace("\\", "/"), row[1].strip()) if len(row) == 2 else ("", "")
-        if not name or not label:
-            raise DataError(
-                f"{path}: line {number} is {escape(','.join(row), 80)}, not file,label with a comma between."
-            )
-        if _is_image(label) and not _is_image(name):
-            raise DataError(f"{path}: the columns are label,file; write file,label.")
-        if number == 1 and not _is_image(name) and any(map(_is_image, (read[1:] or [[]])[0][:1])):
-            raise DataError(
-                f"{path}: line 1 is {escape(','.join(row), 80)}, a header other than file,label; remove it."
-            )
-        inside = os.path.normpath(name)
-        if os.path.isabs(inside) or inside.split(os.sep)[0] == ".." or "://" in name:
+        if len(cells) != 2 or not _is_image(cells[0]) or not cells[1]:
+            words = escape(",".join(line), 80)
+            raise DataError(f"{path}: line {number} is {words}, not file,label such as images/1.jpg,cat.")
+        name = os.path.normpath(cells[0].replace("\\", "/"))
+        if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "://" in cells[0]:
             raise DataError(f"{path}: line {number} names {escape(name, 80)}, which is outside {root}; move it there.")
-        if labels.setdefault(inside, label) != label:
-            raise DataError(f"{path}: line {number} gives {escape(inside, 80)} a second label; keep one.")
-        source: Source = RemoteFile(str(root), inside) if isinstance(root, Url) else str(root / inside)
-        rows.append((inside, source, label))
-    if len(labels) != len(rows):
-        raise DataError(f"{path} names {pluralize(len(rows) - len(labels), 'file')} twice; keep one row of each.")
-    return rows
+        if name in rows:
+            raise DataError(f"{path}: line {number} names {escape(name, 80)} again; keep one row of each file.")
+        source: Source = str(root / name) if there is None else there.get(name, "")
+        rows[name] = (name, source, cells[1])
+        if not source or (there is None and not os.path.isfile(str(source))):
+            missing.append(name)
+    if missing:
+        count = f"{len(missing)} of {len(rows)} images"
+        raise DataError(f"{path}: {count} are not in {root}: {truncate(missing)}; restore them, or remove their rows.")
+    return list(rows.values())
 
 
 def _from_shards(root: PathOrUrl, split: str) -> list[Row] | None:
     if not has_shards(root, split):
         return None
-    path = root / annotations_of(split)
-    members = read_index(root, split)
+    path, members = root / annotations_of(split), read_index(root, split)
     try:
-        content = json.loads(read_bytes(path))
-        listed = [(str(e["file_name"]), members[e["id"]], str(e["label"])) for e in content["images"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        images = json.loads(read_bytes(path))["images"]
+        return [(str(image["file_name"]), members[image["id"]], str(image["label"])) for image in images]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} has no label for each image of the shards ({error!r}); write them again: python -m retina_dist.shards "
-            "task=classification."
+            f"{path} has no label for each image of the shards ({error!r}); write them again by retina_dist.shards."
         ) from error
-    return list(listed)
-
-
-def _present(rows: list[Row], policy: str, root: PathOrUrl) -> tuple[list[Row], list[str]]:
-    """The rows whose files are there; others are an error, or are left out with a warning ("skip")."""
-    remote = None
-    if isinstance(root, Url) and any(isinstance(source, RemoteFile) and not source.version for _, source, _ in rows):
-        remote = objects_in(root)
-    present: list[Row] = []
-    missing: list[str] = []
-    for name, source, label in rows:
-        if remote is not None and isinstance(source, RemoteFile):
-            source = remote.get(source.name, source)
-            there = source.name in remote
-        else:
-            there = isinstance(source, (RemoteFile, ArchiveMember)) or os.path.isfile(str(source))
-        if there:
-            present.append((name, source, label))
-        else:
-            missing.append(name)
-    if not missing:
-        return present, []
-    text = f"{len(missing)} of {len(rows)} images are not in {root}: {truncate(missing)}"
-    if policy == "error":
-        raise DataError(f"{text}; check the folder, or leave them out with data.missing_images=skip.")
-    return present, [f"{text}; left out"]
 
 
 def root_of(text: str | None, name: str) -> PathOrUrl:

@@ -11,7 +11,6 @@ from retina_dist.classification.data.drawn import synthetic_batch, synthetic_sam
 from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
-from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.testing.task_contract import task_contract
 
@@ -52,8 +51,3 @@ def test_it_trains_and_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not Path("run/first_batch.jpg").exists()
     last = torch.load("run/checkpoints/last.pt", weights_only=True, map_location="cpu")
     assert (last["step"], last["classes"][-1]) == (2, "class 4")
-
-
-def test_random_images_cannot_be_overfitted() -> None:
-    with pytest.raises(ConfigError, match=r"no images to overfit; leave trainer.overfit_batches out"):
-        load_config("train", [*SMALL, "trainer.overfit_batches=2"])

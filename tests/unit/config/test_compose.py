@@ -27,9 +27,7 @@ EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
 SECTIONS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging", "task")
 GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "nccl", "logging")
 COCO_IMAGES = 117_266
-OF_CLASSIFICATION = {"class_shards", "classifier", "classifier_tiny", "drawn_classes", "folders", "labels_csv"} | {
-    "parity_classes"
-}
+OF_CLASSIFICATION = {"classifier", "classifier_tiny", "drawn_classes", "folders", "parity_classes"}
 
 
 def main(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
@@ -143,7 +141,7 @@ def test_other_entry_points_compose(name: str) -> None:
         ("zzzzzz=3", "zzzzzz is not a setting; see the keys with python -m retina_dist.train --help."),
         ("++data.batchsize=1", "data.batchsize is not a setting; did you mean data.batch_size?"),
         # no such file
-        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are auto, bccd, class_shards, coco, csv, "),
+        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are auto, bccd, coco, csv, "),
         ("data=/tmp/x", "data is the format, not the place; write data=auto data.root=/tmp/x."),
         ("data=yolo", "data=yolo is not an entry; give data=auto data.root=FOLDER"),
         ("data.format=yolov8", "did you mean yolo?"),
