@@ -43,7 +43,7 @@ def examine(config: Any) -> DoctorReport:
         findings += [finding for split, part in parts.items() for finding in files.unreadable(split, part)]
         findings += [*files.duplicates(), *(files.small() if files.sizes else ())]
     counts = {n: dict(zip(p.classes, p.counts().tolist(), strict=True)) for n, p in parts.items()}
-    facts = [f"data={data.name} in {data.root}"]
+    facts = [f"data={data.name}: {train.form}, in {data.root}"]
     for split, part in parts.items():
         facts.append(f"  {split:<8}{pluralize(len(part), 'image')} of {pluralize(len(part.classes), 'class')}")
     return DoctorReport(facts, findings, {"images": counts})

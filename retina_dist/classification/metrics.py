@@ -157,5 +157,4 @@ class ClassificationEvaluator:
                 logits = model.logits(batch.images, batch.real)
             rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.indices)
             parts.append(rows if batch.real is None else rows[batch.real])
-        doing("")
         return torch.cat(parts)

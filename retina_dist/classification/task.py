@@ -79,7 +79,8 @@ class ClassificationTask(Task):
 
     def describe(self) -> str:
         data, model = self.config.data, self.config.model
-        lines = [f"  {'train':<9}{self.train.describe()}"]
+        lines = [] if data.synthetic else [f"  {'data':<9}{self.train.form}, in {data.root}"]
+        lines.append(f"  {'train':<9}{self.train.describe()}")
         lines.append(f"  {'val':<9}{self.val.describe() if self.val else 'none: no metric, no best checkpoint'}")
         lines.append(f"  {'model':<9}{model.architecture}; weights: {model.weights or 'none, from scratch'}")
         size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"

@@ -37,6 +37,7 @@ class Samples:
     labels: np.ndarray  # [N] int64, indices into `classes`
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    form: str = ""  # how they lie in the data's root
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,7 +72,7 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
-    read = _reader(root)
+    form, read = _reader(root)
     rows = read(root, split)
     if rows is None:
         if split == "train":
@@ -94,14 +95,17 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
         )
     number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
-    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings)
+    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings, form)
 
 
-def _reader(root: PathOrUrl) -> Callable[[PathOrUrl, str], list[Row] | None]:
+def _reader(root: PathOrUrl) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
+    """The form of the data below `root`, and the function that reads it."""
     if any(has_shards(root, split) for split in SPLITS):
-        return _from_shards
+        return "shards", _from_shards
     names = [name for split in SPLITS.values() for name in split]
-    return _from_csv if any(file.stem in names for file in root.glob("*.csv")) else _from_folders
+    if any(file.stem in names for file in root.glob("*.csv")):
+        return "CSV files of labels", _from_csv
+    return "a folder for each class", _from_folders
 
 
 def absent(key: str, root: PathOrUrl, split: str) -> str:
