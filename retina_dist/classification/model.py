@@ -30,13 +30,11 @@ class Classifier(nn.Module):
 
     mean: Tensor
     deviation: Tensor
-    class_weights: Tensor | None
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
-        self.register_buffer("class_weights", class_weights, persistent=False)
         for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
@@ -68,15 +66,10 @@ class Classifier(nn.Module):
         return values.contiguous(memory_format=layout)
 
     def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
-        """[B] cross entropy of each image with its smoothed, mixed and weighted target.
-
-        The weights multiply an image's terms; the mean is over images, not over weights, so that splitting a batch changes nothing.
-        """
+        """[B] cross entropy of each image with its smoothed, mixed target."""
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         share = batch.share.to(wide.dtype)
-        cross_entropy = partial(
-            F.cross_entropy, weight=self.class_weights, reduction="none", label_smoothing=self.label_smoothing
-        )
+        cross_entropy = partial(F.cross_entropy, reduction="none", label_smoothing=self.label_smoothing)
         own, other = cross_entropy(wide, batch.labels), cross_entropy(wide, batch.other_labels)
         return share * own + (1 - share) * other
 
@@ -94,12 +87,11 @@ def build_classifier(
     norm: Norm = "bn",
     zero_gamma: bool = False,
     label_smoothing: float = 0.0,
-    class_weights: Sequence[float] = (),
     image_size: int = 224,
 ) -> Classifier:
     """torchvision's model of that name for `num_classes`, from scratch. Raises ConfigError for an unknown name.
 
-    `class_weights` are scaled by the caller; none are equal ones. `image_size` is for models that take one size only.
+    `image_size` is for models that take one size only.
     """
     known = models.list_models(module=models)
     if architecture not in known:
@@ -113,8 +105,7 @@ def build_classifier(
     model = models.get_model(architecture, weights=None, num_classes=num_classes, **extra)
     replace_batch_norms(model, norm)
     replace_strided_convs(model)
-    weights = torch.tensor(class_weights, dtype=torch.float32) if len(class_weights) else None
-    return Classifier(model, label_smoothing=label_smoothing, class_weights=weights)
+    return Classifier(model, label_smoothing=label_smoothing)
 
 
 def model_options(architecture: str, image_size: int) -> dict[str, Any]:

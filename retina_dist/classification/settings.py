@@ -102,12 +102,6 @@ class ClassifierConfig(ModelSettings):
     norm: str = setting("bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn"))
     zero_gamma: bool = setting(False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)")
     label_smoothing: float = setting(0.0, below=1, fraction=True)
-    class_weights: list[float] = setting([], "one for each class, in the order of their names; []: equal ones")
-
-    def check(self) -> None:
-        """Raise ConfigError where settings exclude each other."""
-        if self.class_weights and (min(self.class_weights) < 0 or sum(self.class_weights) == 0):
-            raise ConfigError(f"model.class_weights={self.class_weights} needs weights of at least 0, not all 0.")
 
 
 @dataclass

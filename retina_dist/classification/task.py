@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -139,7 +138,6 @@ class ClassificationTask(Task):
             "norm": settings.norm,
             "zero_gamma": settings.zero_gamma,
             "label_smoothing": settings.label_smoothing,
-            "class_weights": class_weights(settings, self.train, self.config.data.balanced),
             "image_size": self.config.data.val_size,
         }
 
@@ -229,26 +227,8 @@ def unaugmented(data: ClassificationData) -> ClassificationData:
     return replace(data, crop_scale=[1.0, 1.0], **off)
 
 
-def class_weights(settings: ClassifierConfig, train: Samples, balanced: bool = False) -> list[float]:
-    """One weight for each class, scaled so that the mean over the images that an epoch draws is 1; [] for equal ones."""
-    weights, counts = np.array(settings.class_weights, np.float64), train.counts()
-    if not len(weights):
-        return []
-    if len(weights) != len(counts):
-        raise ConfigError(
-            f"model.class_weights has {len(weights)} weights, and the data {len(counts)} classes ({truncate(train.classes)}); give "
-            "one for each."
-        )
-    drawn = counts > 0 if balanced else counts
-    mean = float(weights @ drawn / drawn.sum())
-    if mean == 0:
-        raise ConfigError("model.class_weights are 0 for every class that has images; give one of them a weight.")
-    return (weights / mean).tolist()
-
-
 def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:
     """Raise ConfigError where settings and data do not go together."""
     if len(train.classes) < 2:
         raise ConfigError(f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two.")
-    class_weights(model, train, data.balanced)
     check_sizes(model.architecture, data.image_size, data.val_size)

@@ -51,22 +51,6 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
             commands.evaluate(load_config("evaluate", [*command, other]))
 
 
-def test_evaluate_has_the_loss_of_the_validation(drawn: Path, tmp_path: Path) -> None:
-    """With the class weights of the training, which the checkpoint holds."""
-    weighted = [*SMALL, f"data.root={drawn}", "model.class_weights=[1,2,3,4,5,60]"]
-    task = ClassificationTask(load_config("train", weighted), SingleDeviceStrategy("cpu"))
-    torch.manual_seed(0)
-    model = task.build_model()
-    validate = task.build_evaluator(task.build_data())
-    assert validate is not None
-    expected = validate(model)
-    path = tmp_path / "best.pt"
-    write_checkpoint(path, {"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)})
-    command = [f"checkpoint={path}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
-    commands.evaluate(load_config("evaluate", command))
-    assert json.loads((tmp_path / "metrics.json").read_text())["loss"] == pytest.approx(expected["val/loss"], rel=1e-5)
-
-
 def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:
     content = load_checkpoint(checkpoint)
     content["config"]["data"]["root"] = "http://stranger.example/images"

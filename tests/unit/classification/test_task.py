@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from retina_dist.classification.data.drawn import CLASSES
-from retina_dist.classification.data.samples import Samples
-from retina_dist.classification.settings import ClassificationData, ClassifierConfig
-from retina_dist.classification.task import ClassificationTask, class_weights
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
@@ -77,7 +76,6 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     [
         ("data.crop_scale=[1,0.5]", "data.crop_scale=[1.0, 0.5] is not a pair of rising shares"),
         ("data.val_resize=8", "data.val_resize=8 is below the central crop of 16 px"),
-        ("model.class_weights=[0,0]", "model.class_weights=[0.0, 0.0] needs weights"),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:
@@ -97,22 +95,11 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
         ("model.architecture=vit_b_16 data.image_size=24 data.val_resize=24", "indivisible by patch size"),
         ("model.architecture=maxvit_t", "does not take images of data.image_size=16"),
         ("model.architecture=alexnet", "too small.*give other sizes, such as 224"),
-        ("model.class_weights=[0,0,0,0,0,1,1]", r"has 7 weights, and the data 6 classes \(circle, cross"),
     ],
 )
 def test_settings_that_the_data_forbids(drawn: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(drawn, *override.split())
-
-
-def test_class_weights_have_the_mean_of_one_over_the_images() -> None:
-    samples = Samples(tuple("abcd"), tuple("abcd"), np.array([0, 0, 0, 1]), ("x", "y"))
-    assert class_weights(ClassifierConfig(class_weights=[1, 3]), samples) == pytest.approx([2 / 3, 2.0])
-    assert class_weights(ClassifierConfig(), samples) == []
-    assert class_weights(ClassifierConfig(class_weights=[1, 3]), samples, balanced=True) == [0.5, 1.5]
-    absent = Samples(tuple("abcd"), tuple("abcd"), np.array([0, 0, 0, 1]), ("x", "y", "z"))
-    with pytest.raises(ConfigError, match="are 0 for every class that has images"):
-        class_weights(ClassifierConfig(class_weights=[0, 0, 1]), absent)
 
 
 def test_a_checkpoint_of_other_classes_is_refused(drawn: Path) -> None:

@@ -107,7 +107,7 @@ def build_step(
 
 def build(name: str, norm: str) -> nn.Module:
     if name == "classifier":
-        return build_classifier("resnet18", CLASSES, norm=norm, label_smoothing=0.1, class_weights=[1.0] * CLASSES)  # type: ignore[arg-type]
+        return build_classifier("resnet18", CLASSES, norm=norm, label_smoothing=0.1)  # type: ignore[arg-type]
     return retinanet.build_retinanet(num_classes=CLASSES, norm=norm, **MODELS[name])  # type: ignore[arg-type]
 
 
