@@ -22,6 +22,7 @@ from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
+from retina_dist.detection.model.body import children_of
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
@@ -57,6 +58,9 @@ class DetectionTask(Task):
 
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
+        self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
+        if not self.outside_model:
+            children_of(config.model.backbone)  # a wrong name is an error before the data is read
         synthetic = config.data.synthetic
         train = synthetic_annotations(synthetic, config.seed) if synthetic else read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"
@@ -73,7 +77,6 @@ class DetectionTask(Task):
         self.repeats = None if overfits else repeats_of(config.data, self.train)
         self.validates = self.val is not None
         self.evaluator: CocoEvaluator | None = None
-        self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:

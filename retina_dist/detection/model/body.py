@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import OrderedDict
 from functools import partial
+from typing import Any
 
 import torch
 import torchvision
@@ -18,6 +20,7 @@ from torchvision.models import (
     ResNet,
     SwinTransformer,
     get_model,
+    get_model_builder,
     list_models,
 )
 from torchvision.ops import StochasticDepth
@@ -41,6 +44,19 @@ STRIDES = (4, 8, 16, 32)
 PROBE = 64  # px, the sides of the image that shows the strides
 
 
+def children_of(name: str) -> tuple[str, ...]:
+    """The children of torchvision's classifier `name` up to its last feature map. Raises ConfigError for another network."""
+    kinds: dict[str, Any] = {n: get_model_builder(n).__annotations__["return"] for n in list_models(torchvision.models)}
+    known = {n: FAMILIES[kind] for n, kind in kinds.items() if kind in FAMILIES}
+    if name not in known:
+        near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
+        raise ConfigError(
+            f"model.backbone={name} is not known; use a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin of "
+            f"torchvision, such as {near[0]}."
+        )
+    return known[name]
+
+
 class Body(nn.Module):
     """Feature maps of strides 8, 16 and 32, each the last of its stride, with `channels`; parameters have the classifier's names.
 
@@ -51,16 +67,11 @@ class Body(nn.Module):
 
     def __init__(self, name: str, norm: str, *, eps: float | None = None, checkpointing: bool = False) -> None:
         super().__init__()
-        classifier = get_model(name, weights=None) if name in list_models(torchvision.models) else None
-        family = next((children for kind, children in FAMILIES.items() if isinstance(classifier, kind)), None)
-        if classifier is None or family is None:
-            raise ConfigError(
-                f"model.backbone={name} is not known; use a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet "
-                "or Swin of torchvision, such as resnet50 or convnext_tiny."
-            )
+        children = children_of(name)
+        classifier = get_model(name, weights=None)
         self.is_channels_last = isinstance(classifier, SwinTransformer)  # [B, H, W, C] between its layers
         self.checkpointing = checkpointing
-        for child in family:
+        for child in children:
             self.add_module(child, classifier.get_submodule(child))
         for module in self.modules():
             if isinstance(module, StochasticDepth):

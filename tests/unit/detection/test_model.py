@@ -285,8 +285,15 @@ def test_checkpointed_activations_give_the_same_gradients_and_statistics(backbon
 
 
 def test_impossible_settings_name_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"model\.backbone=vgg16 is not known; use a ResNet, .*, such as resnet50"):
-        build_retinanet(num_classes=2, backbone="vgg16")
+    for name, near in (
+        ("vgg16", "resnet50 or convnext_tiny"),
+        ("resnet5O", "resnet50"),
+        ("convnext-tiny", "convnext_tiny"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"model\.backbone={name} is not known; use a ResNet, .*, such as {near}\.$"
+        ):
+            build_retinanet(num_classes=2, backbone=name)
     with pytest.raises(ConfigError, match="fpn_channels=48"):
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
 

@@ -23,12 +23,15 @@ from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector
 
 
-def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects: int = 60) -> Path:
-    """COCO data of scenes as from the air: circles, squares and crosses of 8 to 20 px on a mottled ground."""
+def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects: tuple[int, int]) -> Path:
+    """COCO data of scenes as from the air: circles, squares and crosses of 8 to 20 px on a mottled ground.
+
+    `num_objects` are those of a scene to train on and of one to validate on.
+    """
     names = ("circle", "square", "cross")
     rng = np.random.default_rng(0)
     (root / "annotations").mkdir(parents=True)
-    for split, count in (("train", num_train), ("val", num_val)):
+    for split, count, objects in (("train", num_train, num_objects[0]), ("val", num_val, num_objects[1])):
         (root / split).mkdir()
         images, boxes = [], []
         for number in range(1, count + 1):
@@ -36,7 +39,7 @@ def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects
             scene = Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR)
             scene = Image.fromarray(np.asarray(scene) + rng.integers(0, 20, (side, side, 3), dtype=np.uint8))
             draw = ImageDraw.Draw(scene)
-            for _ in range(num_objects):
+            for _ in range(objects):
                 size, kind = int(rng.integers(8, 21)), int(rng.integers(3))
                 x, y = rng.integers(0, side - size, 2).tolist()
                 colour = tuple(rng.integers(180, 256, 3).tolist())
@@ -143,7 +146,7 @@ TRAINING = ["experiment=small_objects", "model.backbone=resnet18", "model.fpn_ch
 
 
 def test_the_recipe_trains_on_windows_and_is_evaluated_in_windows(tmp_path: Path) -> None:
-    root = draw_scenes(tmp_path / "scenes", 2, 1, 128, 6)
+    root = draw_scenes(tmp_path / "scenes", 2, 1, 128, (6, 6))
     sizes = ["data.min_sizes=[64]", "data.max_size=64", "data.scale_jitter=[2,2]", "data.batch_size=2"]
     run_command(
         "retina_dist.train", *TRAINING, *sizes, "trainer.max_duration=2steps", *where(root, tmp_path), cwd=tmp_path
@@ -157,7 +160,7 @@ def test_the_recipe_trains_on_windows_and_is_evaluated_in_windows(tmp_path: Path
 @pytest.mark.long
 def test_small_objects_are_found_in_windows(tmp_path: Path) -> None:
     """Scenes of 2048 px whose objects have 1 to 3 px when the whole image has the size that the model was trained at."""
-    root = draw_scenes(tmp_path / "scenes", 24, 4, 2048)
+    root = draw_scenes(tmp_path / "scenes", 16, 4, 2048, (600, 90))
     sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]", "data.batch_size=8"]
     run = [*TRAINING, *sizes, "trainer.max_duration=400steps", *where(root, tmp_path)]
     run_command("retina_dist.train", *run, cwd=tmp_path, timeout=3000)
