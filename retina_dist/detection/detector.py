@@ -19,7 +19,7 @@ from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.collate import Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
@@ -84,7 +84,9 @@ class Detector(Predictor[Batch, Detections]):
         if not isinstance(categories, Categories):
             check_names(categories)
             categories = Categories(tuple(range(len(categories))), tuple(categories))
-        num_classes = model.head.classification_head.num_classes if hasattr(model, "head") else categories.num_classes
+        num_classes = categories.num_classes
+        if isinstance(model, RetinaNet):
+            num_classes = model.head.classification_head.num_classes
         if categories.num_classes != num_classes:
             raise ConfigError(f"{categories.num_classes} categories do not fit a model of {num_classes} classes.")
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):

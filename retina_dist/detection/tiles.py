@@ -67,7 +67,8 @@ class TiledDetector(Detector):
         for i, batch in enumerate(prepared):
             if isinstance(batch, TiledBatch) and batch.windows is not None:
                 found = [detections for part in batch.parts for detections in self._detect(part)]
-                outputs[i] = merge(outputs[i], found, batch.windows, self.model.nms_thresh)
+                # a model from outside may have no threshold
+                outputs[i] = merge(outputs[i], found, batch.windows, getattr(self.model, "nms_thresh", 0.5))
         return outputs
 
 
