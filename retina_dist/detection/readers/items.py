@@ -16,7 +16,7 @@ from retina_dist.text import parse_number
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
-ENDINGS = [case for suffix in SUFFIXES for case in (suffix, suffix.upper())]  # of image files
+ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
 
 
 class Box(NamedTuple):

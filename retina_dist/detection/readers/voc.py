@@ -25,6 +25,8 @@ def read_voc(root: Path, split: str) -> Items:
     crowd regions: not trained on, and without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file
     has another, all names in alphabetical order. Raises DataError naming file and object.
     """
+    if below := sorted(root.glob("*/ImageSets/Main")):
+        raise DataError(f"{root} holds a folder with ImageSets; give it: data.root={below[0].parent.parent}.")
     lists = root / "ImageSets" / "Main"
     folder = root / "Annotations" if (root / "Annotations").is_dir() else root
     paths = sorted(folder.rglob("*.xml"))

@@ -43,6 +43,12 @@ def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
     assert tuple(entry["name"] for entry in coco["categories"]) == VOC_CLASSES
 
 
+def test_the_folder_below_is_named(tmp_path: Path):
+    make(tmp_path / "VOC2007", {"train": {"a": SIZE}})
+    with pytest.raises(DataError, match="give it: data.root=.*VOC2007"):
+        read_voc(tmp_path, "train")
+
+
 def test_difficult_objects_are_not_trained_on(tmp_path: Path):
     content = SIZE + thing("dog", (1, 1, 9, 9)) + thing("dog", (20, 20, 30, 30), difficult=1)
     root = make(tmp_path, {"train": {"a": content}})
