@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,7 +14,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
-from tests.plugins.test_plugins import FOUND
+from tests.plugins.test_plugins import FOUND, HERE
 
 CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]
 
@@ -42,6 +45,45 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("train", [*CHOSEN, override])
     assert message in str(caught.value)
+
+
+def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's code with a library that records its calls; by hand it was run against wandb's offline mode."""
+    code = re.search(
+        r"```python\n([^`]*?import wandb\n.*?)```",
+        (HERE.parents[1] / "docs" / "extending.md").read_text(),
+        re.DOTALL,
+    )
+    assert code
+    (tmp_path / "my_package.py").write_text(code[1])
+    (tmp_path / "logging").mkdir()
+    (tmp_path / "logging" / "wandb.yaml").write_text(
+        "_target_: my_package.WandbLogger\ntensorboard: false\nplots: false\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    found = f"hydra.searchpath=[file://{HERE / 'conf'},file://{tmp_path}]"
+    chosen = [found, "task=discs", "logging=wandb"]
+    chosen += [
+        "logging.mode=offline",
+        "output_dir=run",
+        "trainer.max_duration=4steps",
+        "trainer.log_every=1",
+        "schedule=constant",
+    ]
+    train(load_config("train", [*chosen, "trainer.stop_after=2steps"]))
+    train(load_config("train", [*chosen, "resume=auto"]))
+    first, resumed = (call.kwargs for call in wandb.init.call_args_list)
+    assert first["id"] == resumed["id"]
+    assert (first["mode"], first["name"], first["config"]["task"]["name"]) == ("offline", "run", "discs")
+    logged = [call.args[0] for call in wandb.init.return_value.log.call_args_list]
+    steps, values = read_metrics(Path("run/metrics.csv"))["train/loss"]
+    assert [(row["step"], row["train/loss"]) for row in logged if "train/loss" in row] == list(
+        zip(steps, values, strict=True)
+    )
+    assert wandb.init.return_value.finish.call_count == 2
 
 
 def test_an_entry_names_a_logger_and_nothing_else(tmp_path: Path) -> None:
