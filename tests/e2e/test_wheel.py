@@ -96,6 +96,8 @@ def test_the_metadata_names_version_python_and_license(wheel: Path) -> None:
     assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.14"}
     assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
     assert metadata.get_payload().startswith("# retina_dist")
+    assert f"\nversion: {retina_dist.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {retina_dist.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 SHORT = ("data.shapes={num_train: 8, num_val: 2, image_size: 64}", "data.num_workers=0", "data.batch_size=2")

@@ -130,6 +130,7 @@ def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Pat
         load_weights(build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b"))
 
 
+@pytest.mark.long
 def test_the_training_step_is_one_graph() -> None:
     torch.manual_seed(0)
     model = build_classifier("resnet18", 3, norm="sync_bn", label_smoothing=0.1).double()
