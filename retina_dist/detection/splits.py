@@ -13,7 +13,6 @@ from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
 from retina_dist.detection.readers.formats import FOLDER_FORMATS, TITLES, find_split, read_folder, recognise
-from retina_dist.detection.readers.reader import AnnotationReader
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
@@ -77,7 +76,11 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
     warnings: list[str] = []
     files: tuple[PathOrUrl, PathOrUrl] | None
     if reader := getattr(data, "implementation", None):
-        options["coco"], files = _read_outside(reader(data), data, split)
+        content = reader(data).read(split)
+        if content is None and split == "train":
+            raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
+        files = (parse_path(data.root or content[1]), parse_path(content[1])) if content else None
+        options["coco"] = content[0] if content else None
     elif data.format in FOLDER_FORMATS:
         root = parse_path(str(data.root or getattr(data, f"{split}_annotations")))
         items = read_folder(data.format, root, split)
@@ -158,19 +161,6 @@ def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     slack = np.maximum(2, 0.02 * sizes)
     with np.errstate(invalid="ignore"):
         return np.asarray(((low >= -slack) & (high <= sizes + slack) & (high > low)).all(axis=1))
-
-
-def _read_outside(
-    reader: AnnotationReader, data: DetectionData, split: str
-) -> tuple[dict[str, Any] | None, tuple[PathOrUrl, PathOrUrl] | None]:
-    """What a reader from outside the package gives: a COCO dictionary, its source and the folder of the images."""
-    content = reader.read(split)
-    if content is None:
-        if split == "train":
-            raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
-        return None, None
-    coco, images = content
-    return coco, (parse_path(data.root or images), parse_path(images))
 
 
 def data_of_checkpoint(data: DetectionData, root: str | None, source: object) -> DetectionData:
