@@ -22,7 +22,7 @@ T = TypeVar("T")
 # What opens a URL of a protocol, where its own words do not say.
 AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
 REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
-EXTRAS = {"adlfs": '"retina-dist[azure]"'}
+EXTRAS = {"adlfs": '"retina-dist[azure]"', "huggingface_hub": '"retina-dist[hub]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
 # answers that another attempt would not change
 REFUSALS = (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)

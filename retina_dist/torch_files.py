@@ -1,4 +1,4 @@
-"""Files of `torch.save`, read without running what is in them."""
+"""Files of `torch.save` and safetensors, read without running what is in them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by wh
 def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
 
-    Every reader of weights calls it. A checkpoint of retina_dist must end with the SHA-256 of the bytes before; other files need
-    no seal. Raises CheckpointError.
+    Of a file whose name ends with .safetensors, its tensors by name. Every reader of weights calls it. A checkpoint of
+    retina_dist must end with the SHA-256 of the bytes before; other files need no seal. Raises CheckpointError.
     """
     try:
         data = read_bytes(source)
@@ -33,6 +33,8 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
+    if source.name.endswith(".safetensors"):
+        return _from_safetensors(data, source), hashlib.sha256(data).hexdigest()
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
     seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
     digest.update(seal)
@@ -55,6 +57,20 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
             f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
         )
     return content, digest.hexdigest()
+
+
+def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+    except ImportError as error:
+        raise CheckpointError(f'{source} needs safetensors; pip install "retina-dist[hub]".') from error
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{source} is not a readable safetensors file ({first_line(error)}); use another file."
+        ) from error
 
 
 def _check_zip(data: bytes, source: PathOrUrl) -> None:
