@@ -42,6 +42,11 @@ def derived_seed(*key: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def held_out(name: str, fraction: float) -> bool:
+    """Whether the image of this name is in the `fraction` of a training set that validates; adding others never moves it."""
+    return derived_seed("held out", name) < fraction * 2**63
+
+
 @contextmanager
 def torch_seed(*key: int | str) -> Iterator[None]:
     """Within the block torch's CPU generator is seeded by `key`; afterwards it is as it was before."""

@@ -36,6 +36,13 @@ class ClassificationData(DataSettings):
         "has train/CLASS/* and val/CLASS/*, or CLASS/*, or train.csv and val.csv (file,label), or shards; a path or a URL such as "
         "az://container/images",
     )
+    val_fraction: float | None = setting(
+        None,
+        "share of the training images to validate on, by a hash of their names, where the data has no val split",
+        above=0,
+        below=1,
+        fraction=True,
+    )
     drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticClassesConfig | None = setting(
         None, "train on random images made on the device; no files, no validation"

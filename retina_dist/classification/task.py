@@ -80,7 +80,8 @@ class ClassificationTask(Task):
         data, model = self.config.data, self.config.model
         lines = [] if data.synthetic else [f"  {'data':<9}{self.train.form}, in {data.root}"]
         lines.append(f"  {'train':<9}{self.train.describe()}")
-        lines.append(f"  {'val':<9}{self.val.describe() if self.val else 'none: no metric, no best checkpoint'}")
+        none = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
+        lines.append(f"  {'val':<9}{self.val.describe() if self.val else none}")
         lines.append(f"  {'model':<9}{model.architecture}; weights: {model.weights or 'none, from scratch'}")
         size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
         noise = f"{data.image_size} px of noise on the device, the same at every step"
@@ -218,7 +219,8 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
     root = root_of(data.root, data.name)
     train = read_samples(root, "train")
     assert train is not None, "a missing train split is an error"
-    return train, read_samples(root, "val", classes=train.classes)
+    val = read_samples(root, "val", classes=train.classes)
+    return train.split(data.val_fraction) if val is None and data.val_fraction else (train, val)
 
 
 def unaugmented(data: ClassificationData) -> ClassificationData:

@@ -56,6 +56,13 @@ class DetectionData(DataSettings):
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
+    val_fraction: float | None = setting(
+        None,
+        "share of the training images to validate on, by a hash of their names, where the data has no val split",
+        above=0,
+        below=1,
+        fraction=True,
+    )
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticConfig | None = setting(

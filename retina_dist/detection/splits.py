@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import PathOrUrl, Url, parse_path
+from retina_dist.files import PathOrUrl, Url, names_in, parse_path
+from retina_dist.seeding import held_out
 from retina_dist.text import pluralize
 
 FEWEST_BOXES = 4  # from which on most of them tell how they were written
@@ -44,6 +46,8 @@ def read_split(
     Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
     Raises DataError for `implausible_boxes` unless `check` is False.
     """
+    if data.val_fraction and not _has_val(data):
+        return _part_of_train(data, split, categories, check)
     options: dict[str, Any] = {
         "label_mapping": data.label_mapping,
         "categories": categories,
@@ -68,6 +72,42 @@ def read_split(
         raise DataError(f"{source} leaves no image for {split}; {remedy}.")
     if check and (problem := implausible_boxes(part, split, data)):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
+    return part if data.keep_empty_images or split == "val" else without_empty(part)
+
+
+def _has_val(data: DetectionData) -> bool:
+    """Whether there is a validation split beside the training split."""
+    if isinstance(data, TorchDatasetConfig):
+        return "val" in data.datasets
+    if data.val_annotations or data.shapes:
+        return True
+    if reader := getattr(data, "implementation", None):
+        return reader(data).read("val") is not None
+    data = with_format(data)
+    if data.root is None:
+        return False
+    if data.format in FOLDER_FORMATS:
+        return read_folder(data.format, parse_path(data.root), "val") is not None
+    try:
+        files = split_files(data, "val")
+    except DataError:
+        return False
+    return files is not None and files[0].name in names_in(files[0].parent)
+
+
+def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
+    """The training images that `val_fraction` holds out for "val", or leaves for "train". Raises DataError where that is none."""
+    fraction = data.val_fraction or 0.0
+    whole = read_split(data.with_values(val_fraction=None, keep_empty_images=True), "train", categories, check=check)
+    assert whole is not None, "a missing train split is an error"
+    rows = [i for i, r in enumerate(whole.records) if held_out(r.file_name, fraction) == (split == "val")]
+    if not rows:
+        raise DataError(
+            f"data.val_fraction={fraction} of {pluralize(len(whole.records), 'image')} leaves none for {split}; give another "
+            "fraction, or more images."
+        )
+    part = _with_ground_truth(whole, rows)
+    part.held_out = fraction if split == "val" else None
     return part if data.keep_empty_images or split == "val" else without_empty(part)
 
 
@@ -212,9 +252,14 @@ def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
     """The first `count` images that have boxes, as a data set with their ground truth."""
-    first = annotations.subset([i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count])
-    coco = ground_truth_of(annotations.coco, {record.image_id for record in first.records})
-    return replace(first, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
+    return _with_ground_truth(annotations, [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count])
+
+
+def _with_ground_truth(annotations: Annotations, rows: Sequence[int]) -> Annotations:
+    """The images of these rows and the ground truth of these alone."""
+    part = annotations.subset(rows)
+    coco = ground_truth_of(annotations.coco, {record.image_id for record in part.records})
+    return replace(part, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
 
 
 def sized_coco(part: Annotations) -> dict[str, Any]:
@@ -233,5 +278,6 @@ def describe_split(part: Annotations) -> str:
     extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
     extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
     extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
+    extra += [f"held out of train by data.val_fraction={part.held_out}"] if part.held_out else []
     extra += [f"{part.format}, as recognised"] if part.format else []
     return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])

@@ -122,7 +122,8 @@ class DetectionTask(Task):
             lines.append(
                 f"  {'repeats':<9}{pluralize(rare, 'image')} with rare classes, up to {most:.3g} times an epoch"
             )
-        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else 'none: no metric, no best checkpoint'}")
+        none = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
+        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else none}")
         names = [name for name in self.train.categories.names if name]
         data = self.config.data
         lines.append(f"  {'model':<9}{self._describe_model()}")

@@ -37,7 +37,8 @@ def _split(data: DetectionData, split: str, part: Annotations) -> ShardSplit:
 def _annotations(data: DetectionData, split: str, part: Annotations) -> bytes:
     """The annotation file as it is, if it is COCO's and says how large each image is; else all of that as COCO json."""
     sized = all(entry.get("width") and entry.get("height") for entry in part.coco["images"])
-    if data.format in ("coco", "shards") and sized and not data.box_format and not hasattr(data, "implementation"):
+    changed = data.box_format or data.val_fraction or hasattr(data, "implementation")
+    if data.format in ("coco", "shards") and sized and not changed:
         files = split_files(data, split)
         assert files is not None, "the split has been read"
         return read_bytes(files[0])

@@ -22,6 +22,7 @@ from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import Source, objects_in
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
+from retina_dist.seeding import held_out
 from retina_dist.text import escape, pluralize, truncate
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}  # names of folders and CSV files
@@ -38,6 +39,7 @@ class Samples:
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     form: str = ""  # how they lie in the data's root
+    held_out: float | None = None  # the share of the training images that these are
 
     def __len__(self) -> int:
         return len(self.names)
@@ -49,17 +51,31 @@ class Samples:
     def describe(self) -> str:
         """How many images there are, and how they are spread over the classes."""
         counts = self.counts()
-        return f"{pluralize(len(self), 'image')}, {counts.min()} to {counts.max()} of a class"
+        aside = f"; held out of train by data.val_fraction={self.held_out}" if self.held_out else ""
+        return f"{pluralize(len(self), 'image')}, {counts.min()} to {counts.max()} of a class{aside}"
 
     def subsample(self, count: int) -> Samples:
         """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
-        rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+        return self.rows(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
+
+    def rows(self, rows: np.ndarray) -> Samples:
+        """The images of these rows, with the same classes."""
         return replace(
             self,
             names=tuple(self.names[i] for i in rows),
             sources=tuple(self.sources[i] for i in rows),
             labels=self.labels[rows],
         )
+
+    def split(self, fraction: float) -> tuple[Samples, Samples]:
+        """The images to train on, and the `fraction` held out for validation. Raises DataError where either is none."""
+        aside = np.array([held_out(name, fraction) for name in self.names])
+        if aside.all() or not aside.any():
+            raise DataError(
+                f"data.val_fraction={fraction} of {pluralize(len(self), 'image')} leaves none for train or none for val; give "
+                "another fraction, or more images."
+            )
+        return self.rows(np.flatnonzero(~aside)), replace(self.rows(np.flatnonzero(aside)), held_out=fraction)
 
     def fingerprint(self) -> str:
         """A digest of names and labels."""

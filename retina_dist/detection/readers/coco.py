@@ -41,6 +41,7 @@ class Annotations:
     dropped: dict[str, int] = field(default_factory=dict)  # why -> how many boxes
     warnings: list[str] = field(default_factory=list)
     format: str = ""  # where it was recognised
+    held_out: float | None = None  # the share of the training images that these are
 
     def subset(self, rows: Sequence[int]) -> Annotations:
         """The images of these rows; the ground truth stays."""

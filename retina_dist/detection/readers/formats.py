@@ -102,7 +102,8 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
             other = _format_of(root)
             if hint := f"it looks like {TITLES[other]}; give data=auto" if other else _hint(root):
                 raise DataError(f"{root} has no {split} annotations in COCO json: {hint}.")
-        alone = "; to train without one, name data.train_annotations and data.train_images in place of data.root"
+        alone = "; hold out a part of train with data.val_fraction=0.1, or, to train without validation, name "
+        alone += "data.train_annotations and data.train_images in place of data.root"
         looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
         raise DataError(
             f"{root} has no {split} annotations: looked for {looked} and the like; name the file with "

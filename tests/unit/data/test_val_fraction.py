@@ -1,0 +1,122 @@
+"""A share of the training images as validation split: the same each time, whole, and only where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import retina_dist as rd
+from retina_dist.classification.task import read_splits
+from retina_dist.config.compose import load_config
+from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.write_shards import write_shards
+from retina_dist.errors import DataError
+from retina_dist.seeding import held_out
+
+
+def coco(root: Path, split: str, count: int) -> rd.DetectionData:
+    """Images of noise; image i has a box where i is odd, and a crowd region where 5 divides it."""
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    (root / split).mkdir()
+    images, boxes = [], []
+    for i in range(1, count + 1):
+        Image.new("RGB", (40, 30), (i, 0, 0)).save(root / split / f"{i}.png")
+        images.append({"id": i, "file_name": f"{i}.png", "width": 40, "height": 30})
+        kinds = [0] * (i % 2) + [1] * (i % 5 == 0)
+        boxes += [{"image_id": i, "category_id": 1, "bbox": [2, 3, 20, 20], "iscrowd": kind} for kind in kinds]
+    annotations = [{"id": n, **box} for n, box in enumerate(boxes, 1)]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
+    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return rd.DetectionData(name="x", root=str(root), val_fraction=0.2)
+
+
+def names(part: rd.Annotations | None) -> set[str]:
+    assert part is not None
+    return {record.file_name for record in part.records}
+
+
+def test_a_hash_of_the_name_decides() -> None:
+    many = [held_out(f"{i}.jpg", 0.2) for i in range(5000)]
+    assert np.mean(many) == pytest.approx(0.2, abs=0.023)  # four standard deviations
+    assert [held_out(f"{i}.jpg", 0.5) for i in range(8)] == [False, True, False, False, False, True, True, False]
+    assert all(held_out(f"{i}.jpg", 0.4) for i in range(5000) if many[i])  # a larger share holds the smaller one
+
+
+def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -> None:
+    data = coco(tmp_path, "train", 40)
+    train, val = read_split(data, "train"), read_split(data, "val")
+    assert train is not None
+    assert val is not None
+    expected = {f"{i}.png" for i in range(1, 41) if held_out(f"{i}.png", 0.2)}
+    assert names(val) == expected
+    assert names(train) == {f"{i}.png" for i in range(1, 41)} - expected
+    for part in (train, val):
+        ids = {record.image_id for record in part.records}
+        assert {image["id"] for image in part.coco["images"]} == ids
+        assert {entry["image_id"] for entry in part.coco["annotations"]} <= ids
+        assert part.num_crowd == sum(i % 5 == 0 for i in ids)
+    assert "held out of train by data.val_fraction=0.2" in describe_split(val)
+    small = data.with_values(keep_empty_images=False)
+    assert all(record.image_id % 2 for record in read_split(small, "train").records)  # type: ignore[union-attr]
+    assert names(read_split(small, "val")) == expected
+
+
+def test_a_val_split_that_is_there_is_used(tmp_path: Path) -> None:
+    coco(tmp_path, "train", 20)
+    data = coco(tmp_path, "val", 3)
+    assert names(read_split(data, "val")) == {"1.png", "2.png", "3.png"}
+    assert len(names(read_split(data, "train"))) == 20
+
+
+def test_a_part_without_an_image_is_an_error(tmp_path: Path) -> None:
+    data = coco(tmp_path, "train", 3).with_values(val_fraction=0.001)
+    with pytest.raises(DataError, match=r"data\.val_fraction=0\.001 of 3 images leaves none for val; give another"):
+        read_split(data, "val")
+    with pytest.raises(DataError, match=r"has no val annotations.* data\.val_fraction=0\.1"):
+        read_split(data.with_values(val_fraction=None), "val")
+
+
+def test_shards_hold_both_parts(tmp_path: Path) -> None:
+    data = coco(tmp_path / "set", "train", 30)
+    line = ["data=coco", f"data.root={tmp_path / 'set'}", "data.val_fraction=0.2", f"output={tmp_path / 'out'}"]
+    write_shards(load_config("shards", line))
+    written = rd.DetectionData(name="x", format="shards", root=str(tmp_path / "out"))
+    for split in ("train", "val"):
+        part = read_split(written, split)
+        assert names(part) == names(read_split(data, split))
+        assert {image["id"] for image in part.coco["images"]} == {r.image_id for r in part.records}  # type: ignore[union-attr]
+
+
+class Items:
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, i: int) -> tuple:
+        return np.full((30, 40, 3), i, np.uint8), [[2.0, 3.0, 20.0, 20.0]], [0]
+
+
+def test_a_torch_dataset_is_split_too() -> None:
+    data = rd.TorchDatasetConfig(train=Items(), categories=["thing"], val_fraction=0.2)  # type: ignore[arg-type]
+    train, val = read_split(data, "train"), read_split(data, "val")
+    assert len(names(train)) + len(names(val)) == 30
+    assert not names(train) & names(val)
+
+
+def test_class_folders_are_split_too(tmp_path: Path) -> None:
+    for i in range(40):
+        folder = tmp_path / "train" / "ab"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / f"{i}.png")
+    data = rd.ClassificationData(name="x", root=str(tmp_path), val_fraction=0.25)
+    train, val = read_splits(data)
+    assert val is not None
+    assert set(val.names) == {name for name in {*train.names, *val.names} if held_out(name, 0.25)}
+    assert len(train) + len(val) == 40
+    assert train.classes == val.classes == ("a", "b")
+    assert val.describe().endswith("held out of train by data.val_fraction=0.25")
+    with pytest.raises(DataError, match=r"data\.val_fraction=0\.0001 of 40 images leaves none"):
+        read_splits(rd.ClassificationData(name="x", root=str(tmp_path), val_fraction=0.0001))
