@@ -174,7 +174,8 @@ def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
         sums = np.cumsum((repeats - counts)[order])
         sums *= more / sums[-1]
         sums[-1] = more  # without rounding
-        counts[order] += np.diff(np.floor(sums + rng.random()).astype(np.int64), prepend=0)
+        ends = np.concatenate([[0], np.floor(sums + rng.random()).astype(np.int64)])
+        counts[order] += ends[1:] - ends[:-1]
     images = np.repeat(np.arange(len(counts)), counts)
     again = np.arange(len(images)) - np.repeat(np.cumsum(counts) - counts, counts)
     return images + len(counts) * again
