@@ -135,7 +135,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def has_more_scans(jpeg: bytes, most: int) -> bool:
     """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded.
 
-    Only a file with more marks of a scan, of which a thumbnail or a film after the image may have some, is gone through.
+    Thumbnails and films after the image hold marks of scans too, so a file with more than `most` marks is gone through.
     """
     if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
         return False

@@ -86,7 +86,7 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within it, processes of `multiprocessing` start without importing the main script, of which they need nothing.
+    """Within it, processes of `multiprocessing` start without importing the main script, which they do not need.
 
     `multiprocessing.spawn.get_preparation_data` reads these two names.
     """

@@ -140,7 +140,7 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
         found = evaluate(EvaluateConfig(checkpoint=str(path), **SMALL, **given))
         assert found.to_dict() == expected.to_dict()
     Path(tmp_path / "elsewhere").mkdir()
-    with pytest.raises(DataError, match="has no val annotations"):  # nothing is drawn there
+    with pytest.raises(DataError, match="has no annotations"):  # nothing is drawn there
         evaluate(EvaluateConfig(checkpoint=str(path), root=str(tmp_path / "elsewhere"), **SMALL))
     path = checkpoint_of(tmp_path, root=[3])
     with pytest.raises(ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"):
