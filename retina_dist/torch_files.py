@@ -62,11 +62,11 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
 def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]:
     try:
         from safetensors import SafetensorError
-        from safetensors.torch import load
+        from safetensors.torch import load as tensors_of
     except ImportError as error:
         raise CheckpointError(f'{source} needs safetensors; pip install "retina-dist[hub]".') from error
     try:
-        return load(data)
+        return tensors_of(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{source} is not a readable safetensors file ({first_line(error)}); use another file."
