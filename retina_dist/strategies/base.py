@@ -29,18 +29,18 @@ ReduceOp = Literal["mean", "sum", "min", "max"]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state. A strategy that has one, such as error feedback, keeps it in checkpoints, each rank its own."""
+    """Has a state. That of a strategy, such as error feedback, is kept in checkpoints for each rank."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-WAIT_S = 5.0  # for the other ranks to see that a collective has failed
+WAIT_S = 5.0  # for the other ranks to notice that a collective failed
 
 
 class Membership:
-    """Where an elastic job starts again: `kept` is the content that this process committed last, None in a new process."""
+    """Where an elastic job restarts: `kept` is the content that this process committed last, None in a new process."""
 
     kept: dict[str, Any] | None = None
 
@@ -128,7 +128,7 @@ class DistributedStrategy(ABC):
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
-        """Start an async MAX all-reduce; every rank calls the result, which gives the highest level, before it asks again."""
+        """Start an async MAX all-reduce; call the result, which returns the maximum, before starting the next of this name."""
         highest = level
         if self.world_size > 1:
             highest = int(self.all_reduce(torch.tensor([level], device=self.device), "max"))
@@ -149,7 +149,7 @@ class DistributedStrategy(ABC):
         payload = self.broadcast(payload.to(self.device), src).cpu()
         if self.rank == src:
             return obj
-        # onto the CPU: a tensor of `src`'s GPU would come to the same number here, which may be another process's
+        # onto the CPU, as the number of `src`'s GPU may be that of another process's GPU here
         received: T = torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
         return received
 
@@ -163,23 +163,22 @@ class DistributedStrategy(ABC):
 
         A UserError of it ends all ranks.
         """
-        result = self.run_collectively(lambda: function() if self.is_main else None)
-        return self.broadcast_object(result)  # type: ignore[return-value]
+        result: Any = self.run_collectively(lambda: function() if self.is_main else None)
+        return self.broadcast_object(result)
 
     def run_collectively(self, function: Callable[[], T], device: torch.device | None = None) -> T:
         """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
 
-        The lowest rank that failed raises its error, the others PeerLost, so that no rank waits for one that is gone. The ranks
-        exchange this in a tensor on `device`, by default the strategy's.
+        The lowest rank that failed raises its error, the others raise PeerLost. The ranks exchange this in a tensor on `device`, by
+        default the strategy's.
         """
-        result: T | None = None
-        failure: UserError | None = None
         try:
             result = function()
         except UserError as error:
-            failure = error
-        self._raise_collectively(failure, device or self.device)
-        return result  # type: ignore[return-value]
+            self._raise_collectively(error, device or self.device)
+            raise
+        self._raise_collectively(None, device or self.device)
+        return result
 
     def _raise_collectively(self, failure: UserError | None, device: torch.device) -> None:
         if self.world_size > 1:
@@ -189,8 +188,6 @@ class DistributedStrategy(ABC):
                 raise PeerLost(f"rank {first} stopped; its message says why.", collective=True, reporter=None)
             if failure:
                 failure.collective, failure.reporter = True, self.rank
-        if failure:
-            raise failure
 
     # membership
 
@@ -205,10 +202,9 @@ class DistributedStrategy(ABC):
 def missing_ranks(
     rank: int, world_size: int, answer: Callable[[str], None], has_answered: Callable[[str], bool]
 ) -> list[int]:
-    """The ranks that do not answer within a few seconds, over notes that a failed collective does not touch.
+    """The ranks that do not answer within `WAIT_S`, over a key-value store that a failed collective does not touch.
 
-    A rank that hangs, is stopped or is dead does not answer; neither does one that ends with an error of its own. Each rank
-    that asks answers first. Empty when all answer, or when the notes cannot be reached any more.
+    Each rank that asks answers first; one that hangs, is stopped, or has ended does not. Empty if the store cannot be reached.
     """
     try:
         answer(f"here/{rank}")
@@ -223,7 +219,7 @@ def missing_ranks(
 
 
 def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
-    """Which ranks are gone, and what the job did."""
+    """Which ranks are lost, and what the job did."""
     if not missing:
         return f"rank {rank} lost another process ({activity()[0]}: {first_line(error)})."
     names = format_ranks(missing)

@@ -21,9 +21,9 @@ DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
 def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noqa: B008 - frozen
     """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", and make it current.
 
-    "auto" and "cuda" take the GPU of the process's local rank, or the only one that this process sees: `check_devices` then
-    finds out whether another process sees the same. Raises ConfigError when this machine lacks the device, has fewer GPUs than
-    processes, or has NVIDIA's GPUs that torch cannot use, which "auto" does not replace by the CPU.
+    "auto" and "cuda" take the GPU of the process's local rank, or the only one that this process sees (`check_devices` compares
+    the processes). Raises ConfigError when this machine lacks the device, has fewer GPUs than processes, or has NVIDIA's GPUs that
+    torch cannot use, which "auto" does not replace by the CPU.
     """
     asked = name
     try:
@@ -77,7 +77,7 @@ def _may_open(path: Path) -> bool:
         os.close(os.open(path, os.O_RDWR))
     except PermissionError:
         return False
-    except OSError:  # without an answer from the driver, do not fall back to the CPU
+    except OSError:  # the driver does not answer, which must not look like a machine without GPUs
         pass
     return True
 
@@ -85,10 +85,10 @@ def _may_open(path: Path) -> bool:
 def driver_version() -> str | None:
     """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
     try:
-        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
+        match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def device_identity(device: torch.device) -> str:
@@ -105,27 +105,24 @@ def check_devices(identities: Sequence[str]) -> None:
     ranks = defaultdict(list)
     for rank, identity in enumerate(identities):
         ranks[identity].append(rank)
-    on_cpu = {identity: found for identity, found in ranks.items() if identity.startswith("cpu ")}
-    shared = {identity: found for identity, found in ranks.items() if len(found) > 1 and identity not in on_cpu}
-    problem = None
-    if shared:
-        identity, found = next(iter(shared.items()))
-        problem = (
-            f"{format_ranks(found)} all have the GPU {identity}; start at most as many processes on a host as it has "
-            "GPUs, or let each process see another GPU."
+    on_cpu = [identity for identity in ranks if identity.startswith("cpu ")]
+    for identity in ranks:
+        if len(ranks[identity]) > 1 and identity not in on_cpu:
+            raise ConfigError(
+                f"{format_ranks(ranks[identity])} all have the GPU {identity}; start at most as many processes on a host as it has "
+                "GPUs, or let each process see another GPU.",
+                collective=True,
+            )
+    if 0 < len(on_cpu) < len(ranks):
+        raise ConfigError(
+            f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU; give strategy.device=cuda to learn why it has "
+            "none, or strategy.device=cpu for all.",
+            collective=True,
         )
-    elif on_cpu and len(on_cpu) < len(ranks):
-        identity, found = next(iter(on_cpu.items()))
-        problem = (
-            f"rank {found[0]} works on the {identity}, others on a GPU; give strategy.device=cuda to learn why it found none, or "
-            "strategy.device=cpu for all."
-        )
-    if problem:
-        raise ConfigError(problem, collective=True)
 
 
-# NCCL reads its variables as it starts, once in a process: they are set before a strategy is made, and a sweep over them needs
-# a process for each job. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+# NCCL reads its variables once in a process, as it starts: a sweep over them needs a launcher for each job.
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 NcclSettings = Mapping[str, str | int | bool | None]  # the group's name and a value, or None, for each key of VARIABLES
 
 VARIABLES = {
@@ -140,26 +137,22 @@ VARIABLES = {
 def apply_nccl(settings: NcclSettings, environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that the user has not set; a topology file that this machine lacks is left out."""
     for name, value in _wanted(settings).items():
-        if not _lacks_file(name, value):
+        if name != VARIABLES["topo_file"] or Path(value).is_file():
             environment.setdefault(name, value)
 
 
 def describe_nccl(settings: NcclSettings, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What `apply_nccl` came to, in one line; None where the settings want nothing."""
+    """What `apply_nccl` did, in one line; None if the settings name no variable."""
     parts = []
     for name, value in _wanted(settings).items():
-        found = environment.get(name)
-        if found is None:
-            parts.append(f"no {name}, as there is no {value}")
+        own = environment.get(name)
+        if own is None:
+            parts.append(f"no {name}, as {value} does not exist")
         else:
-            parts.append(f"{name}={found}" + (" (your own)" if found != value else ""))
+            parts.append(f"{name}={own}" + (" (your own)" if own != value else ""))
     return f"nccl={settings['name']}: {', '.join(parts)}" if parts else None
 
 
 def _wanted(settings: NcclSettings) -> dict[str, str]:
     values = {name: settings[key] for key, name in VARIABLES.items()}
     return {name: str(int(v)) if isinstance(v, bool) else str(v) for name, v in values.items() if v is not None}
-
-
-def _lacks_file(name: str, value: str) -> bool:
-    return name == VARIABLES["topo_file"] and not Path(value).is_file()

@@ -147,7 +147,7 @@ class HorovodStrategy(DistributedStrategy):
         if hvd.size() != self.launch.world_size and not self.elastic:
             raise ConfigError(
                 f"{self.launch.launcher} started {self.launch.world_size} processes, but Horovod sees {hvd.size()}: it was built "
-                "without MPI; start by horovodrun --gloo, or build it again where mpicxx is (scripts/install_horovod.py)."
+                "without MPI; start by horovodrun --gloo, or rebuild it where mpicxx is installed (scripts/install_horovod.py)."
             )
         if self.device.type == "cuda" and hvd.size() > 1 and not (hvd.nccl_built() or hvd.mpi_built()):
             raise ConfigError(
@@ -195,7 +195,7 @@ class HorovodStrategy(DistributedStrategy):
         return model
 
     def _forget(self) -> None:
-        """Leave the model that was prepared last, with what is under way."""
+        """Drop the hooks and pending sums of the model that was prepared last."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -281,7 +281,7 @@ class HorovodStrategy(DistributedStrategy):
     def _watch(self, left: threading.Event) -> None:
         """End this process when a wait takes longer than `timeout_s`.
 
-        MPI waits for ever for a process that is stopped, in the very thread of Horovod's that looks for stalls.
+        MPI waits forever for a process that is stopped, in the very thread of Horovod's that looks for stalls.
         """
         while not left.wait(1.0):
             since = self._waiting_since
@@ -292,16 +292,16 @@ class HorovodStrategy(DistributedStrategy):
                 os._exit(1)  # mpirun then ends the others
 
 
-RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's own server, where the processes found each other
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
 
 def put_note(key: str) -> None:
-    """Leave a note that every process can read."""
+    """Store a key that every process can read."""
     urllib.request.urlopen(urllib.request.Request(_note_url(key), data=b"1", method="PUT"), timeout=5).close()
 
 
 def has_note(key: str) -> bool:
-    """Whether some process left that note."""
+    """Whether some process stored that key."""
     try:
         urllib.request.urlopen(_note_url(key), timeout=5).close()
     except urllib.error.HTTPError as error:

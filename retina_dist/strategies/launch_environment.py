@@ -44,7 +44,7 @@ DEFAULT_PORT = 29500
 AZURE_PORT = 6105
 
 
-# Who sets torchrun's variables without it, by a variable of theirs.
+# Services that set torchrun's variables without torchrun, and a variable that tells each.
 SERVICES: dict[Service, str] = {"Azure ML": "AZUREML_RUN_ID", "Ray Train": "RAY_JOB_ID"}
 
 
@@ -59,7 +59,7 @@ class Names(NamedTuple):
 
 
 HOROVOD = Names("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK")
-# OMPI_COMM_WORLD_NODE_RANK is not the number of a node but that of the process among all of the user's on its node.
+# OMPI_COMM_WORLD_NODE_RANK does not number nodes, but the user's processes on a node.
 OPEN_MPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
@@ -76,9 +76,9 @@ TORCHRUN = PLAIN._replace(node_rank="GROUP_RANK")
 class Launch:
     """What the launcher said; a process started by hand is rank 0 of 1.
 
-    `local_world_size` is 0 where nobody says it. `node_rank` numbers the hosts; under mpirun, which does not say it, hosts are
-    taken to be filled one after the other. `master_address` and `master_port` are where rank 0 can listen, None where the launcher
-    does not say. `service` is who called the launcher, if that is known.
+    `local_world_size` is 0 if unknown. `node_rank` numbers the hosts; under mpirun, which does not give it, hosts are assumed to be
+    filled one after the other. `master_address` and `master_port` are where rank 0 can listen, None if the launcher does not give
+    them. `service` is who called the launcher, if that is known.
     """
 
     launcher: Launcher = "python"
@@ -100,11 +100,10 @@ class Launch:
 
 
 def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Read the launcher's variables.
+    """Read the launcher's variables; of several launchers the innermost counts, such as torchrun in an allocation of Slurm.
 
-    Of several launchers' the innermost count: torchrun's in an allocation of MPI's or Slurm's, mpirun's and Ray's in one of
-    Slurm's. A missing local rank is 0; a missing local size is what the number of the node makes it, else under mpirun the whole.
-    Raises ConfigError for values that cannot be.
+    A missing local rank is 0; a missing local size follows from the node's number, else under mpirun it is the whole. Raises
+    ConfigError for values that cannot be.
     """
     launcher, names = _launcher(environment)
     if names is None:
@@ -201,16 +200,11 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
     except (ValueError, IndexError):
         values = ", ".join(f"{name}={environment[name]}" for name in names if name and name in environment)
         starter = "something" if launcher == "variables" else launcher
-        raise ConfigError(
-            f"{starter} set {values}, which are not all whole numbers; unset them or start again."
-        ) from None
-    if not 0 <= rank < size:
-        raise ConfigError(
-            f"{names.rank}={rank} is not a rank of {names.world_size}={size}; unset them, or start by a launcher."
-        )
-    if not 0 <= local_rank < (local_size or size):
-        raise ConfigError(
-            f"{names.local_rank}={local_rank} is not a rank of {names.local_world_size}={local_size}; unset them, or start by a "
-            "launcher."
-        )
+        raise ConfigError(f"{starter} set {values}, which are not all whole numbers; unset them or restart.") from None
+    for name, number, of, count in (
+        (names.rank, rank, names.world_size, size),
+        (names.local_rank, local_rank, names.local_world_size, local_size or size),
+    ):
+        if not 0 <= number < count:
+            raise ConfigError(f"{name}={number} is outside {of}={count}; unset them, or start by a launcher.")
     return Launch(launcher, rank, size, local_rank, local_size, rank // (local_size or size) if node < 0 else node)

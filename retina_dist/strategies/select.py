@@ -33,7 +33,7 @@ def choose_strategy(name: str, launch: Launch) -> str:
 
 
 def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Why a job that seems to be meant for several processes has this one only; None where nothing speaks for several."""
+    """Why a job that seems to be meant for several processes has one; None if nothing suggests several."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":
         return (

@@ -1,8 +1,8 @@
-"""Two hosts on one machine: network namespaces joined by a cable, each with its own name, hosts file and sshd.
+"""Two hosts on one machine: network namespaces joined by a cable, each with its own name and hosts file.
 
 `ip netns exec` lays what is in /etc/netns/NAME over /etc; here that is a link to a temporary folder, so each host has its own
-/etc/hosts and /etc/ssh. Each resolves its own name to the address that the other one reaches, as Gloo needs it (Debian's usual
-127.0.1.1 would not do), and its ssh_config is what a user has who logs in to the other host without a password.
+/etc/hosts. Each resolves its own name to the address that the other one reaches, as Gloo needs it (Debian's usual 127.0.1.1 would
+not do). `ssh` is a script that enters the other namespace, with an empty environment as a login has it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,20 @@ from functools import cache
 from pathlib import Path
 
 NETNS_ETC = Path("/etc/netns")
-SEPARATION = Path("/run/sshd")  # sshd wants this empty folder, which a service manager would have made
 INTERFACE = "eth0"  # of the same name on both hosts, since horovodrun looks for a common one
 DOCKER = "docker0"  # as many a machine has it: the same address on each, and no way to the other
 DOCKER_ADDRESS = "172.17.0.1/16"
 NETWORK = "192.0.2"  # set aside for examples (RFC 5737); nothing outside the two namespaces sees it
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # where a plain user's PATH does not look
 
-SSHD_CONFIG = """\
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/authorized_keys
-PidFile none
-PermitRootLogin prohibit-password
-PasswordAuthentication no
-UsePAM no
-StrictModes no
-"""
-SSH_CONFIG = """\
-Host *
-    IdentityFile {folder}/user_key
-    IdentitiesOnly yes
-    UserKnownHostsFile {folder}/known_hosts
-    StrictHostKeyChecking yes
-    ConnectTimeout 5
+SSH = """\
+#!/bin/sh
+host=
+while [ $# -gt 0 ]; do
+    case "$1" in -o|-p|-i) shift 2;; -*) shift;; *) [ -z "$host" ] || break; host=$1; shift;; esac
+done
+exec env -i PATH="$PATH" HOME="$HOME" ip netns exec "$host" unshare --uts sh -c \
+    'echo "$0" > /proc/sys/kernel/hostname && exec sh -c "$1"' "$host" "$*"
 """
 # sh, with the name as $0 and the command as arguments: its UTS namespace is its own, so nobody else is renamed
 BECOME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
@@ -94,12 +85,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """Both hosts; `sshd` are the processes that stay when a job is over."""
+    """Both hosts; a command that they run has `ssh` on its PATH."""
 
     first: Host
     second: Host
     folder: Path
-    sshd: frozenset[int] = frozenset()
 
     def run(
         self, commands: Mapping[Host, Sequence[str]], environment: Mapping[str, str], *, timeout: float
@@ -116,7 +106,7 @@ class TwoHosts:
                     started[host] = subprocess.Popen(
                         host.line(command),
                         cwd=self.folder,
-                        env=dict(environment),
+                        env={**environment, "PATH": f"{self.folder / 'bin'}:{environment['PATH']}:{SBIN}"},
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=subprocess.STDOUT,
@@ -130,11 +120,10 @@ class TwoHosts:
                 process.wait(10)
         return [Ended(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
 
-    def clear(self, keep_sshd: bool = True) -> None:
+    def clear(self) -> None:
         """End what is left on both hosts, until nothing is: a killed parent may just have had a child."""
-        keep = self.sshd if keep_sshd else frozenset()
         deadline = time.monotonic() + 20
-        while left := (self.first.processes() | self.second.processes()) - keep:
+        while left := self.first.processes() | self.second.processes():
             assert time.monotonic() < deadline, f"processes {sorted(left)} do not end"
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -144,7 +133,7 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Build two hosts whose files are in `folder`; with an sshd each where `why_no_ssh` finds nothing missing.
+    """Build two hosts whose files are in `folder`.
 
     Whatever happens, namespaces and processes are gone afterwards; their cable goes with them.
     """
@@ -157,10 +146,11 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
             write_hosts_file(host, [first, second])
             stack.enter_context(namespace(host))
         hosts = TwoHosts(first, second, folder)
-        stack.callback(hosts.clear, keep_sshd=False)
+        stack.callback(hosts.clear)
         connect(first, second)
-        if why_no_ssh() is None:
-            hosts = TwoHosts(first, second, folder, stack.enter_context(ssh(hosts)))
+        (folder / "bin").mkdir()
+        (folder / "bin" / "ssh").write_text(SSH)
+        (folder / "bin" / "ssh").chmod(0o755)
         yield hosts
 
 
@@ -184,18 +174,6 @@ def why_no_hosts() -> str | None:
         for name in names:
             with suppress(CannotRun):
                 run(["ip", "netns", "delete", name])
-    return None
-
-
-@cache
-def why_no_ssh() -> str | None:
-    """Why a host cannot have an sshd, or None if it can."""
-    for program, package in (("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ssh-keygen", "openssh-client")):
-        if find(program) is None:
-            return f"there is no program {program} (Debian: {package})"
-    with suppress(OSError):
-        if any(entry.startswith("root:!") for entry in Path("/etc/shadow").read_text().splitlines()):
-            return "root's account is locked, so that sshd lets nobody in"
     return None
 
 
@@ -274,66 +252,6 @@ def connect(first: Host, second: Host) -> None:
         run([*ip, "address", "add", f"{host.address}/24", "dev", INTERFACE])
         for interface in ("lo", INTERFACE, DOCKER, f"{DOCKER}-end"):
             run([*ip, "link", "set", interface, "up"])
-
-
-@contextmanager
-def ssh(hosts: TwoHosts) -> Iterator[frozenset[int]]:
-    """An sshd on each host, and an ssh_config with which each logs in to both; yields the sshds' process ids."""
-    made = not SEPARATION.exists()
-    SEPARATION.mkdir(parents=True, exist_ok=True)
-    servers = []
-    try:
-        write_keys(hosts)
-        servers = [start_sshd(host) for host in (hosts.first, hosts.second)]
-        for here, there in ((hosts.first, hosts.second), (hosts.second, hosts.first)):
-            log_in(here, there)
-        yield frozenset(server.pid for server in servers)
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait(10)
-        if made:
-            remove_if_empty(SEPARATION)
-
-
-def write_keys(hosts: TwoHosts) -> None:
-    """One key for the user and one for each host, known to both."""
-    both = (hosts.first, hosts.second)
-    user_key = hosts.folder / "user_key"
-    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(user_key)])
-    for host in both:
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.folder / "host_key")])
-    known = "".join(f"{h.name},{h.address} {(h.folder / 'host_key.pub').read_text()}" for h in both)
-    (hosts.folder / "known_hosts").write_text(known)
-    for host in both:
-        shutil.copy(user_key.with_suffix(".pub"), host.folder / "authorized_keys")
-        (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
-        (host.etc / "ssh").mkdir()
-        (host.etc / "ssh" / "ssh_config").write_text(SSH_CONFIG.format(folder=hosts.folder))
-
-
-def start_sshd(host: Host) -> subprocess.Popen[bytes]:
-    """In the foreground, so that its process id is that of what we started: each program of the line becomes the next."""
-    program = find("sshd")
-    assert program is not None
-    line = host.line([program, "-D", "-e", "-f", str(host.folder / "sshd_config")])
-    with (host.folder / "sshd.log").open("wb") as log:
-        return subprocess.Popen(line, env=with_sbin(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-def log_in(here: Host, there: Host) -> None:
-    """Wait until ssh works by name, and arrives at the other host."""
-    deadline = time.monotonic() + 15
-    while True:
-        try:
-            name = run(here.line(["ssh", there.name, "cat /proc/sys/kernel/hostname"])).strip()
-            assert name == there.name
-            return
-        except CannotRun as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{error}\n{(there.folder / 'sshd.log').read_text()}") from error
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":  # python -m tests.distributed.hosts, to try things by hand; Ctrl-D ends it

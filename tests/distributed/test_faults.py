@@ -18,30 +18,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.strategies.start_processes import command, environment, executable, why_missing
+from retina_dist.strategies.start_processes import executable
 from tests import chaos
 from tests.chaos import alive, differences, rank_processes, steps_done
+from tests.distributed.ranks import launched, variables
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
 
-ROOT = Path(__file__).resolve().parents[2]
 END_S = 240
 # Five images a step, which two processes cannot share equally, and norms over all of them; plain SGD makes little of rounding.
-JOB = (
-    *chaos.JOB,
-    "data.batch_size=5",
-    "trainer.max_duration=16steps",
-    "model.norm=sync_bn",
-    "optimizer=sgd",
-    "optimizer.lr=0.005",
-)
+JOB = (*chaos.JOB, "data.batch_size=5", "trainer.max_duration=16steps", "model.norm=sync_bn", "optimizer=sgd",
+       "optimizer.lr=0.005")  # fmt: skip
 
 
 @contextmanager
 def started(line: list[str], place: Path) -> Iterator[subprocess.Popen[str]]:
     """A job that nothing of is left afterwards; its output goes to log.txt."""
-    env = {**environment(1), "PYTHONPATH": str(ROOT)}
     with (place / "log.txt").open("a") as log:
-        job = subprocess.Popen(line, cwd=place, env=env, stdout=log, stderr=log, text=True, start_new_session=True)
+        job = subprocess.Popen(
+            line, cwd=place, env=variables(), stdout=log, stderr=log, text=True, start_new_session=True
+        )
     try:
         yield job
     finally:
@@ -71,16 +66,11 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def usable(launcher: str) -> None:
-    if reason := why_missing(launcher):  # type: ignore[arg-type]
-        pytest.skip(f"{launcher}: {reason}")
-
-
 @cache
 def undisturbed(place: Path, module: str = MODULE) -> Path:
     """Two processes of DDP; Horovod on two gives the same sums, and so the same bits."""
     place.mkdir()
-    with started(command("torchrun", 2, module, [*JOB, "output_dir=run"]), place) as job:
+    with started(launched("torchrun", 2, module, *JOB, "output_dir=run"), place) as job:
         assert job.wait(END_S) == 0, log_of(place)
     return place / "run"
 
@@ -95,12 +85,7 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "horov
 
 @pytest.mark.parametrize("launcher", ["torchrun", *LONG])
 def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
-    arguments = [*JOB, "output_dir=run", "trainer.max_duration=1000steps"]
-    if launcher == "python":
-        line = [sys.executable, "-m", "retina_dist.train", *arguments]
-    else:
-        usable(launcher)
-        line = command(launcher, 2, "retina_dist.train", arguments)  # type: ignore[arg-type]
+    line = launched(launcher, 2, "retina_dist.train", *JOB, "output_dir=run", "trainer.max_duration=1000steps")
     run = tmp_path / "run"
     with started(line, tmp_path) as job:
         wait_for(lambda: steps_done(run) >= 2, tmp_path)
@@ -119,7 +104,7 @@ def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str,
 
 @pytest.mark.long
 def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path) -> None:
-    line = command("torchrun", 2, MODULE, [*JOB, "output_dir=run", "resume=auto"])
+    line = launched("torchrun", 2, MODULE, *JOB, "output_dir=run", "resume=auto")
     line[3:3] = ["--max-restarts", "1"]
     run = tmp_path / "run"
     with started(line, tmp_path) as job:
@@ -135,24 +120,10 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    line = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        "1",
-        "--max-restarts",
-        "3",
-    ]
-    line += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job", "--rdzv-conf"]
-    line += [
-        "join_timeout=60,last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=10",
-        "-m",
-        MODULE,
-    ]
-    line += [*JOB, "output_dir=run", "resume=auto"]
+    meeting = "join_timeout=60,last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=10"
+    options = f"--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint localhost:{port} "
+    options += f"--rdzv-id job --rdzv-conf {meeting} -m {MODULE} output_dir=run resume=auto"
+    line = [sys.executable, "-m", "torch.distributed.run", *options.split(), *JOB]
     run = tmp_path / "run"
     with ExitStack() as jobs:
         first = jobs.enter_context(started(line, tmp_path))
@@ -168,22 +139,15 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
 
 def elastic(place: Path, hosts: str, *extra: str) -> list[str]:
     """horovodrun on the hosts that a file lists; localhost and 127.0.0.1 stand for two."""
-    usable("horovodrun")
+    launched("horovodrun", 2, MODULE)  # or skip
     (place / "hosts").write_text(hosts)
     script = place / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {place / 'hosts'}\n")
     script.chmod(0o755)
-    count = str(hosts.count(":"))
-    line = [str(executable("horovodrun")), "--gloo", "-np", count, "--min-np", "1", "--max-np", "2"]
-    line += [
-        "--network-interfaces",
-        "lo",
-        "--host-discovery-script",
-        str(script),
-        sys.executable,
-        "-m",
-        MODULE,
-    ]
+    options = (
+        f"--gloo -np {hosts.count(':')} --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script {script}"
+    )
+    line = [str(executable("horovodrun")), *options.split(), sys.executable, "-m", MODULE]
     return [*line, *JOB, "output_dir=run", "strategy.commit_every=2", *extra]
 
 
@@ -213,22 +177,14 @@ def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -
 @pytest.mark.long
 def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> None:
     """A batch that neither number divides, and a last step of fewer images than processes; the folder passes between launchers."""
-    usable("horovodrun")
-    settings = [
-        *JOB,
-        "data.batch_size=9",
-        "trainer.max_duration=9steps",
-    ]
+    settings = (*JOB, "data.batch_size=9", "trainer.max_duration=9steps")
     legs = (("torchrun", 8, 3), ("horovodrun", 7, 6), ("torchrun", 8, 9))
     lines = [
-        command(
-            launcher, processes, MODULE, [*settings, "output_dir=run", "resume=auto", f"trainer.stop_after={stop}steps"]
-        )
-        for launcher, processes, stop in legs
+        (launcher, n, MODULE, *settings, "output_dir=run", "resume=auto", f"trainer.stop_after={stop}steps")
+        for launcher, n, stop in legs
     ]
-    lines.append([sys.executable, "-m", MODULE, *settings, "output_dir=one"])
-    for line in lines:
-        with started(line, tmp_path) as job:
+    for line in (*lines, ("python", 1, MODULE, *settings, "output_dir=one")):
+        with started(launched(*line), tmp_path) as job:
             assert job.wait(3 * END_S) == 0, log_of(tmp_path)
     assert "9 images a step = 7 processes x 1 accumulated x 1 or 2" in log_of(tmp_path)
     same_training(tmp_path / "run", tmp_path / "one")
@@ -257,27 +213,17 @@ def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: 
     parts = {"whole": [[]], "run": [["trainer.stop_after=4steps"], ["resume=auto"]]}
     for folder, starts in parts.items():
         for extra in starts:
-            line = command("torchrun", 3, "retina_dist.train", [*job, f"output_dir={folder}", *extra])
+            line = launched("torchrun", 3, "retina_dist.train", *job, f"output_dir={folder}", *extra)
             with started(line, tmp_path) as process:
                 assert process.wait(END_S) == 0, log_of(tmp_path)
     assert differences(tmp_path / "run", tmp_path / "whole") == ""
 
 
 def test_a_pinch_of_chaos(tmp_path: Path) -> None:
-    line = [
-        sys.executable,
-        "-m",
-        "tests.chaos",
-        "--faults",
-        "1",
-        "--kinds",
-        "single",
-        "--per-training",
-        "1",
-        "--seed",
-        "11",
-    ]
-    env = {**environment(1), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=900)
+    arguments = "--faults 1 --kinds single --per-training 1 --seed 11"
+    line = [sys.executable, "-m", "tests.chaos", *arguments.split()]
+    done = subprocess.run(
+        line, env={**variables(), "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 survived" in done.stdout

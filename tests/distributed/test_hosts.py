@@ -13,7 +13,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.strategies.start_processes import environment, executable, why_missing
 from tests.commands import run_command
-from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts, why_no_ssh
+from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts
 from tests.distributed.ranks import KINDS, ROOT
 from tests.e2e.conftest import SMALL
 
@@ -31,7 +31,7 @@ Commands = dict[Host, Sequence[str]]
 
 
 def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
-    """On the first host, which starts the second by ssh; it would wait for ever on an interface that leads nowhere."""
+    """On the first host, which starts the second by ssh; it would wait forever on an interface that leads nowhere."""
     options = ("-H", both(hosts), "--mca", "btl_tcp_if_include", INTERFACE, "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS")
     return {hosts.first: [str(executable("mpirun")), *options, sys.executable, *arguments]}
 
@@ -84,7 +84,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "mpi" else ()) for kind in COMMANDS]
 )
 def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, request: pytest.FixtureRequest) -> None:
-    skip_where_missing(kind)
+    if reason := why_missing(KINDS[kind]):
+        pytest.skip(f"{KINDS[kind]} over two hosts: {reason}")
     alone: Path = request.getfixturevalue("alone")  # only now, since it takes a while
     run = alone.parent / kind
     commands = COMMANDS[kind](hosts, ["-m", "retina_dist.train", *settings(alone.parent, run)])
@@ -101,15 +102,6 @@ def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, req
 
 def settings(folder: Path, run: Path) -> list[str]:
     return [*SETTINGS, f"data.root={folder / 'data'}", f"output_dir={run}"]
-
-
-def skip_where_missing(kind: str) -> None:
-    launcher = KINDS[kind]
-    reason = why_missing(launcher)  # type: ignore[arg-type]
-    if reason is None and launcher != "torchrun":
-        reason = why_no_ssh()
-    if reason:
-        pytest.skip(f"{launcher} over two hosts: {reason}")
 
 
 def variables() -> dict[str, str]:

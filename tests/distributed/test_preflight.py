@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.strategies.start_processes import command, environment, why_missing
+from tests.distributed import ranks
 from tests.distributed.hosts import CannotRun, run
-from tests.distributed.ranks import ROOT
+from tests.distributed.ranks import launched
 from tests.distributed.test_hosts import TwoHosts, hosts, torchrun, variables
 
 __all__ = ["hosts"]  # the fixture
@@ -26,15 +26,13 @@ TRAIN = {
 
 @pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])
 def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
-    if reason := why_missing(launcher):
-        pytest.skip(f"{launcher}: {reason}")
     (tmp_path / "train.json").write_text(json.dumps(TRAIN))
     (tmp_path / "a.jpg").touch()
     settings = [*SETTINGS, "data.train_annotations=train.json", "data.train_images=.", "data.num_workers=0"]
     done = subprocess.run(
-        command(launcher, 2, "retina_dist.doctor", settings),
+        launched(launcher, 2, "retina_dist.doctor", *settings),
         cwd=tmp_path,
-        env={**environment(1), "PYTHONPATH": str(ROOT)},
+        env=ranks.variables(),
         capture_output=True,
         text=True,
         timeout=180,

@@ -140,7 +140,7 @@ def test_gpus_that_a_scheduler_has_not_given_leave_the_cpu(monkeypatch: pytest.M
         ),
         (
             ["GPU-1 on a", "cpu on b"],
-            "rank 1 works on the cpu on b, others on a GPU; give strategy.device=cuda to learn why it found none, or "
+            "rank 1 works on the cpu on b, others on a GPU; give strategy.device=cuda to learn why it has none, or "
             "strategy.device=cpu for all.",
         ),
     ],

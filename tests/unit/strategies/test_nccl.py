@@ -42,7 +42,7 @@ def test_azures_machines_with_infiniband(group: str, there: bool, monkeypatch: p
     apply_nccl(settings, environment)
     expected = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_PCI_RELAXED_ORDERING": "1"}
     assert environment == (expected | {"NCCL_TOPO_FILE": TOPOLOGY[group]} if there else expected)
-    last = f"NCCL_TOPO_FILE={TOPOLOGY[group]}" if there else f"no NCCL_TOPO_FILE, as there is no {TOPOLOGY[group]}"
+    last = f"NCCL_TOPO_FILE={TOPOLOGY[group]}" if there else f"no NCCL_TOPO_FILE, as {TOPOLOGY[group]} does not exist"
     said = describe_nccl(settings, environment)
     assert said == f"nccl={group}: NCCL_SOCKET_IFNAME=eth0, NCCL_IB_PCI_RELAXED_ORDERING=1, {last}"
 

@@ -52,12 +52,6 @@ def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
             "strategy=horovod cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use strategy=ddp.",
         ),
         (
-            "horovod",
-            VARIABLES,
-            "strategy=horovod cannot run under RANK and WORLD_SIZE with 2 processes; start it by horovodrun or mpirun, or use "
-            "strategy=ddp.",
-        ),
-        (
             "ddp",
             HOROVODRUN,
             "strategy=ddp cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod.",
@@ -125,12 +119,6 @@ def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
     strategy = make_strategy("ddp", launch=Launch("mpirun", 5, 8, 1, 4, 1), device="cpu")
     with pytest.raises(ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"):
         strategy.__enter__()
-
-
-def test_one_process_needs_no_backend() -> None:
-    strategy = make_strategy(launch=PYTHON, device="cpu")
-    assert type(strategy) is SingleDeviceStrategy
-    assert (strategy.rank, strategy.world_size, strategy.is_main) == (0, 1, True)
 
 
 def test_ddp_gets_its_settings() -> None:
