@@ -73,16 +73,9 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
 
 def environment(threads: int) -> dict[str, str]:
     """This process's environment for a child that starts others: so many threads each, no trace of an outer launcher."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_"))}
-    for name in list(ours):
-        if (
-            name in PLAIN
-            or name in ("MASTER_ADDR", "MASTER_PORT")
-            or (name.startswith("SLURM_") and name != "SLURM_CONF")
-        ):
-            ours.pop(name)
-    bin_folder = str(Path(sys.executable).parent)
-    path = os.pathsep.join([bin_folder, ours.get("PATH", "")])
+    outer = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "MASTER_", *PLAIN)
+    ours = {name: v for name, v in os.environ.items() if name == "SLURM_CONF" or not name.startswith(outer)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), ours.get("PATH", "")])
     return {**ours, **OPEN_MPI, "PATH": path, "OMP_NUM_THREADS": str(threads)}
 
 
