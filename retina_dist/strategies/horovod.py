@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
 
+POLL_S = 50e-6  # between two polls of a collective
+
 IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 
 _running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
@@ -227,7 +229,7 @@ class HorovodStrategy(DistributedStrategy):
                     self._send(name, gradient)
             sent, self._sent = self._sent, {}
             for handle, _ in sent.values():
-                self._wait(self.hvd.synchronize, handle)
+                self._synchronize(handle)
             if self.compression == "fp16":
                 pairs = [(in_memory_order(gradients[name]), wire) for name, (_, wire) in sent.items()]
                 self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
@@ -254,7 +256,9 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:  # or it would wait for Horovod's next cycle
             return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
-        total = self._wait(hvd.allreduce, x.contiguous(), op=ops[op])
+        # Horovod caches what it negotiated by name; without one, rank 0 would collect a request from each rank for every sum
+        name = f"{op}.{x.dtype}.{tuple(x.shape)}"
+        total = self._synchronize(hvd.allreduce_async(x.contiguous(), name=name, op=ops[op]))
         return total / self.world_size if op == "mean" else total
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
@@ -262,13 +266,24 @@ class HorovodStrategy(DistributedStrategy):
             return super().all_reduce_max_async(level)
         highest = torch.tensor([level])  # on the CPU, so that no GPU is waited for
         handle = self.hvd.allreduce_async_(highest, name=f"max.{question}", op=self.hvd.Max)
-        return lambda: int(self._wait(self.hvd.synchronize, handle))
+        return lambda: int(self._synchronize(handle))
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        return self._wait(self.hvd.allgather, rows.contiguous())
+        return self._synchronize(self.hvd.allgather_async(rows.contiguous()))
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        return self._wait(self.hvd.broadcast_, x, src)
+        return self._synchronize(self.hvd.broadcast_async_(x, src))
+
+    def _synchronize(self, handle: Any) -> Tensor:
+        """The result of an asynchronous operation, polled for: Horovod's own wait sleeps at least a millisecond at a time."""
+
+        def wait() -> Tensor:
+            while not self.hvd.poll(handle):
+                time.sleep(POLL_S)
+            result: Tensor = self.hvd.synchronize(handle)
+            return result
+
+        return self._wait(wait)
 
     def _wait(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What the function returns, which may wait for other ranks."""

@@ -176,7 +176,8 @@ def test_horovod_refuses_a_gpu_that_two_ranks_have(monkeypatch: pytest.MonkeyPat
         assert x.shape == (1, 128)
         return torch.cat([x, x])
 
-    hvd = SimpleNamespace(is_initialized=lambda: True, size=lambda: 2, mpi_enabled=lambda: False, allgather=all_gather)
+    hvd = SimpleNamespace(is_initialized=lambda: True, size=lambda: 2, mpi_enabled=lambda: False)
+    hvd.allgather_async, hvd.poll, hvd.synchronize = all_gather, lambda handle: True, lambda handle: handle
     monkeypatch.setattr(horovod, "_import_horovod", lambda: hvd)
     monkeypatch.setattr(horovod, "device_identity", lambda device: "GPU-7 on a")
     strategy = HorovodStrategy(StrategyConfig(device="cpu"), Launch("horovodrun", 0, 2, 0, 2))

@@ -35,7 +35,9 @@ class Wire:
         def wait(question: int) -> Tensor:
             return Tensor([max(levels[question] for levels in self.levels)])
 
-        return SimpleNamespace(size=lambda: 2, Max="max", allreduce_async_=ask, synchronize=wait)
+        return SimpleNamespace(
+            size=lambda: 2, Max="max", allreduce_async_=ask, poll=lambda question: True, synchronize=wait
+        )
 
 
 def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
