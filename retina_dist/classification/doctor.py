@@ -31,7 +31,7 @@ def examine(config: Any) -> DoctorReport:
     findings = [Finding("warning", split, text) for split, part in parts.items() for text in part.warnings]
     if val is None:
         findings.append(
-            Finding("info", "val", "no validation split", "without one there is no metric and no best checkpoint")
+            Finding("info", "val", "no validation split", "no metric and no best checkpoint; set data.val_fraction=0.1")
         )
     try:
         check_trainable(config.model, data, train)

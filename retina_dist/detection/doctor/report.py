@@ -71,7 +71,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     findings += checks.leak_findings(checked["train"], checked["val"])
     findings += checks.category_findings(splits["train"], splits.get("val"))
     if val is None:
-        remedy = "training goes without metrics and best checkpoint: give data.val_annotations"
+        remedy = "training has no metrics and no best checkpoint: data.val_fraction=0.1, or data.val_annotations"
         findings.append(Finding("warning", "val", "no validation split", remedy))
 
     objects = {split: checks.objects_table(part) for split, part in splits.items()}
