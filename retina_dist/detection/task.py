@@ -59,6 +59,8 @@ class DetectionTask(Task):
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
+        if self.outside_model:  # it names its losses itself
+            self.metric_names = [name for name in self.metric_names if not name.startswith("val/loss_")]
         if not self.outside_model:
             children_of(config.model.backbone)  # a wrong name is an error before the data is read
         synthetic = config.data.synthetic

@@ -41,7 +41,7 @@ class CellDetector(DetectionModel):
         outputs = outputs.flatten(2).transpose(1, 2)  # [B, cells, K + 4]
         images = [(outputs[i], batch.image(i)) for i in batch.real_rows()]
         parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
-        losses = dict(zip(("classification", "bbox_regression"), parts.view(-1, 2).mean(0).unbind(), strict=True))
+        losses = dict(zip(("objects", "boxes"), parts.view(-1, 2).mean(0).unbind(), strict=True))
         if self.settings.count_weight:
             objects = (
                 torch.stack([image.num_boxes for _, image in images]).flatten() if images else outputs.new_zeros(1)

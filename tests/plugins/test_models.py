@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from retina_dist.run.assemble import train
 from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
 from tests.plugins.cell_detector import CellSettings
-from tests.plugins.test_plugins import FOUND
+from tests.plugins.test_plugins import FOUND, HERE
 
 CHOSEN = [FOUND, "data=parity", "model=cells"]
 
@@ -55,7 +57,7 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
     trainer = Trainer.from_config(load_config("train", run))
     metrics = trainer.fit()
     parts = {name: value for name, value in metrics.items() if name.startswith("val/loss_")}
-    assert sorted(parts) == ["val/loss_bbox_regression", "val/loss_classification", "val/loss_count"]
+    assert sorted(parts) == ["val/loss_boxes", "val/loss_count", "val/loss_objects"]
     assert metrics["val/loss"] == pytest.approx(sum(parts.values()))
     counts = read_metrics(Path("run/metrics.csv"))["val/loss_count"][1]
     assert json.loads(Path("run/result.json").read_text())["best"] == min(counts)
@@ -89,6 +91,28 @@ def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_config("train", [*run, "model=retinanet_r50"]).model.backbone == "resnet50"
     assert load_config("train", [*run, "model=cells"]).model.num_classes is None
     assert list(train(config)) == ["count/ratio"]
+
+
+@pytest.mark.long
+def test_rt_detr_of_transformers_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("scipy", reason="scipy, which its loss needs, is not installed")
+    code = re.search(
+        r"```python\n([^`]*?import RTDetr.*?)```", (HERE.parents[1] / "docs" / "extending.md").read_text(), re.DOTALL
+    )
+    assert code
+    (tmp_path / "my_package.py").write_text(code[1])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "rtdetr.yaml").write_text("_target_: my_package.RTDetr\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+    chosen = [
+        f"hydra.searchpath=[file://{tmp_path}]",
+        "data=parity",
+        f"data.root={tmp_path / 'shapes'}",
+        "model=rtdetr",
+    ]
+    task_contract(DetectionTask, load_config("train", [*chosen, "model.norm=frozen_bn"]))
 
 
 def test_its_settings_are_typed() -> None:
