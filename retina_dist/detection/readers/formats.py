@@ -42,10 +42,10 @@ def recognise(root: PathOrUrl) -> str:
 
 
 def _format_of(root: PathOrUrl) -> str:
+    if has_shards(root, "train"):  # beside a train.json
+        return "shards"
     if any(_coco_files(root, split) for split in ("train", "val")):
         return "coco"
-    if has_shards(root, "train"):
-        return "shards"
     if any(root.glob("train.csv")):
         return "csv"
     if isinstance(root, Url):

@@ -24,6 +24,7 @@ from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.write_shards import write_shards
@@ -96,6 +97,7 @@ def epochs(annotations: Annotations, start: int = 0, **settings: Any) -> list:
 
 
 def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> None:
+    assert (recognise(written), recognise(coco)) == ("shards", "coco")
     names, total = [], 0
     for shard in sorted(written.glob("train-*.tar")):
         assert shard.stat().st_size <= LIMIT
