@@ -103,7 +103,9 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_box
         assert error < (1e-12 if variant == "v1" else 1e-10), name
 
 
-@pytest.mark.parametrize(("norm", "trainable_layers"), [("frozen_bn", 3), ("sync_bn", 5)])
+@pytest.mark.parametrize(
+    ("norm", "trainable_layers"), [("frozen_bn", 3), pytest.param("sync_bn", 5, marks=pytest.mark.long)]
+)
 def test_resnext_equals_torchvisions_retinanet_on_the_same_body(norm: str, trainable_layers: int) -> None:
     torch.manual_seed(3)
     settings: dict = {"backbone": "resnext50_32x4d", "norm": norm, "trainable_layers": trainable_layers}
