@@ -28,13 +28,16 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
 
     The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. `key` is the setting's name, for the ConfigError raised
-    when the text has no such form or is too long.
+    when the text has no such form or is too long. A length of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
 
     >>> to_steps("2 epochs", key="trainer.max_duration", num_images=100, batch_size=16)
     14
     >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
     94
     """
+    epoch = math.ceil(Fraction(num_images, batch_size))
+    if duration == "auto" and key.endswith("max_duration"):
+        return epoch * min(100, max(12, math.ceil(2000 / epoch)))
     form = _FORM.fullmatch(str(duration))
     if form is None:
         raise ConfigError(
@@ -42,7 +45,7 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         )
     amount, unit = Fraction(form[1]) * _MULTIPLE[form[2]], form[3]
     if unit in ("epoch", "ep"):
-        amount *= math.ceil(Fraction(num_images, batch_size))
+        amount *= epoch
     elif unit != "step":
         amount /= batch_size
     steps = math.ceil(amount)

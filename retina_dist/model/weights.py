@@ -53,7 +53,7 @@ def read_state(source: str) -> State:
         folder = Path(torch.hub.get_dir()) / "checkpoints"
         raise CheckpointError(
             f"{source} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
-            f"put it into {folder}, or give its path instead of the name."
+            f"put it into {folder}, or give its path in place of the name, as in model.weights=PATH."
         ) from error
 
 

@@ -56,6 +56,18 @@ def test_torchvisions_recipe_is_what_it_published() -> None:
     assert (plan.total_steps, plan.schedule.decay.milestones) == (270_000, (210_000, 250_000))
 
 
+@pytest.mark.parametrize(("num_images", "epochs"), [(40, 100), (1000, 16), (10_000, 12)])
+def test_fine_tuning_is_as_long_as_the_data_needs(num_images: int, epochs: int) -> None:
+    config = load_config("train", ["experiment=finetune", "data.root=/data"])
+    model = (config.model.weights, config.model.norm, config.model.trainable_layers)
+    assert model == ("RetinaNet_ResNet50_FPN_Weights.COCO_V1", "frozen_bn", 3)
+    plan = build_plan(config, num_images, 1)
+    assert (plan.lr, plan.total_steps) == (0.005, epochs * num_images // 8)
+    assert f"= {epochs} epochs" in str(plan)
+    config = load_config("train", ["experiment=finetune_classifier", "data.root=/data"])
+    assert (config.model.weights, build_plan(config, 640, 1).lr) == ("ResNet50_Weights.IMAGENET1K_V2", 0.01)
+
+
 def test_the_recipe_of_mlperf_is_what_it_published() -> None:
     config = load_config("train", ["experiment=mlperf", "data.root=/data"])
     plan = build_plan(config, 1_170_301, 8)
