@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import check_category_map
 from retina_dist.run.build import command_of_task, task_of
+from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import setting
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.settings import NcclConfig
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(OfCheckpoint):
     """`python -m retina_dist.evaluate`."""
 
     checkpoint: str | None = setting(None, "a run folder, whose best.pt is taken, or a .pt file ...")
@@ -54,7 +55,7 @@ class EvaluateConfig:
 @entry_point("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig) -> None:
     """Print the table, once."""
-    table = command_of_task(task_of(config.checkpoint), "evaluate")(config)
+    table = command_of_task(task_of(config), "evaluate")(config)
     if detect_launch().rank == 0:
         print(table)
 

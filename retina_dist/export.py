@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.run.build import command_of_task, task_of
+from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import MISSING, setting
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(OfCheckpoint):
     """`python -m retina_dist.export`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
@@ -39,7 +40,7 @@ class ExportConfig:
 @entry_point("export", ExportConfig)
 def main(config: ExportConfig) -> None:
     """Export."""
-    command_of_task(task_of(config.checkpoint), "export")(config)
+    command_of_task(task_of(config), "export")(config)
 
 
 if __name__ == "__main__":

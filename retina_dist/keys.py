@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -57,13 +58,17 @@ for _names, _, _meant in (line.partition(": ") for line in _TABLE.strip().splitl
     _HABITS |= dict.fromkeys(_names.split(), _meant.split(" | "))
 
 
-def habit(end: str, known: Iterable[str]) -> str:
-    """What other tools call `end`: the key of `known` that it is here, perhaps with a value, or a clause; "" for neither."""
+def habit(end: str, known: Iterable[str], value: object = None) -> str:
+    """What other tools call `end`: the key of `known` that it is here, perhaps with a value, or a clause; "" for neither.
+
+    A whole number as `value` takes the place of the example's.
+    """
     names = _HABITS.get(end.lower().replace("-", "_"), ())
-    return next((name for name in names if " " in name or name.partition("=")[0] in known), "")
+    meant = next((name for name in names if " " in name or name.partition("=")[0] in known), "")
+    return re.sub(r"(?<![a-z])\d+k?", str(value), meant) if re.fullmatch(r"\d{1,9}", str(value)) else meant
 
 
-def unknown_key(command: str, key: str, schema: type) -> str:
+def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
     """The sentence for an unknown key of `python -m retina_dist.COMMAND`, with the key that may be meant.
 
     In this order: a similar spelling in the same section; what other tools call it; the same name in another section; a similar
@@ -74,7 +79,7 @@ def unknown_key(command: str, key: str, schema: type) -> str:
     known = list(settings_by_key(schema))
     section, _, end = key.rpartition(".")
     near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
-    if not near and (meant := habit(end, known)):
+    if not near and (meant := habit(end, known, value)):
         if " " in meant:
             return f"{key} is not a setting; {meant}."
         near = [meant]

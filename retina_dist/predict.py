@@ -1,8 +1,9 @@
 """What a checkpoint finds in images: boxes and a COCO results json, or classes and a CSV file.
 
-    python -m retina_dist.predict checkpoint=runs/shapes/checkpoints/best.pt input=FILE|FOLDER|GLOB
+    python -m retina_dist.predict checkpoint=runs/shapes input=FILE|FOLDER|GLOB
 
-A file that cannot be read is named and left out; with none left the exit code is 2.
+A folder without images means those of its subfolders. A file that cannot be read is named and left out; with none left the
+exit code is 2. Nothing is overwritten: without output_dir the results go to predictions, predictions-2 and so on.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from dataclasses import dataclass
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.run.build import command_of_task, task_of
+from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import MISSING, setting
 
 
 @dataclass
-class PredictConfig:
+class PredictConfig(OfCheckpoint):
     """`python -m retina_dist.predict`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     input: str = setting(MISSING, "file, folder or glob")
-    output_dir: str = setting("predictions", "a folder", writes="folder")
+    output_dir: str | None = setting(None, "a folder; null: predictions, predictions-2, ...", writes="folder")
     score_threshold: float = setting(0.3, below=1, fraction=True)
     tile: int | None = setting(
         None, "px: detect in windows of this size too, for small objects in large images", at_least=32
@@ -35,7 +37,7 @@ class PredictConfig:
 @entry_point("predict", PredictConfig)
 def main(config: PredictConfig) -> None:
     """Draw and write."""
-    command_of_task(task_of(config.checkpoint), "predict")(config)
+    command_of_task(task_of(config), "predict")(config)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
@@ -22,6 +23,7 @@ from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.files import first_line
 from retina_dist.run_config import ModelSettings, task_of_checkpoint
+from retina_dist.settings import make, validate
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of
@@ -55,11 +57,11 @@ class Predictor(ABC, Generic[Input, Output]):
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
-        model: ModelSettings | None = None,
+        model: ModelSettings | type[ModelSettings] | None = None,
     ) -> Self:
         """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError.
 
-        `model` are the settings of a model from outside the package, which a checkpoint does not name: the section of the training.
+        A checkpoint names no model from outside the package: `model` are its settings, or their class for the checkpoint's values.
         """
         if not isinstance(path, str | Path):
             raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
@@ -73,13 +75,16 @@ class Predictor(ABC, Generic[Input, Output]):
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
-        model: ModelSettings | None = None,
+        model: ModelSettings | type[ModelSettings] | None = None,
     ) -> Self:
         """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
         if (task := task_of_checkpoint(content)) != cls.task:
             raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
         device = _checked(device, precision)  # an error of these is none of the checkpoint
         try:
+            if isinstance(model, type):
+                model = make(model, content["config"]["model"])
+                validate(model, "model.")
             network, arguments = cls._read(content, model)
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
             return cls(network, **arguments, device=device, precision=precision)
@@ -150,21 +155,23 @@ P = TypeVar("P", bound=Predictor[Any, Any])
 
 
 def predict_files(
-    config: PredictConfig, open_model: Callable[..., P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
+    config: PredictConfig, predictor_of: Callable[..., P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
-    `open_model` takes a checkpoint, `draw` makes the picture and a few words about it. An unreadable file is named and left out;
-    with none left, DataError.
-    ConfigError where a drawing would overwrite an image of `input`.
+    `predictor_of` takes the settings and a device, `draw` makes the picture and a few words about it. An unreadable file is
+    named and left out; with none left, DataError. Without `output_dir` it is the first of predictions, predictions-2, ... that is
+    free. ConfigError where it holds what would be overwritten.
     """
-    files, folder = find_images(config.input), Path(config.output_dir)
-    pictures = {(folder / f"{file.stem}.jpg").resolve() for file in files}
-    if lost := [file for file in files if file.resolve() in pictures]:
-        raise ConfigError(
-            f"output_dir={folder} is the folder of {lost[0]} of the input, which would be overwritten; give another output_dir."
-        )
-    predictor = open_model(config.checkpoint, device=config.device, precision=config.precision)
+    files = find_images(config.input)
+    if config.output_dir is None:
+        names = (f"predictions-{number}" if number > 1 else "predictions" for number in count(1))
+        config.output_dir = next(name for name in names if not Path(name).exists())
+    folder = Path(config.output_dir)
+    written = [folder / f"{file.stem}.jpg" for file in files] + [folder / "results.json", folder / "predictions.csv"]
+    if lost := [path for path in written if path.exists()]:
+        raise ConfigError(f"{lost[0]} exists and would be overwritten; give another output_dir, or leave it out.")
+    predictor = predictor_of(config, config.device)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
     for number, file, pixels, name in read_images(files, config.input, config.max_pixels):

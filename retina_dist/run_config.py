@@ -108,6 +108,17 @@ class RunConfig:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
 
 
+class OfCheckpoint:
+    """Base of the settings of a command that takes a checkpoint.
+
+    A checkpoint imports nothing, so a task and a model from outside the package are named again by their entries: the task is
+    `outside_task`, the class of the model's settings, whose values the checkpoint has, `outside_model`.
+    """
+
+    outside_task: type[Any] | None = None
+    outside_model: type[ModelSettings] | None = None
+
+
 def builtin_task(name: str) -> Any:
     """The class of a task of the package."""
     return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")

@@ -37,6 +37,13 @@ from retina_dist.reporting.console import print_redacted
 if TYPE_CHECKING:
     from retina_dist.export import ExportConfig
     from retina_dist.predict import PredictConfig
+    from retina_dist.serving.settings import ServeConfig
+
+
+def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:
+    """The classifier of `config.checkpoint`."""
+    refuse_tile(config.tile)
+    return TrainedClassifier.from_checkpoint(config.checkpoint, device=device, precision=config.precision)
 
 
 def predict(config: PredictConfig) -> Path:
@@ -46,15 +53,13 @@ def predict(config: PredictConfig) -> Path:
     out; with none left, DataError.
     """
 
-    refuse_tile(config.tile)
-
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
         best = int(output.argmax())
         words = f"{classifier.classes[best]} {float(output[best]):.3f}"
         return labelled(pixels, words), words
 
-    classifier, outputs = predict_files(config, TrainedClassifier.from_checkpoint, draw)
-    folder = Path(config.output_dir)
+    classifier, outputs = predict_files(config, predictor_of, draw)
+    folder = Path(str(config.output_dir))
     rows = [["file", "class", "probability", *classifier.classes]]
     for file, output in outputs.values():
         shares, best = output.tolist(), int(output.argmax())

@@ -22,12 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.config.messages import translate_hydra_errors
-from retina_dist.config.plugins import load_plugins, schema_with
+from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.errors import ConfigError, first_line
 from retina_dist.keys import no_value, unknown_key
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
-from retina_dist.run_config import TASKS, RunConfig, names_class, schema_of_task
+from retina_dist.run_config import TASKS, OfCheckpoint, RunConfig, names_class, schema_of_task
 from retina_dist.settings import MISSING, leaves, make, settings_by_key, validate
 
 logger = logging.getLogger(__name__)
@@ -134,9 +134,13 @@ def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
         content: Any = OmegaConf.to_container(composed, resolve=True)
     content = _with_run(content, name, overrides)
     schema = schema_with(schema_of(name), content)
+    outside = take_outside(content, _keys(overrides)) if issubclass(schema, OfCheckpoint) else {}
     try:
         _check_keys(name, schema, content, overrides)
-        return make(schema, content)
+        config = make(schema, content)
+        for attribute, value in outside.items():
+            setattr(config, attribute, value)
+        return config
     except ConfigError as error:
         raise _of_another_task(error, content, overrides) from None
 
@@ -198,9 +202,9 @@ def _remove_unknown(
 def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Raise ConfigError for the first key that the schema lacks, or that is given where nothing would read it."""
     known, given = settings_by_key(schema), _keys(overrides)
-    for key, _ in leaves(content):
+    for key, value in leaves(content):
         if key not in known:
-            raise ConfigError(unknown_key(command_of(name), key, schema))
+            raise ConfigError(unknown_key(command_of(name), key, schema, value))
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and type(None) in get_args(known[section])

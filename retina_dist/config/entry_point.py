@@ -121,7 +121,7 @@ def _no_option(name: str, argument: str, following: str) -> str:
     key = flag.lstrip("-").replace("-", "_")
     value = value or ("" if following.startswith("-") or "=" in following else following)
     known = settings_by_key(SCHEMAS[name])
-    meant = habit(key, known) or key
+    meant = habit(key, known, value) or key
     if key == "data" and key in known and (place := no_format(value)):
         return f"{flag} is not an option; {place}"
     if " " in meant:

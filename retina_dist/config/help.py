@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from retina_dist.run_config import RunConfig
 from retina_dist.settings import MISSING, Limits, limits_of, section_of
 
 # Settings and entries that beginners do not need stand below a line.
@@ -28,8 +29,8 @@ def help_page(name: str, schema: type, document: str, conf: Path) -> str:
         if isinstance(entry, dict)
         for group in entry
     ]
-    groups = ["task", "data", "model"] * ("task" in named)
-    groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", *groups)]
+    groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
+    groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
     if groups:
         blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))

@@ -7,7 +7,7 @@ entries in Hydra's ConfigStore. The class is imported for the command line's com
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -62,6 +62,31 @@ def schema_with(schema: type, content: Mapping[str, Any]) -> type:
             sections[group] = _section(target, settings, implementation)
     added = [(group, kind, field(default_factory=kind)) for group, kind in sections.items()]
     return make_dataclass(schema.__name__, added, bases=(schema,)) if added else schema
+
+
+def take_outside(content: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Take `task`, `model` and `data` out of the composed settings of a command for checkpoints; return `OfCheckpoint`'s values.
+
+    Raises ConfigError for an entry of the package, since a checkpoint names those itself.
+    """
+    outside: dict[str, Any] = {}
+    content.pop("data", None)  # of the task's entry
+    for group, hint in get_type_hints(schema_of_task(TASKS[0])).items():
+        if group not in ("task", "model") or group not in content:
+            continue
+        section = content.pop(group)
+        if names_class(section):
+            contract, base = contract_of(section_of(hint)) or ("", object)
+            is_task, target = group == "task", section["_target_"]
+            implementation, settings = _implementation(group, target, contract, object if is_task else base)
+            outside[f"outside_{group}"] = implementation if is_task else _section(target, settings, implementation)
+        elif group in given:
+            raise ConfigError(
+                f"{group} is named by the checkpoint where it is one of the package; leave {group}=… out."
+            )
+        elif any(key.startswith(f"{group}.") for key in given):
+            content[group] = section  # whose keys are unknown
+    return outside
 
 
 def _implementation(group: str, target: Any, contract: str, base: type) -> tuple[type, type]:

@@ -284,7 +284,10 @@ class ReadImage(NamedTuple):
 
 
 def find_images(pattern: str) -> list[Path]:
-    """The file, the image files of the folder, or what the glob matches, sorted. Raises DataError when there is none."""
+    """The file, the image files of the folder or, if it has none, of its subfolders, or what the glob matches; sorted.
+
+    Raises DataError when there is none.
+    """
     path = parse_path(pattern)
     if isinstance(path, Url):
         raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
@@ -293,10 +296,7 @@ def find_images(pattern: str) -> list[Path]:
     candidates = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
     files = sorted(f for f in candidates if f.is_file() and f.suffix.lower() in SUFFIXES)
     if not files and path.is_dir():
-        for file in (f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES):
-            raise DataError(
-                f'input={pattern} has images in subfolders alone; give a glob such as "input={path}/**/*{file.suffix}".'
-            )
+        files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
             f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "

@@ -25,11 +25,19 @@ from retina_dist.predictor import predict_files
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
     from retina_dist.predict import PredictConfig
+    from retina_dist.serving.settings import ServeConfig
 
 
 def evaluate(config: EvaluateConfig) -> str:
     """COCO metrics as a table; every rank calls it."""
     return evaluation.format_table(evaluation.evaluate(config))
+
+
+def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> Detector:
+    """The detector of `config.checkpoint`."""
+    how: dict[str, Any] = {"precision": config.precision, "model": config.outside_model}
+    detector = Detector.from_checkpoint(config.checkpoint, device=device, **how)
+    return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
 
 
 def predict(config: PredictConfig) -> Path:
@@ -47,13 +55,9 @@ def predict(config: PredictConfig) -> Path:
         picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
         return to_pil_image(picture), words
 
-    def load(path: str, **how: Any) -> Detector:
-        detector = Detector.from_checkpoint(path, **how)
-        return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
-
-    detector, outputs = predict_files(config, load, draw)
+    detector, outputs = predict_files(config, predictor_of, draw)
     rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)
-    folder = Path(config.output_dir)
+    folder = Path(str(config.output_dir))
     write_results(rows, folder / "results.json")
     images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
     named = zip(detector.categories.ids, detector.categories.names, strict=True)

@@ -104,7 +104,7 @@ class Detector(Predictor[Batch, Detections]):
         *,
         device: str | torch.device = "cpu",
         precision: str = "fp32",
-        model: ModelSettings | None = None,
+        model: ModelSettings | type[ModelSettings] | None = None,
     ) -> Self:
         """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
 

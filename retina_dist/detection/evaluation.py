@@ -163,7 +163,9 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
         data = DetectionData(name="coco")
     else:
         content = load_checkpoint(path)
-        detector = Detector.from_content(content, path, device=device, precision=config.precision)
+        detector = Detector.from_content(
+            content, path, device=device, precision=config.precision, model=config.outside_model
+        )
         data = data_settings_of(content, DetectionData, path)
     if config.annotations:
         if config.images and config.root:

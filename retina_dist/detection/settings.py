@@ -189,7 +189,9 @@ class ModelConfig(DetectorSettings):
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
     box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
-    weights: str | None = setting(None, "whole detector: a file, a URL or e.g. RetinaNet_ResNet50_FPN_Weights.COCO_V1")
+    weights: str | None = setting(
+        None, "whole detector: COCO_V1 or DEFAULT of torchvision's, a run folder, a file or a URL"
+    )
     backbone_weights: str | None = setting(
         None, "the backbone alone: a checkpoint or state_dict, a URL, or torchvision's, e.g. IMAGENET1K_V1 or DEFAULT"
     )

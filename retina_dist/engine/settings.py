@@ -12,7 +12,8 @@ class TrainerConfig(KnownArguments):
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
     max_duration: str = setting(
-        MISSING, "length of the training: 12epochs, 90ksteps, 500images; auto: 12 epochs, more of fewer than 2,000 steps"
+        MISSING,
+        "length of the training: 12epochs, 90ksteps, 500images; auto: 12 epochs, more of fewer than 2,000 steps",
     )
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
     validate_every: str = setting("1epoch", "0steps: never")

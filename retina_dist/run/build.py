@@ -24,7 +24,7 @@ from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
-from retina_dist.run_config import TASKS, RunConfig, builtin_task, task_of_checkpoint
+from retina_dist.run_config import TASKS, RunConfig, builtin_task, names_class, task_of_checkpoint
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.select import strategy_of
@@ -48,14 +48,25 @@ def task_class(config: RunConfig) -> type[Task]:
     return kind
 
 
-def task_of(checkpoint: str | None) -> type[Task]:
-    """The class of the task that a checkpoint was trained for; without one, and for torchvision's weights, detection's."""
-    if checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", checkpoint):
-        name = TASKS[0]
-    else:
-        name = task_of_checkpoint(load_checkpoint(checkpoint))
-    kind: type[Task] = builtin_task(name)
-    return kind
+def task_of(config: Any) -> type[Task]:
+    """The class of the task that `config.checkpoint` was trained for; without one, and for torchvision's weights, detection's.
+
+    `config` are the settings of a command, below `OfCheckpoint`. Raises ConfigError where the task is from outside the package and
+    not named again.
+    """
+    if config.outside_task is not None:
+        return config.outside_task  # type: ignore[no-any-return]
+    if config.checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", config.checkpoint):
+        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
+    content = load_checkpoint(config.checkpoint)
+    settings = content.get("config") if isinstance(content.get("config"), dict) else {}
+    for group in ("task", "model"):
+        if names_class(section := settings.get(group)) and getattr(config, f"outside_{group}") is None:
+            raise ConfigError(
+                f"{config.checkpoint} is of {group}={section.get('name', section['_target_'])} from outside the package, which no "
+                f"checkpoint imports; name its entry again: {group}=NAME --config-dir FOLDER."
+            )
+    return builtin_task(task_of_checkpoint(content))  # type: ignore[no-any-return]
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:

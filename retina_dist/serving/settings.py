@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retina_dist.errors import ConfigError
+from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import MISSING, setting, validate
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(OfCheckpoint):
     """`python -m retina_dist.serve`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")

@@ -13,12 +13,15 @@ import torch
 
 from retina_dist import Trainer
 from retina_dist.config.compose import load_config
+from retina_dist.detection.commands import predictor_of
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
+from retina_dist.run.build import task_of
 from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
 from tests.plugins.cell_detector import CellSettings
@@ -68,6 +71,19 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
     (ours,), (theirs,) = detector.predict(image), again.predict(image)
     assert len(ours["boxes"]) == len(theirs["boxes"]) > 0
     assert torch.equal(ours["scores"], theirs["scores"])
+    for command in (["predict", f"input={image}"], ["evaluate"], ["serve"]):
+        given = [*command[1:], f"checkpoint={trainer.run_folder}"]
+        config = load_config(command[0], [FOUND, "model=cells", *given])
+        assert task_of(config) is DetectionTask
+        with pytest.raises(
+            ConfigError, match="from outside the package, which no checkpoint imports; name its entry again"
+        ):
+            task_of(load_config(command[0], given))
+        if command[0] == "evaluate":
+            assert evaluate_as_cli(config).stats == evaluated.stats
+        else:
+            (same,) = predictor_of(config, "cpu").predict(image)
+            assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"
     wider = load_config("train", [*run, "model.width=16"]).model
     with pytest.raises(CheckpointError, match="does not describe a detector"):
         Detector.from_checkpoint(trainer.checkpoint, model=wider)

@@ -22,6 +22,7 @@ from retina_dist.run_config import settings_of
 from retina_dist.settings import settings_by_key
 from retina_dist.testing.task_contract import task_contract
 from tests.commands import run_command
+from tests.plugins.cell_detector import CellDetector
 from tests.plugins.counting_task import CountingDetection
 from tests.plugins.disc_task import DiscData, DiscTask
 from tests.plugins.test_plugins import FOUND, HERE, run, under_mpirun
@@ -170,6 +171,12 @@ def test_the_doctor_takes_a_task_and_a_model_from_outside(
     assert load_config("parity", [FOUND, "task=discs", "processes=[3]"]).processes == [3]
 
 
-def test_commands_of_checkpoints_take_no_task() -> None:
-    with pytest.raises(ConfigError, match=r"python -m retina_dist.evaluate has no choice of task; leave task=… out\."):
-        load_config("evaluate", [FOUND, "task=discs"])
+def test_commands_of_checkpoints_take_a_task_from_outside() -> None:
+    assert load_config("evaluate", [FOUND, "task=discs"]).outside_task is DiscTask
+    config = load_config("predict", [FOUND, "task=counting", "model=cells", "checkpoint=a", "input=b"])
+    assert (config.outside_task, config.outside_model.implementation) == (CountingDetection, CellDetector)
+    for given in ("task=detection", "model=retinanet_r50"):
+        with pytest.raises(
+            ConfigError, match=f"{given.split('=')[0]} is named by the checkpoint where it is one of the"
+        ):
+            load_config("export", [given, "checkpoint=a", "output=b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,8 +24,10 @@ logger = logging.getLogger(__name__)
 def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None) -> RetinaNet:
     """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
     model = build_retinanet(**asdict(settings) | {"num_classes": count_classes(settings, num_classes)})
-    if settings.weights:
-        logger.info(load_weights(model, str(located(settings.weights)), categories))
+    if weights := settings.weights:
+        if re.fullmatch("[A-Z0-9_]+", weights):  # COCO_V1 or DEFAULT, of torchvision's detector of this variant
+            weights = f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{weights}"
+        logger.info(load_weights(model, str(located(weights)), categories))
     elif source := settings.backbone_weights:
         logger.info(load_backbone_weights(model, str(located(source)), settings.backbone))
     if settings.norm_eps is not None:

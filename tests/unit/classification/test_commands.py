@@ -78,6 +78,13 @@ def test_predict(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
         assert sum(shares) == pytest.approx(1, abs=1e-5)
         assert (row[1], float(row[2])) == (CLASSES[shares.index(max(shares))], max(shares))
     assert (tmp_path / "out" / "000000.jpg").stat().st_size
+    photo = tmp_path / "out" / "000000.jpg"
+    before = photo.read_bytes()
+    with pytest.raises(
+        ConfigError, match="000000.jpg exists and would be overwritten; give another output_dir, or leave it out"
+    ):
+        commands.predict(load_config("predict", [*command, f"input={photo}"]))
+    assert photo.read_bytes() == before
 
 
 @pytest.mark.parametrize("ending", ["pt", "pt2", pytest.param("onnx", marks=pytest.mark.long)])

@@ -126,10 +126,10 @@ def test_other_entry_points_compose(name: str) -> None:
         ("batch_size=4", "batch_size is not a setting; did you mean data.batch_size?"),
         ("trainer.min_sizes=[8]", "trainer.min_sizes is not a setting; did you mean data.min_sizes?"),
         # what other tools call it
-        ("epochs=12", "epochs is not a setting; did you mean trainer.max_duration=12epochs?"),
-        ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.max_duration=90ksteps?"),
+        ("epochs=50", "epochs is not a setting; did you mean trainer.max_duration=50epochs?"),
+        ("SOLVER.MAX_ITER=9", "SOLVER.MAX_ITER is not a setting; did you mean trainer.max_duration=9steps?"),
         ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
-        ("imgsz=640", "imgsz is not a setting; did you mean data.min_sizes=[640]?"),
+        ("imgsz=320", "imgsz is not a setting; did you mean data.min_sizes=[320]?"),
         ("weights=COCO_V1", "weights is not a setting; did you mean model.weights?"),
         ("data.image_size=300", "data.image_size is not a setting; did you mean data.min_sizes=[640]?"),
         ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.iou_crop"),

@@ -271,11 +271,13 @@ def test_scans_are_counted_as_libjpeg_reads_them():
     assert has_more_scans(content[:-2] + hidden + content[-2:], 100)
 
 
-def test_images_in_subfolders_need_a_glob(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.png").touch()
-    with pytest.raises(DataError, match=r'images in subfolders alone; give a glob such as "input=.*/\*\*/\*.png"'):
-        find_images(str(tmp_path))
+def test_a_folder_of_folders_means_their_images(tmp_path: Path) -> None:
+    for name in ("b/deep/a.png", "a/z.jpg", "a/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_images(str(tmp_path)) == [tmp_path / "a/z.jpg", tmp_path / "b/deep/a.png"]
+    (tmp_path / "top.png").touch()
+    assert find_images(str(tmp_path)) == [tmp_path / "top.png"], "images of its own are what is meant"
 
 
 def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
