@@ -35,7 +35,12 @@ def export(config: ExportConfig) -> dict[str, float]:
         raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
     if output.suffix == ".pt" and config.size is not None:
         raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
-    detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
+    if config.outside_model:
+        raise ConfigError(
+            "export knows the graphs of the package's models; export the `model` of rd.Detector.from_checkpoint(PATH, model=…) by "
+            "torch.export, or write export(config) beside a task of your own."
+        )
+    detector = Detector.from_checkpoint(config.checkpoint)
     if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
         raise ConfigError(
             f"a .pt2 for images of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "

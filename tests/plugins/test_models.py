@@ -16,6 +16,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.commands import predictor_of
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
+from retina_dist.detection.export import export
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
@@ -84,6 +85,8 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
         else:
             (same,) = predictor_of(config, "cpu").predict(image)
             assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"
+    with pytest.raises(ConfigError, match="export knows the graphs of the package's models"):
+        export(load_config("export", [FOUND, "model=cells", "output=m.onnx", f"checkpoint={trainer.run_folder}"]))
     wider = load_config("train", [*run, "model.width=16"]).model
     with pytest.raises(CheckpointError, match="does not describe a detector"):
         Detector.from_checkpoint(trainer.checkpoint, model=wider)

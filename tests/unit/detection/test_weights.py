@@ -217,7 +217,7 @@ def test_every_rank_has_the_epsilon_of_the_weights(
     ],
 )
 def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
-    assert batch_norm_eps(build_model(settings_with(COCO_V1, **changes), 3)) == eps
+    assert batch_norm_eps(build_model(settings_with("COCO_V1", **changes), 3)) == eps
 
 
 def test_torchvisions_file_has_its_epsilon_by_any_name(
