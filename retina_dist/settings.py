@@ -189,7 +189,7 @@ def _in_words(hint: Any, plural: bool = False) -> str:
 def check_types(config: Any, schema: type, prefix: str = "") -> None:
     """Raise ConfigError for the first field of `schema`, sections included, that is not set or has a value of another type.
 
-    For settings made in Python; those of a command line are checked by OmegaConf.
+    For settings made in Python; those of a command line are made, and so checked, by `make`.
     """
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):

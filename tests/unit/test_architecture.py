@@ -103,6 +103,15 @@ def test_layers_point_one_way(path: Path) -> None:
         assert permitted, f"{module_of(path)} imports {name}"
 
 
+def test_no_two_folders_import_each_other() -> None:
+    folders = {p.relative_to(PACKAGE).parts[0] for p in FILES if len(p.relative_to(PACKAGE).parts) > 1}
+    pairs = set()
+    for path in FILES:
+        here = path.relative_to(PACKAGE).parts[0]
+        pairs |= {(here, name.split(".")[1]) for name in imports_of(path) if name.startswith("retina_dist.")}
+    assert not {(a, b) for a, b in pairs if a < b and {a, b} <= folders and (b, a) in pairs}
+
+
 def test_hydra_and_omegaconf_stay_in_their_files() -> None:
     users = {module_of(p) for p in FILES for name in imports_of(p) if name.split(".")[0] in ("hydra", "omegaconf")}
     assert users == WITH_HYDRA
