@@ -70,7 +70,8 @@ def take_outside(content: dict[str, Any], given: Collection[str]) -> dict[str, A
     Raises ConfigError for an entry of the package, since a checkpoint names those itself.
     """
     outside: dict[str, Any] = {}
-    content.pop("data", None)  # of the task's entry
+    if not any(key.startswith("data.") for key in given):
+        content.pop("data", None)  # of the task's entry
     for group, hint in get_type_hints(schema_of_task(TASKS[0])).items():
         if group not in ("task", "model") or group not in content:
             continue

@@ -131,7 +131,7 @@ def test_other_entry_points_compose(name: str) -> None:
         ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
         ("imgsz=320", "imgsz is not a setting; did you mean data.min_sizes=[320]?"),
         ("weights=COCO_V1", "weights is not a setting; did you mean model.weights?"),
-        ("data.image_size=300", "data.image_size is not a setting; did you mean data.min_sizes=[640]?"),
+        ("data.image_size=300", "data.image_size is not a setting; did you mean data.min_sizes=[300]?"),
         ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.iou_crop"),
         ("model.dropout=0.1", "model.dropout is not a setting; see the keys with python -m retina_dist.train --help."),
         ("dry-run=true", "dry-run is not a setting; did you mean dry_run?"),
