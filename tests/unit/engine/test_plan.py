@@ -84,7 +84,7 @@ def test_learning_rate_rules(rule: str, lr: float) -> None:
         ({"warmup": "4epochs"}, "at most 27steps"),
         ({"schedule": "multistep", "milestones": ["4epochs"]}, "past the end"),
         ({"schedule": "multistep", "milestones": ["3epochs", "2epochs"]}, "do not rise"),
-        ({"max_duration": "0steps"}, "less than a step"),
+        ({"max_duration": "0steps"}, "less than one step"),
         ({"num_images": 0}, "no image"),
     ],
 )
