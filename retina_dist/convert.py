@@ -40,7 +40,7 @@ class ConvertConfig:
 def convert(config: ConvertConfig) -> dict[str, Any]:
     """Write `output` and return its content. Images are needed only for sizes that the annotations do not have."""
     key = f"{config.split}_annotations"
-    files = {key: config.annotations, f"{config.split}_images": config.images}
+    files: dict[str, Any] = {key: config.annotations, f"{config.split}_images": config.images}
     data = DetectionData(name="convert", format=config.format, root=config.root, classes=config.classes, **files)
     if not config.root and not config.annotations:
         raise ConfigError("give root=FOLDER or annotations=FILE.")
