@@ -85,7 +85,7 @@ class KnownArguments:
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
         for key in sorted(kwargs.keys() - getattr(cls, "__dataclass_fields__", {}).keys()):
-            from retina_dist.keys import no_argument
+            from retina_dist.unknown_keys import no_argument
 
             raise ConfigError(no_argument(cls, key))
         return object.__new__(cls)

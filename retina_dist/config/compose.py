@@ -21,14 +21,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from retina_dist.config.messages import translate_hydra_errors
+from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.errors import ConfigError, first_line
-from retina_dist.keys import no_value, unknown_key
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
 from retina_dist.run_config import TASKS, OfCheckpoint, RunConfig, names_class, schema_of_task
 from retina_dist.settings import MISSING, leaves, make, settings_by_key, validate
+from retina_dist.unknown_keys import no_value, unknown_key
 
 logger = logging.getLogger(__name__)
 

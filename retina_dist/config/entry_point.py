@@ -28,13 +28,13 @@ from retina_dist.config.compose import (
     schema_for,
     to_object,
 )
-from retina_dist.config.messages import translate_hydra_errors
+from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
-from retina_dist.keys import habit, no_format
 from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.settings import limits_of, settings_by_key
 from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.unknown_keys import habit, no_format
 
 # Hydra's options, as its --hydra-help lists them; the second ones take a value.
 FLAGS = ["--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc"]

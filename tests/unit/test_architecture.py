@@ -24,7 +24,7 @@ GROUND = {
     "settings",
     "torch_files",
     "text",
-    "keys",
+    "unknown_keys",
     "run_config",
     "task",
     "__init__",
@@ -67,7 +67,7 @@ ALLOWED = {
     "config": {"optim.settings", "reporting", "strategies"},
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "config.entry_point", "config.messages", "run.environment", "run.sweep"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "config.hydra_errors", "run.environment", "run.sweep"}
 
 
 def module_of(path: Path) -> str:

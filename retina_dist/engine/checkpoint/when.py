@@ -1,4 +1,4 @@
-"""When a run saves, and what."""
+"""When a run saves beside the steps that `engine/plan.py` names: by the clock, on request, at its end; and what."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.keys import no_format
+from retina_dist.unknown_keys import no_format
 
 
 @contextmanager
