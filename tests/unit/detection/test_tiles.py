@@ -184,6 +184,7 @@ def test_windows_are_as_good_as_sahis(trained: tuple[Path, Path]) -> None:
     from sahi.models.base import DetectionModel
     from sahi.predict import get_sliced_prediction
     from sahi.prediction import ObjectPrediction
+    from sahi.utils.compatibility import fix_full_shape_list, fix_shift_amount_list
 
     root, checkpoint = trained
     detector = Detector.from_checkpoint(checkpoint)
@@ -198,7 +199,8 @@ def test_windows_are_as_good_as_sahis(trained: tuple[Path, Path]) -> None:
         def _create_object_prediction_list_from_original_predictions(
             self, shift_amount_list: Any, full_shape_list: Any = None
         ) -> None:
-            (shift,), (shape,) = shift_amount_list, full_shape_list
+            (shift,) = fix_shift_amount_list(shift_amount_list)
+            (shape,) = fix_full_shape_list(full_shape_list) or [None]
             values = zip(self.detections["boxes"].tolist(), self.detections["scores"].tolist(), strict=True)
             kept = [(box, score) for box, score in values if box[2] - box[0] >= 1 and box[3] - box[1] >= 1]
             self._object_prediction_list_per_image = [
