@@ -137,7 +137,7 @@ def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     outside = take_outside(content, _keys(overrides)) if issubclass(schema, OfCheckpoint) else {}
     try:
         _check_keys(name, schema, content, overrides)
-        config = make(schema, content)
+        config: Any = make(schema, content)
         for attribute, value in outside.items():
             setattr(config, attribute, value)
         return config

@@ -59,9 +59,10 @@ def task_of(config: Any) -> type[Task]:
     if config.checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", config.checkpoint):
         return builtin_task(TASKS[0])  # type: ignore[no-any-return]
     content = load_checkpoint(config.checkpoint)
-    settings = content.get("config") if isinstance(content.get("config"), dict) else {}
-    for group in ("task", "model"):
-        if names_class(section := settings.get(group)) and getattr(config, f"outside_{group}") is None:
+    settings: Any = content.get("config")
+    for group in ("task", "model") if isinstance(settings, dict) else ():
+        section: Any = settings.get(group)
+        if names_class(section) and getattr(config, f"outside_{group}") is None:
             raise ConfigError(
                 f"{config.checkpoint} is of {group}={section.get('name', section['_target_'])} from outside the package, which no "
                 f"checkpoint imports; name its entry again: {group}=NAME --config-dir FOLDER."
