@@ -80,7 +80,9 @@ def test_what_is_no_format_is_named(tmp_path: Path, file: str, root: str, messag
 
 def test_a_missing_validation_file_is_named_beside_training(tmp_path: Path):
     (tmp_path / "train.json").touch()
-    with pytest.raises(DataError, match="data.val_fraction=0.1, or, to train without validation, name data.train_annotations"):
+    with pytest.raises(
+        DataError, match="data.val_fraction=0.1, or, to train without validation, name data.train_annotations"
+    ):
         find_split(tmp_path, "val")
 
 
