@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -21,7 +22,10 @@ SKIPPED = 2  # steps before the trace, in which memory is allocated and the prof
 ROWS = 30  # operators in the table
 
 
-def profiled(take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy: DistributedStrategy) -> TakeStep:
+@contextmanager
+def profiled(
+    take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy: DistributedStrategy
+) -> Iterator[TakeStep]:
     """`take_step` that traces `plan.profile_steps` of the steps after `done`, but not the first two; fewer where the run ends.
 
     The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which https://ui.perfetto.dev opens, and a table of
@@ -29,7 +33,7 @@ def profiled(take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy:
     """
     left = plan.stop_step - done
     steps = max(1, min(plan.profile_steps, left - SKIPPED))
-    skipped = min(SKIPPED, left - steps)
+    skipped = max(0, min(SKIPPED, left - steps))
     rank, device = strategy.rank, strategy.device.type
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
 
@@ -57,4 +61,8 @@ def profiled(take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy:
             profiler.stop()  # which writes
         return values
 
-    return step
+    try:
+        yield step
+    finally:
+        if 0 < calls < skipped + steps:  # a run that stopped before its plan's end, or by an error
+            profiler.stop()

@@ -9,8 +9,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,11 +141,12 @@ class Training:
         Raises what ends a training: Divergence, Preempted, PeerLost or another error.
         """
         started = time.perf_counter()
-        take_step = self.trainer.train_step
+        plain = self.trainer.train_step
+        profiling: AbstractContextManager[Callable[..., dict[str, Tensor]]] = nullcontext(plain)
         if self.plan.profile_steps:
             from retina_dist.engine.profile import profiled
 
-            take_step = profiled(take_step, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
+            profiling = profiled(plain, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
 
         def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
             membership.commit(self.trainer.checkpointer.content)
@@ -153,7 +154,7 @@ class Training:
 
         self.trainer.train_step = step
         try:
-            with self.watch:
+            with self.watch, profiling as take_step:
                 metrics = self.trainer.fit()
             if not math.isfinite(metrics.get("val/loss", 0.0)):
                 raise Divergence(

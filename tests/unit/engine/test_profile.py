@@ -23,10 +23,37 @@ def events(path: Path) -> list[dict[str, Any]]:
 )
 def test_some_steps_after_the_first_two_are_traced(tmp_path: Path, length: str, wanted: str, traced: int) -> None:
     plain, one = trainer(max_duration=length), trainer(max_duration=length, profile=wanted)
-    one.train_step = profiled(one.train_step, one.plan, 0, tmp_path / "profile", one.strategy)
-    assert one.fit() == plain.fit()
+    with profiled(one.train_step, one.plan, 0, tmp_path / "profile", one.strategy) as one.train_step:
+        assert one.fit() == plain.fit()
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["rank_0.json.gz", "rank_0.txt"]
     names = [event.get("name", "") for event in events(tmp_path / "profile" / "rank_0.json.gz")]
     assert len([name for name in set(names) if name.startswith("ProfilerStep#")]) == traced
     assert names.count("Optimizer.step#SGD.step") == traced
     assert "aten::addmm" in (tmp_path / "profile" / "rank_0.txt").read_text()
+
+
+@pytest.mark.parametrize("steps", [0, 3, 4])
+def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one_is_traced_too(
+    tmp_path: Path, steps: int
+) -> None:
+    one = trainer(max_duration="8steps", profile="3steps")
+    batches = list(one.data.train_steps(0, steps))
+    with (
+        pytest.raises(RuntimeError, match="no memory"),
+        profiled(one.train_step, one.plan, 0, tmp_path / "first", one.strategy) as step,
+    ):
+        for micro_batches in batches:
+            step(micro_batches)
+        raise RuntimeError("no memory")
+    assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
+    with profiled(one.train_step, one.plan, 6, tmp_path / "second", one.strategy) as step:
+        for micro_batches in one.data.train_steps(6, 8):
+            step(micro_batches)
+    assert (tmp_path / "second" / "rank_0.json.gz").exists()
+
+
+def test_a_resume_that_only_validates_has_nothing_to_trace(tmp_path: Path) -> None:
+    one = trainer(max_duration="4steps", profile="3steps")
+    with profiled(one.train_step, one.plan, 4, tmp_path / "profile", one.strategy):
+        pass
+    assert not (tmp_path / "profile").exists()
