@@ -37,18 +37,18 @@ def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one
     tmp_path: Path, steps: int
 ) -> None:
     one = trainer(max_duration="8steps", profile="3steps")
-    batches = list(one.data.train_steps(0, steps))
-    with (
-        pytest.raises(RuntimeError, match="no memory"),
-        profiled(one.train_step, one.plan, 0, tmp_path / "first", one.strategy) as step,
-    ):
-        for micro_batches in batches:
-            step(micro_batches)
-        raise RuntimeError("no memory")
+
+    def train(folder: str, first: int, last: int, error: Exception | None = None) -> None:
+        with profiled(one.train_step, one.plan, first, tmp_path / folder, one.strategy) as step:
+            for micro_batches in one.data.train_steps(first, last):
+                step(micro_batches)
+            if error:
+                raise error
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        train("first", 0, steps, RuntimeError("no memory"))
     assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
-    with profiled(one.train_step, one.plan, 6, tmp_path / "second", one.strategy) as step:
-        for micro_batches in one.data.train_steps(6, 8):
-            step(micro_batches)
+    train("second", 6, 8)
     assert (tmp_path / "second" / "rank_0.json.gz").exists()
 
 
