@@ -22,7 +22,7 @@ long: $(VENV)/horovod-$(KEY)  ## The tests that make test leaves out because oth
 
 horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
 
-parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, fp64 and fp32
+parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, in fp64
 	$(RUN) -m retina_dist.parity processes=[1,2,4] steps=3 $(ARGS)
 
 chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end with the weights of an undisturbed one
