@@ -103,6 +103,8 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
 def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key: str) -> Samples:
     root = root_of(data.root, data.name)
     val = read_samples(root, "val", classes=classifier.classes)
+    if val is None and data.val_fraction and (train := read_samples(root, "train", classes=classifier.classes)):
+        return train.split(data.val_fraction)[1]
     if val is None:
         raise ConfigError(absent(key, root, "val"))
     return val

@@ -10,6 +10,9 @@ import pytest
 from PIL import Image
 
 import retina_dist as rd
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.evaluation import _validation_set
+from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.config.compose import load_config
 from retina_dist.detection.splits import describe_split, read_split
@@ -118,5 +121,9 @@ def test_class_folders_are_split_too(tmp_path: Path) -> None:
     assert len(train) + len(val) == 40
     assert train.classes == val.classes == ("a", "b")
     assert val.describe().endswith("held out of train by data.val_fraction=0.25")
+    classifier = TrainedClassifier(
+        build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
+    )
+    assert _validation_set(data, classifier, "root").names == val.names  # an evaluation judges on the same images
     with pytest.raises(DataError, match=r"data\.val_fraction=0\.0001 of 40 images leaves none"):
         read_splits(rd.ClassificationData(name="x", root=str(tmp_path), val_fraction=0.0001))
