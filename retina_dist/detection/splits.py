@@ -126,7 +126,7 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
         items = read_folder(data.format, root, split)
         files = (root, items.images) if items else None
         if items:
-            options["coco"], warnings = items.as_coco(), items.warnings
+            options["coco"], warnings = items.as_coco(data.max_pixels), items.warnings
     else:
         files = split_files(data, split)
     if files is None:

@@ -91,7 +91,7 @@ def load_annotations(
         items = read_folder(format, annotations, split)
         if items is None:
             raise DataError(f"{annotations} has no {split} images.")
-        coco, images = items.as_coco(), items.images
+        coco, images = items.as_coco(max_pixels), items.images
     elif coco is None and format in ("coco", "shards"):
         if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
             slices = read_index(images, split, complete=bad_images != "skip")

@@ -52,8 +52,8 @@ def _format_of(root: PathOrUrl) -> str:
         return ""
     from retina_dist.detection.readers.yolo import yaml_of
 
-    def first(*patterns: str) -> Path | None:
-        return next((path for pattern in patterns for path in root.glob(pattern)), None)
+    def first(*patterns: str) -> Path | None:  # by name: the order of a folder's files is that of its disk
+        return next((min(paths) for pattern in patterns if (paths := list(root.glob(pattern)))), None)
 
     if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt"):
         return "yolo"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from retina_dist.data.images import SUFFIXES, image_size
+from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl
 from retina_dist.text import parse_number
@@ -45,15 +45,15 @@ class Items:
     shares: bool = False  # corners are shares of the image's sides
     warnings: list[str] = field(default_factory=list)
 
-    def as_coco(self) -> dict[str, Any]:
-        """The split as COCO's dictionary; image ids count from 1."""
+    def as_coco(self, max_pixels: int = MAX_PIXELS) -> dict[str, Any]:
+        """The split as COCO's dictionary; image ids count from 1. Images of more than `max_pixels` are not opened."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
         for number, item in enumerate(self.items, start=1):
             size = item.size
             if self.shares:
                 try:
-                    size = image_size(self.images / item.file)  # type: ignore[arg-type]
+                    size = image_size(self.images / item.file, max_pixels)  # type: ignore[arg-type]
                 except ImageError:
                     size, item = None, item._replace(boxes=())  # whoever needs the image names it
             images.append({"id": number, "file_name": item.file})

@@ -39,11 +39,11 @@ def read_openimages(root: Path, split: str) -> Items | None:
                 corners = [number_in(row[column], where, column) for column in COLUMNS[2:]]
                 boxes_of.setdefault(row["ImageID"], []).append(Box(name, corners, row.get("IsGroupOf") == "1"))
     folders = [folder for name in SPLITS[split] for folder in (f"{name}/", f"{name}/data/", f"images/{name}/")]
-    folder = next((folder for folder in folders if (root / folder).is_dir()), "")
+    there = [folder for folder in (*folders, "") if (root / folder).is_dir()]
     items = []
     for image, boxes in boxes_of.items():
-        ending = next((ending for ending in ENDINGS if (root / f"{folder}{image}{ending}").is_file()), ".jpg")
-        items.append(Item(f"{folder}{image}{ending}", boxes))
+        candidates = [f"{folder}{image}{ending}" for folder in there for ending in (".jpg", *ENDINGS)]
+        items.append(Item(next((file for file in candidates if (root / file).is_file()), candidates[0]), boxes))
     return Items(items, numbered(classes), root, shares=True)
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, is_image, number_in, numbered, split_of
+from retina_dist.detection.readers.items import (
+    ENDINGS,
+    SPLITS,
+    Box,
+    Item,
+    Items,
+    is_image,
+    number_in,
+    numbered,
+    split_of,
+)
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
 from retina_dist.text import is_text, truncate
@@ -16,6 +27,8 @@ VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
+SUBSETS = {name for names in SPLITS.values() for name in names}  # of CVAT, in lower case
+CORNERS = ("tl", "tr", "bl", "br")  # of each face of CVAT's cuboids
 
 
 def read_voc(root: Path, split: str) -> Items:
@@ -53,10 +66,11 @@ def read_voc(root: Path, split: str) -> Items:
 def read_cvat(root: Path, split: str) -> Items:
     """The images of a "CVAT for images" XML, by their `subset`, else by the folder in their name or that of the file.
 
-    Polygons, polylines, ellipses and cuboids stand for the box around them. Raises DataError naming file and image.
+    Polygons, polylines, ellipses, masks, cuboids and rotated boxes stand for the box around them; tags of whole images are no
+    boxes. Raises DataError naming file and image.
     """
     items, names = [], set()
-    for path in sorted([*root.glob("*.xml"), *root.glob("*/*.xml")]):
+    for path in sorted(root.rglob("*.xml")):
         tree = _read_xml(path, "annotations")
         if tree.find("track") is not None:
             raise DataError(f"{path} has tracks of a video; export it from CVAT as 'CVAT for images 1.1'.")
@@ -64,12 +78,13 @@ def read_cvat(root: Path, split: str) -> Items:
         for image in tree.iterfind("image"):
             where = f"{path}: image {image.get('name')!r}"
             width, height = (int(number_in(image.get(side), where, side)) for side in ("width", "height"))
-            boxes = [
-                Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in image if thing.get("label")
-            ]
+            things = [thing for thing in image if thing.get("label") and thing.tag != "tag"]
+            boxes = [Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in things]
             names |= {box.name for box in boxes}
             file = image.get("name") or ""
-            place = f"{image.get('subset') or ''}/{file}" if image.get("subset") else f"{path.stem}/{file}"
+            place = f"{path.relative_to(root).parent}/{path.stem}/{file}"
+            if (subset := image.get("subset") or "").lower() in SUBSETS:
+                place = f"{subset}/x"
             folders = [
                 path.parent,
                 path.parent / "images",
@@ -77,17 +92,34 @@ def read_cvat(root: Path, split: str) -> Items:
                 root / "images" / (image.get("subset") or split),
             ]
             folder = next((folder for folder in folders if (folder / file).is_file()), root)
-            if split_of(f"{path.relative_to(root).parent}/{place}") == split:
+            if split_of(place) == split:
                 items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
     return Items(items, numbered(names), root)
 
 
 def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
-    if thing.tag == "box":
-        return [number_in(thing.get(key), where, key) for key in ("xtl", "ytl", "xbr", "ybr")]
-    if thing.tag == "ellipse":
-        cx, cy, rx, ry = (number_in(thing.get(key), where, key) for key in ("cx", "cy", "rx", "ry"))
-        return [cx - rx, cy - ry, cx + rx, cy + ry]
+    def numbers(*keys: str) -> list[float]:
+        return [number_in(thing.get(key), where, key) for key in keys]
+
+    if thing.tag == "mask":
+        left, top, width, height = numbers("left", "top", "width", "height")
+        return [left, top, left + width, top + height]
+    if thing.tag == "cuboid":
+        x, y = (numbers(*(f"{axis}{corner}{face}" for corner in CORNERS for face in (1, 2))) for axis in "xy")
+        return [min(x), min(y), max(x), max(y)]
+    if thing.tag in ("box", "ellipse"):
+        if thing.tag == "box":
+            left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
+            x, y, rx, ry = (left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2
+        else:
+            x, y, rx, ry = numbers("cx", "cy", "rx", "ry")
+            left, top, right, bottom = x - rx, y - ry, x + rx, y + ry
+        if not (degrees := number_in(thing.get("rotation") or "0", where, "rotation")):
+            return [left, top, right, bottom]
+        cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+        combine = math.hypot if thing.tag == "ellipse" else lambda a, b: a + b
+        width, height = combine(rx * cosine, ry * sine), combine(rx * sine, ry * cosine)
+        return [x - width, y - height, x + width, y + height]
     points = [pair.split(",") for pair in (thing.get("points") or "").split(";")]
     columns = [[number_in(value, where, "points") for value in column] for column in zip(*points, strict=False)]
     if len(columns) != 2:

@@ -115,7 +115,10 @@ def _names(names: object, path: Path) -> list[str]:
 def _listed_names(root: Path) -> list[str]:
     for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
         if file.is_file():
-            return [line.strip() for line in read_bytes(file).decode("utf-8-sig").splitlines() if line.strip()]
+            names = [line.strip() for line in read_bytes(file).decode("utf-8-sig", "replace").rstrip().splitlines()]
+            if "" in names or len(set(names)) < len(names):  # a line's number is the class
+                raise DataError(f"{file} has an empty line or a class twice; write a different name into each line.")
+            return names
     raise DataError(
         f"{root} has YOLO labels but neither a data.yaml nor classes.txt; write a class name a line into it."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 
 from retina_dist.convert import ConvertConfig, convert
+from retina_dist.data.images import image_size
 from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.errors import ConfigError, DataError
@@ -214,6 +216,7 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
         (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "a.json is not LabelMe's .KeyError"),
         (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
         (cvat, "annotations.xml", '<annotations><image name="a" width="x"/></annotations>', "'a' has width 'x', not"),
+        (without_yaml, "classes.txt", "cat\n\ndog\n", "classes.txt has an empty line or a class twice; write"),
         (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
     ],
 )
@@ -233,3 +236,78 @@ def test_damaged_boxes_are_counted(tmp_path: Path) -> None:
     (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match="image 1 has no size in its annotations, and .*a.jpg"):
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+
+
+def read(root: Path, split: str = "train", **settings: Any) -> dict[str, list[list[float]]]:
+    """The boxes of each image's file."""
+    part = read_split(DetectionData(name="mine", root=str(root), **settings), split)
+    assert part is not None
+    return {record.file_name: boxes.tolist() for record, boxes in zip(part.records, part.boxes, strict=True)}
+
+
+def test_cvat_shapes_stand_for_the_box_around_them(tmp_path: Path) -> None:
+    draw(tmp_path, "a")
+    corners = {"tl": (2, 3), "tr": (9, 4), "bl": (3, 12), "br": (10, 11)}
+    cuboid = "".join(
+        f' x{at}{face}="{x + face - 1}" y{at}{face}="{y + face - 1}"'
+        for at, (x, y) in corners.items()
+        for face in (1, 2)
+    )
+    things = (
+        '<tag label="sunny" source="manual"></tag>'
+        '<box label="x" xtl="10" ytl="8" xbr="20" ybr="12" rotation="90"/>'
+        '<box label="x" xtl="10" ytl="6" xbr="18" ybr="14" rotation="45"/>'
+        '<ellipse label="x" cx="20" cy="10" rx="8" ry="4" rotation="270"/>'
+        '<mask label="x" rle="3, 3" left="5" top="6" width="7" height="8"/>'
+        f'<cuboid label="x"{cuboid}/>'
+    )
+    image = f'<image name="a.jpg" width="40" height="20">{things}</image>'
+    write(tmp_path / "annotations.xml", f"<annotations>{image}</annotations>")
+    half = 4 * 2**0.5
+    expected = [
+        [13, 5, 17, 15],
+        [14 - half, 10 - half, 14 + half, 10 + half],
+        [16, 2, 24, 18],
+        [5, 6, 12, 14],
+        [2, 3, 11, 13],
+    ]
+    assert np.allclose(read(tmp_path)["a.jpg"], expected, atol=1e-5)
+
+
+def test_the_subset_of_cvat_comes_before_the_folder(tmp_path: Path) -> None:
+    images = ""
+    for folder, subset in (("test", "train"), ("train", "Validation"), ("val", "default")):
+        draw(tmp_path / folder, "a")
+        box = '<box label="x" xtl="1" ytl="1" xbr="9" ybr="9"/>'
+        images += f'<image name="{folder}/a.jpg" subset="{subset}" width="40" height="20">{box}</image>'
+    write(tmp_path / "annotations.xml", f"<annotations>{images}</annotations>")
+    assert read(tmp_path).keys() == {"test/a.jpg"}
+    assert read(tmp_path, "val").keys() == {"train/a.jpg", "val/a.jpg"}
+
+
+def test_openimages_images_are_found_below_the_folder_of_the_split(tmp_path: Path) -> None:
+    openimages(tmp_path)
+    (tmp_path / "train/data").mkdir()
+    (tmp_path / "train/a.jpg").rename(tmp_path / "train/data/a.jpg")
+    assert read(tmp_path).keys() == {"train/data/a.jpg"}
+
+
+def test_shares_of_an_image_above_the_usual_limit_keep_their_boxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ultralytics(tmp_path)
+    monkeypatch.setattr(image_size, "__defaults__", (799, None))  # an image has 800 pixels
+    assert len(read(tmp_path, max_pixels=800)["images/train/a.jpg"]) == 2
+
+
+def test_the_format_does_not_depend_on_the_order_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labelme(tmp_path)
+    write(tmp_path / "train/z.json", "{}")
+    glob = Path.glob
+    for backwards in (False, True):
+
+        def sorted_glob(self: Path, pattern: str, reverse: bool = backwards) -> Iterator[Path]:
+            return iter(sorted(glob(self, pattern), reverse=reverse))
+
+        monkeypatch.setattr(Path, "glob", sorted_glob)
+        assert recognise(tmp_path) == "labelme"
