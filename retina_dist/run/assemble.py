@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +35,14 @@ from retina_dist.run.build import (
     build_task,
     task_class,
 )
-from retina_dist.run.environment import configure_torch, describe_job, versions, write_command, write_config
+from retina_dist.run.environment import (
+    configure_torch,
+    describe_job,
+    versions,
+    write_command,
+    write_config,
+    write_flight_records,
+)
 from retina_dist.run.training import Job, Training
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
@@ -101,9 +107,8 @@ def assemble(
 
     server = strategy.on_main(lambda: mlflow_run.tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, committed)
-    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = (
-        f"{run.folder.resolve()}/flight_recorder_rank_"  # of torch's Flight Recorder
-    )
+    if strategy.device.type == "cuda":
+        write_flight_records(run.folder)
     if run.resume_step is not None:
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))

@@ -27,6 +27,9 @@ from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
 
+FLIGHT_FILE, FORMER_NAME = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+_flight_file: str | None = None  # that an earlier job of this process set
+
 
 def configure_torch(settings: TrainerConfig) -> None:
     """Set the number of threads and deterministic algorithms of this process."""
@@ -35,6 +38,13 @@ def configure_torch(settings: TrainerConfig) -> None:
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
     torch.use_deterministic_algorithms(settings.deterministic)
+
+
+def write_flight_records(folder: Path) -> None:
+    """Let torch's Flight Recorder write into `folder`, unless the user said where."""
+    global _flight_file
+    if os.environ.get(FLIGHT_FILE) == _flight_file and FORMER_NAME not in os.environ:
+        os.environ[FLIGHT_FILE] = _flight_file = f"{folder.resolve()}/flight_recorder_rank_"
 
 
 def describe_job(strategy: DistributedStrategy) -> str:

@@ -68,8 +68,9 @@ class DDPStrategy(DistributedStrategy):
     def __enter__(self) -> "DDPStrategy":
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.timeout_s)
-        for name, value in FLIGHT_RECORDER.items():
-            os.environ.setdefault(name, value)
+        if self.device.type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name
+            for name, value in FLIGHT_RECORDER.items():
+                os.environ.setdefault(name, value)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._store()
