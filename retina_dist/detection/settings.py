@@ -8,7 +8,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
 from retina_dist.settings import setting
 
-FORMATS = ("auto", "coco", "csv", "voc", "yolo", "labelme", "cvat", "openimages", "shards")
+FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
+FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
 
 
 @dataclass
@@ -134,6 +135,13 @@ class DetectionData(DataSettings):
             raise ConfigError(
                 f"data.box_format={self.box_format} is for COCO json, and data.format={self.format} has corners; leave it out."
             )
+        if self.format in FOLDER_FORMATS:
+            for key in ("train_annotations", "train_images", "val_annotations", "val_images"):
+                if value := getattr(self, key):
+                    raise ConfigError(
+                        f"data.{key}={value} has no effect on data.format={self.format}, whose splits lie in one folder; give "
+                        "data.root=FOLDER alone."
+                    )
         if self.format == "shards" and (self.train_images or self.val_images):
             raise ConfigError(
                 f"data={self.name} has its images in data.root; leave out data.*_images, or write those into shards."

@@ -13,10 +13,10 @@ from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
-from retina_dist.detection.readers.formats import FOLDER_FORMATS, TITLES, find_split, read_folder, recognise
+from retina_dist.detection.readers.formats import TITLES, find_split, read_folder, recognise
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
-from retina_dist.detection.settings import DetectionData, category_names
+from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData, category_names
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.seeding import held_out
@@ -122,7 +122,7 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
         files = (parse_path(data.root or content[1]), parse_path(content[1])) if content else None
         options["coco"] = content[0] if content else None
     elif data.format in FOLDER_FORMATS:
-        root = parse_path(str(data.root or getattr(data, f"{split}_annotations")))
+        root = parse_path(str(data.root))
         items = read_folder(data.format, root, split)
         files = (root, items.images) if items else None
         if items:

@@ -17,8 +17,9 @@ import numpy as np
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories, LabelMapping
-from retina_dist.detection.readers.formats import FOLDER_FORMATS, TITLES, read_folder
+from retina_dist.detection.readers.formats import TITLES, read_folder
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
+from retina_dist.detection.settings import FOLDER_FORMATS
 from retina_dist.errors import DataError, UserError
 from retina_dist.files import PathOrUrl, parse_path, read_bytes
 from retina_dist.text import escape, is_text, pluralize, truncate

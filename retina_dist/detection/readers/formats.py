@@ -19,7 +19,6 @@ TITLES = {
     "cvat": "CVAT XML",
     "labelme": "LabelMe",
 }
-FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
 LAYOUTS = (  # of annotation files below data.root
     "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
     "annotations/{split}*.json",
@@ -66,7 +65,7 @@ def _format_of(root: PathOrUrl) -> str:
 
 
 def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
-    """A split of one of `FOLDER_FORMATS`; None for a validation split that is not there. Raises DataError."""
+    """A split of one of `settings.FOLDER_FORMATS`; None for a validation split that is not there. Raises DataError."""
     from retina_dist.detection.readers.labelme import read_labelme
     from retina_dist.detection.readers.openimages import read_openimages
     from retina_dist.detection.readers.voc import read_cvat, read_voc

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl
-from retina_dist.text import parse_number
+from retina_dist.text import parse_number, pluralize
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -49,12 +49,14 @@ class Items:
         """The split as COCO's dictionary; image ids count from 1. Images of more than `max_pixels` are not opened."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
+        lost = 0
         for number, item in enumerate(self.items, start=1):
             size = item.size
             if self.shares:
                 try:
                     size = image_size(self.images / item.file, max_pixels)  # type: ignore[arg-type]
                 except ImageError:
+                    lost += len(item.boxes)
                     size, item = None, item._replace(boxes=())  # whoever needs the image names it
             images.append({"id": number, "file_name": item.file})
             images[-1] |= {"width": size[0], "height": size[1]} if size else {}
@@ -62,6 +64,11 @@ class Items:
             for name, (x1, y1, x2, y2), crowd in item.boxes:
                 box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
                 boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
+        if lost:
+            what = pluralize(lost, "box")
+            self.warnings.append(
+                f"{what} left out, in shares of images that cannot be read in {self.images}; restore them"
+            )
         categories = [{"id": i, "name": name} for name, i in self.ids.items()]
         return {"images": images, "annotations": boxes, "categories": categories}
 

@@ -32,8 +32,9 @@ CORNERS = ("tl", "tr", "bl", "br")  # of each face of CVAT's cuboids
 
 
 def read_voc(root: Path, split: str) -> Items:
-    """The images that ImageSets/Main/SPLIT.txt lists; without such lists, those of the folders that `split` names.
+    """The images that ImageSets/Main/SPLIT.txt lists, none where train alone has a list.
 
+    Without such lists, the images of the folders that `split` names.
     VOC's corners are pixel numbers counted from 1, both included, so a box goes from xmin - 1 to xmax. Difficult objects become
     crowd regions: not trained on, and without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file
     has another, all names in alphabetical order. Raises DataError naming file and object.
@@ -128,9 +129,12 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
 
 
 def _read_list(root: Path, split: str) -> list[str]:
-    path = root / "ImageSets" / "Main" / f"{split}.txt"
-    others = sorted(file.stem for file in path.parent.glob("*.txt"))
-    if others and split not in others:
+    folder = root / "ImageSets" / "Main"
+    others = sorted(file.stem for file in folder.glob("*.txt"))
+    path = folder / f"{next((name for name in SPLITS[split] if name in others), split)}.txt"
+    if split == "val" and "train" in others and path.stem not in others:
+        return []  # a validation split is optional
+    if others and path.stem not in others:
         raise DataError(f"{path.parent} has {truncate(others)}, not {split}; write train.txt and val.txt.")
     try:
         lines = read_bytes(path).decode("utf-8-sig").splitlines()

@@ -311,3 +311,35 @@ def test_the_format_does_not_depend_on_the_order_of_the_files(tmp_path: Path, mo
 
         monkeypatch.setattr(Path, "glob", sorted_glob)
         assert recognise(tmp_path) == "labelme"
+
+
+def test_a_voc_list_of_training_images_alone_can_be_held_out_of(tmp_path: Path) -> None:
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (tmp_path / folder).mkdir(parents=True)
+    labelimg(tmp_path, lambda _: "Annotations")
+    for file in [*(tmp_path / "Annotations").glob("*.PNG")]:
+        file.rename(tmp_path / "JPEGImages" / f"{file.stem}.wrong")
+    write(tmp_path / "ImageSets/Main/train.txt", "a\nb\nc\n")
+    assert read_split(DetectionData(name="mine", root=str(tmp_path)), "val") is None
+    parts = [read(tmp_path, split, val_fraction=0.5).keys() for split in ("train", "val")]
+    assert sorted(name for part in parts for name in part) == ["a.wrong", "b.wrong", "c.wrong"]
+    (tmp_path / "ImageSets/Main/valid.txt").write_text("c\n")
+    assert read(tmp_path, "val", val_fraction=0.5).keys() == {"c.wrong"}
+
+
+@pytest.mark.parametrize("key", ["train_annotations", "val_annotations", "val_images"])
+def test_files_beside_a_folder_of_everything_are_refused(key: str, tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    files: dict[str, Any] = {key: str(tmp_path)}
+    data = DetectionData(name="mine", root=str(tmp_path), format="yolo", **files)
+    with pytest.raises(ConfigError, match="has no effect on data.format=yolo, .*; give data.root=FOLDER alone"):
+        data.check()
+
+
+def test_boxes_that_an_unreadable_image_loses_are_counted(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
+    data = DetectionData(name="mine", root=str(tmp_path), missing_images="ignore")
+    part = read_split(data, "train", check=False)
+    assert part is not None
+    assert part.warnings == [f"2 boxes left out, in shares of images that cannot be read in {tmp_path}; restore them"]

@@ -98,8 +98,11 @@ def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str)
 
 def test_errors_of_the_folder(tmp_path: Path):
     root = make(tmp_path, {"train": {"a": SIZE}})
-    with pytest.raises(DataError, match="Main has train, not val; write train.txt and val.txt"):
-        read_voc(root, "val")
+    assert not read_voc(root, "val").items
+    (root / "ImageSets" / "Main" / "train.txt").rename(root / "ImageSets" / "Main" / "trainval.txt")
+    with pytest.raises(DataError, match="Main has trainval, not train; write train.txt and val.txt"):
+        read_voc(root, "train")
+    (root / "ImageSets" / "Main" / "trainval.txt").rename(root / "ImageSets" / "Main" / "train.txt")
     (root / "ImageSets" / "Main" / "val.txt").write_text("a.jpg\n")
     with pytest.raises(DataError, match="val.txt lists a.jpg; write names without .jpg"):
         read_voc(root, "val")
