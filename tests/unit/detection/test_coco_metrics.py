@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
@@ -100,17 +99,6 @@ def test_nothing_detected_is_zero_where_there_is_something_to_find(evaluator: st
 
 
 @each_evaluator
-@pytest.mark.parametrize(("crowd", "expected"), [(1, 1.0), (0, 1 / 3)])
-def test_detections_inside_a_crowd_cost_nothing(evaluator: str, crowd: int, expected: float) -> None:
-    """Two boxes inside WRONG, ahead of the right one: ignored in a crowd, else precision is 1/3."""
-    other = box(1, CAT if crowd else DOG, WRONG, crowd)
-    truth = truth_of([1], box(1, CAT, RIGHT), other)
-    inside = [[120.0, 120.0, 10.0, 10.0], [140.0, 140.0, 20.0, 20.0]]  # IoU with WRONG below 0.3
-    rows = rows_of(*((1, bbox, 0.9, CAT) for bbox in inside), (1, RIGHT, 0.5, CAT))
-    assert evaluate_rows(truth, rows, evaluator=evaluator).per_class["cat"] == pytest.approx(expected)
-
-
-@each_evaluator
 @pytest.mark.parametrize(("ahead", "expected"), [(99, 1.0), (100, 0.0)])
 def test_only_the_hundred_best_of_an_image_count(evaluator: str, ahead: int, expected: float) -> None:
     wrong = [(1, WRONG, 0.9 - i / 1000, CAT) for i in range(ahead)]
@@ -166,15 +154,9 @@ def test_official_numbers(real_data: Path, evaluator: str) -> None:
 
 
 @each_evaluator
-@pytest.mark.parametrize(
-    ("name", "annotations"),
-    [
-        ("yolox_nano_tiny_coco100_val2017", "instances_val2017.json"),
-        ("yolox_nano_coco128_train2017", "instances_train2017.json"),
-    ],
-)
-def test_a_real_detector(real_data: Path, evaluator: str, name: str, annotations: str) -> None:
-    truth = json.loads((real_data / "coco-mini" / "annotations" / annotations).read_text())
+def test_a_real_detector(real_data: Path, evaluator: str) -> None:
+    name = "yolox_nano_tiny_coco100_val2017"
+    truth = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
     expected = json.loads((real_data / "real-detections" / "expected.json").read_text())[name]
     rows = read_results(real_data / "real-detections" / f"{name}.json", truth)
     result = evaluate_rows(truth, rows, evaluator=evaluator)
@@ -206,41 +188,15 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("{}", "no list"),
-        ("[" + "1" * 5000 + "]", "cannot be read"),
-        ('[{"image_id": 1}]', "entry 0"),
         ('[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "image 2"),
         ('[{"image_id": 1, "category_id": 4, "bbox": [1,2,3,4], "score": 1}]', "category 4"),
-        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3], "score": 1}]', "entry 0"),
         ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,Infinity], "score": 1}]', "entry 0"),
-        ('[{"image_id": 1, "category_id": null, "bbox": [1,2,3,4], "score": null}]', "entry 0"),
-        ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,"x"], "score": 1}]', "entry 0"),
     ],
 )
 def test_wrong_results_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match=message):
         read_results(tmp_path / "results.json", TRUTH_OF_IDS)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"checkpoint": "a.pt", "images": "nowhere"},
-            "images=nowhere needs annotations=FILE.json; give both, or root=",
-        ),
-        ({"results": "a.json"}, "results=… needs annotations=FILE.json"),
-        ({"checkpoint": "a.pt", "results": "a.json"}, "give either checkpoint=FILE.pt or results=FILE.json"),
-        (
-            {"results": "a.json", "annotations": "b.json", "category_map": [["a", "b"]]},
-            "category_map has no effect with results",
-        ),
-    ],
-)
-def test_settings_of_evaluate_that_exclude_each_other(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        evaluate(EvaluateConfig(**given))
 
 
 def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
@@ -251,14 +207,6 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
     (tmp_path / "corners.json").write_text(json.dumps(truth))
     files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "corners.json")}
     assert evaluate(EvaluateConfig(**files, box_format="xyxy")).stats["AP"] == pytest.approx(1)
-
-
-@each_evaluator
-def test_the_ground_truth_is_left_as_it_was(evaluator: str) -> None:
-    truth = truth_of([1], box(1, CAT, RIGHT))
-    before = copy.deepcopy(truth)
-    evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT)), evaluator=evaluator)
-    assert truth == before
 
 
 class Sees(torch.nn.Module):
@@ -319,10 +267,9 @@ TRUTH = truth_of([1, 2, *NEIGHBOURS], *(box(i, CAT, RIGHT) for i in (1, 2, *NEIG
     "shares",
     [
         [[batch_of(1, NEIGHBOURS[1]), batch_of(2)], [batch_of(NEIGHBOURS[0])]],
-        [[batch_of(1, 2), batch_of(*NEIGHBOURS)], []],
         [[], [batch_of(1, 2), batch_of(*NEIGHBOURS)]],
     ],
-    ids=["uneven", "none on rank 1", "none on rank 0"],
+    ids=["uneven", "none on rank 0"],
 )
 def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
     (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)

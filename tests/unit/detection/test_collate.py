@@ -41,8 +41,3 @@ def test_boxes_are_padded_with_unit_boxes():
 @pytest.mark.parametrize(("most", "rows"), [(0, 8), (1, 8), (8, 8), (9, 16), (17, 32)])
 def test_number_of_box_rows_is_a_power_of_two(most, rows):
     assert collate([sample(4, 4, most), sample(4, 4, 0)], (4, 4)).boxes.shape[1] == rows
-
-
-def test_image_larger_than_the_canvas_is_refused():
-    with pytest.raises(RuntimeError):
-        collate([sample(9, 4, 0)], (8, 8))

@@ -104,15 +104,9 @@ PIXELS = torch.zeros(3, 8, 8)
     ("images", "message"),
     [
         (PIXELS + 255, "a tensor of floats from 255 to 255; give uint8 or floats from 0 to 1, not normalized"),
-        (PIXELS + float("nan"), "floats from nan to nan"),
-        (PIXELS.int(), "a tensor of torch.int32; give a file, a PIL image, an array"),
         (PIXELS[None], r"a tensor of shape \[1, 3, 8, 8\]"),
         (PIXELS.numpy(), r"an array of shape \[3, 8, 8\]"),
-        (PIXELS[:, :0], r"a tensor of shape \[3, 0, 8\]"),
-        (Image.new("F", (8, 8)), "a PIL image cannot be converted to RGB"),
-        (b"jpeg", "images is of type bytes"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
-        ([None], "an image is of type NoneType"),
         ("absent.jpg", "absent.jpg is not a local file; give the path of one"),
         (".", r"\. is a folder; give a list such as .*glob"),
     ],
@@ -122,24 +116,11 @@ def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
         Detector.from_content(content(), "a checkpoint").predict(images)
 
 
-@pytest.mark.parametrize("missing", ["model_arguments", "categories", "input", "model"])
-def test_what_describes_no_detector_is_named(missing: str) -> None:
-    incomplete = content()
-    incomplete.pop(missing)
-    with pytest.raises(CheckpointError, match="other.pt"):
-        Detector.from_content(incomplete, "other.pt")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         {"model_arguments": {**ARGUMENTS, "num_classes": 5}},
-        {"model_arguments": {**ARGUMENTS, "colour": "red"}},
-        {"input": {"min_size": 64}},
         {"input": None},
-        {"input": torch.zeros(2)},
-        {"model_arguments": None},
-        {"categories": {"ids": 1, "names": 2}},
         {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},
     ],

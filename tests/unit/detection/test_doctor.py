@@ -131,18 +131,6 @@ def test_each_defect_is_found_once(tmp_path: Path) -> None:
     assert report.details["objects"]["val"]["rare"]["all"] == 0
 
 
-def test_a_sound_data_set_has_no_errors_or_warnings(tmp_path: Path) -> None:
-    make_shapes(tmp_path / "shapes", num_train=60, num_val=30, image_size=64)
-    report = examine(settings(tmp_path / "shapes"))
-    assert {f.level for f in report.findings} <= {"info"}  # crowds, images without boxes, gaps in the ids
-    assert report.details["anchor_coverage"]["remedies"] == []
-    assert (
-        sum(row["all"] for row in report.details["objects"]["train"].values())
-        == report.details["anchor_coverage"]["boxes"]
-    )
-    assert report.text().endswith("No errors, no warnings: fit to train on.")
-
-
 def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     defective(tmp_path / "bad")
     make_shapes(tmp_path / "good", num_train=30, num_val=20, image_size=64)
@@ -223,39 +211,6 @@ def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
     assert sum(map(len, trained.boxes)) == report.details["anchor_coverage"]["boxes"]
 
 
-def test_annotations_without_a_box(tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (60, 40)).save(tmp_path / name / f"{name}.png")
-        image = {"id": 1, "file_name": f"{name}.png", "width": 60, "height": 40}
-        write_coco(tmp_path / f"annotations/instances_{name}.json", [image], [])
-    report = examine(settings(tmp_path, "images=none"))
-    found = {(f.level, f.where, f.what) for f in report.findings if f.level != "info"}
-    assert found == {
-        ("error", "train", "no box is left (none is annotated)"),
-        ("warning", "val", "images, and none has a box"),
-    }
-    assert report.details["anchor_coverage"]["unreached"] == 0
-    assert "Anchors: no box" in report.text()
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_without_images_is_refused_as_training_does(tmp_path: Path, split: str) -> None:
-    for name in ("train", "val"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (60, 40)).save(tmp_path / name / "a.png")
-        images = [{"id": 1, "file_name": "a.png", "width": 60, "height": 40}] if name != split else []
-        boxes = [(1, 1, [5, 5, 20, 20], 0)] if images else []
-        write_coco(tmp_path / f"annotations/instances_{name}.json", images, boxes)
-    message = (
-        f"instances_{split}.json leaves no image for {split}; name the right annotations .data.{split}_annotations"
-    )
-    with pytest.raises(DataError, match=message):
-        examine(settings(tmp_path))
-    with pytest.raises(DataError, match=message):
-        DetectionTask(load_config("train", arguments(tmp_path)), SingleDeviceStrategy("cpu"))
-
-
 def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
     shutil.rmtree(tmp_path / "val")
@@ -267,15 +222,6 @@ def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
         DetectionTask(
             load_config("train", [*arguments(tmp_path), "data.missing_images=skip"]), SingleDeviceStrategy("cpu")
         )
-
-
-def test_a_file_larger_than_allowed_is_an_error(tmp_path: Path) -> None:
-    defective(tmp_path)
-    for how in ("decode", "header"):
-        findings = examine(settings(tmp_path, "data.max_pixels=2399", f"images={how}")).findings
-        found = {f.where: f for f in findings if f.what == "images unreadable"}
-        assert (found["train"].count, found["val"].count) == (7, 2)  # all but the missing one and the smaller one
-        assert "a.png has 60 x 40 pixels, more than max_pixels=2399" in found["train"].examples[0]
 
 
 def test_sizes_are_cocos(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from retina_dist.errors import DataError
     [
         ("annotations/instances_val2017.json", "val2017"),
         ("annotations/instances_val2017.json", "images/val2017"),
-        ("annotations/instances_val.json", "images"),
         ("annotations/val.json", "images/val"),
         ("val.json", "."),
         ("valid/_annotations.coco.json", "valid"),
@@ -45,10 +44,8 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
     ("file", "content", "format", "title"),
     [
         ("labels/val/a.txt", "", "yolo", "YOLO"),
-        ("valid/labels/a.txt", "", "yolo", "YOLO"),
         ("cells.yaml", "train: images\nnames: [a]", "yolo", "YOLO"),
         ("Annotations/a.xml", "<annotation>", "voc", "Pascal VOC"),
-        ("photos/a.xml", "<annotation>", "voc", "Pascal VOC"),
         ("annotations.xml", '<?xml version="1.0"?>\n<annotations>', "cvat", "CVAT XML"),
         ("photos/a.json", '{"version": "5.0", "flags": {}, "shapes": []}', "labelme", "LabelMe"),
         ("train.csv", "", "csv", "keras-retinanet CSV"),
@@ -78,14 +75,6 @@ def test_what_is_no_format_is_named(tmp_path: Path, file: str, root: str, messag
         recognise(tmp_path / root)
 
 
-def test_a_missing_validation_file_is_named_beside_training(tmp_path: Path):
-    (tmp_path / "train.json").touch()
-    with pytest.raises(
-        DataError, match="data.val_fraction=0.1, or, to train without validation, name data.train_annotations"
-    ):
-        find_split(tmp_path, "val")
-
-
 def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
     """What lies beside the instances in COCO's own annotation folder."""
     (tmp_path / "annotations").mkdir()
@@ -95,17 +84,3 @@ def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
         find_split(tmp_path, "val")
     (tmp_path / "annotations" / "instances_val2017.json").touch()
     assert find_split(tmp_path, "val")[0].name == "instances_val2017.json"
-
-
-@pytest.mark.parametrize(
-    ("folder", "split", "annotations", "images"),
-    [
-        ("coco-mini", "train", "annotations/instances_train2017.json", "train2017"),
-        ("bccd", "val", "annotations/instances_val.json", "val"),
-        ("keras-retinanet-testdata/coco", "val", "annotations/instances_val2017.json", "images/val2017"),
-    ],
-)
-def test_real_layouts(real_data: Path, folder: str, split: str, annotations: str, images: str):
-    root = real_data / folder
-    assert find_split(root, split) == (root / annotations, root / images)
-    assert recognise(root) == "coco"

@@ -20,7 +20,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import targets
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
-from retina_dist.detection.model.targets import decode, encode, match
+from retina_dist.detection.model.targets import match
 from retina_dist.detection.model.weights import load_backbone_weights
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
@@ -194,21 +194,6 @@ def test_match_equals_torchvision(boxes: list[list[float]]) -> None:
     assert torch.equal(match(padded[None], torch.tensor([len(gt)]), anchors)[0], expected)
 
 
-def test_encode_by_hand_and_back() -> None:
-    anchor = torch.tensor([[0.0, 0.0, 10.0, 20.0]], dtype=torch.float64)
-    box = torch.tensor([[5.0, 0.0, 25.0, 20.0]], dtype=torch.float64)
-    offsets = encode(box, anchor)
-    # centre 15, 10 against 5, 10; size 20x20 against 10x20
-    torch.testing.assert_close(
-        offsets,
-        torch.tensor([[1.0, 0.0, 2.0, 1.0]])
-        .double()
-        .log()
-        .where(torch.tensor([[False, False, True, True]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()),
-    )
-    torch.testing.assert_close(decode(offsets, anchor), box)
-
-
 @pytest.mark.parametrize("boxes_at_once", [1, 3])
 def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and boxes repeat."""
@@ -287,15 +272,10 @@ def test_checkpointed_activations_give_the_same_gradients_and_statistics(backbon
 
 
 def test_impossible_settings_name_the_key() -> None:
-    for name, near in (
-        ("vgg16", "resnet50 or convnext_tiny"),
-        ("resnet5O", "resnet50"),
-        ("convnext-tiny", "convnext_tiny"),
+    with pytest.raises(
+        ConfigError, match=r"model\.backbone=resnet5O is not known; use a ResNet, .*such as resnet50\.$"
     ):
-        with pytest.raises(
-            ConfigError, match=rf"model\.backbone={name} is not known; use a ResNet, .*, such as {near}\.$"
-        ):
-            build_retinanet(num_classes=2, backbone=name)
+        build_retinanet(num_classes=2, backbone="resnet5O")
     with pytest.raises(ConfigError, match="fpn_channels=48"):
         build_retinanet(num_classes=2, variant="v2", fpn_channels=48)
 

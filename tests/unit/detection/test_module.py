@@ -20,7 +20,7 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.collate import NO_IMAGE
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
-from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ImageError
 
@@ -95,18 +95,6 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
     assert batch.weight == 0.5
 
 
-def test_augmentation_is_keyed_by_seed_epoch_and_image(annotations):
-    transform = TrainTransform(max_size=96, scale_jitter=(0.5, 1.5))
-
-    def image(seed: int, epoch: int, *indices: int) -> torch.Tensor:
-        spec = BatchSpec(epoch, indices, canvas=(64, 64), min_size=32)
-        return DetectionDataset(annotations, transform, seed=seed)[spec].images[-1]
-
-    assert torch.equal(image(0, 0, 4), image(0, 0, 7, 1, 4))  # neighbours do not matter
-    assert not torch.equal(image(0, 0, 4), image(0, 1, 4))
-    assert not torch.equal(image(0, 0, 4), image(1, 0, 4))
-
-
 def test_fillers_bring_a_batch_to_its_size(annotations):
     """Black images without boxes, at the end: for what could not be read, and where a slot has too few images or none."""
     annotations.records[1].path.write_bytes(b"no image")
@@ -131,18 +119,6 @@ def test_fillers_bring_a_batch_to_its_size(annotations):
 
 
 # the module
-
-
-def test_steps_cross_epochs_and_hold_accumulate_micro_batches(annotations):
-    module = make_module(annotations, accumulate=2)
-    assert module.steps_per_epoch == 3
-    assert len(module.train_dataset) == 10
-    assert module.position(4) == (1, 4)
-    steps = list(module.train_steps(0, 6))
-    assert [len(step) for step in steps] == [2, 2, 1] * 2
-    for epoch in (steps[:3], steps[3:]):
-        ids = [int(i) for step in epoch for batch in step for i in batch.image_ids if i != NO_IMAGE]
-        assert sorted(ids) == list(range(100, 110))
 
 
 def test_resuming_gives_the_same_batches_as_going_on(annotations):

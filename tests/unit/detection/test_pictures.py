@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.pictures import class_color, draw_boxes, draw_predictions
-from retina_dist.reporting.pictures import font_file, sheet, titled
 
 NAMES = ("cat", "dog", "Müller-Ж")
 
@@ -49,20 +48,6 @@ def test_odd_boxes_and_pixels_do_no_harm() -> None:
     assert mask(picture, 1)[10, 10], "without an area, still a dot"
     assert not mask(picture, 2).any()
     assert picture[0, 240, 320] == 128
-
-
-def test_sheets_and_titles() -> None:
-    assert font_file(), "matplotlib is installed"
-    font = ImageFont.truetype(str(font_file()), 20)
-    missing = bytes(font.getmask("\uffff"))
-    assert all(bytes(font.getmask(letter)) != missing for letter in "äéñøşğđệЖΩ…")
-    picture = titled(gray(400, 640), "image 7")
-    assert picture.shape == (3, 400 + 2 * 13, 640)
-    assert torch.equal(picture[:, -400:], gray(400, 640))
-    assert picture[:, :26].min() < 50
-    assert sheet([gray(40, 30), gray(20, 60), gray(10, 10)], columns=2).size == (2 * 60 + 3 * 8, 2 * 40 + 3 * 8)
-    for number, columns in ((2, 2), (4, 2), (5, 3), (10, 4)):
-        assert sheet([gray(10, 10)] * number).width == columns * 18 + 8
 
 
 def test_predictions_stand_beside_the_ground_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,20 +44,3 @@ def test_pr_of_a_few_classes(tmp_path, figures):
     assert texts(mean) == ["0.594  WBC", "0.149  _RBC$x$", "0.371  mean of 2 classes"]
     assert figures[0].get_supxlabel() == "1 class without ground truth left out"
     assert at_50.lines[0].get_xdata()[-1] == pytest.approx(0.80)  # ends where precision falls to zero
-
-
-@pytest.mark.parametrize("areas", [(), (None,), (0.0,), (1.0,)])
-def test_pr_of_hardly_anything(tmp_path, areas):
-    plots.plot_pr(precision_of(*areas), [str(k) for k in range(len(areas))], tmp_path / "pr.png")
-    assert (tmp_path / "pr.png").exists()
-
-
-def test_per_class_bars_are_sorted_and_say_what_is_left_out(tmp_path, figures):
-    per_class = {"RBC": 0.6, "nothing": None, "Platelets": 0.3, "WBC": 0.75}
-    plots.plot_per_class(per_class, tmp_path / "per_class_ap.png")
-    axes = figures[0].axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["WBC", "RBC", "Platelets"]
-    assert [bar.get_width() for bar in axes.patches] == [0.75, 0.6, 0.3]
-    assert axes.yaxis_inverted()  # so the first is on top
-    assert texts(axes) == ["mean 0.550"]
-    assert figures[0].get_supxlabel() == "1 class without ground truth left out"

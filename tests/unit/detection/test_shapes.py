@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retina_dist.data.drawn import coverage
-from retina_dist.detection.data.shapes import CATEGORIES, RING_HOLE, _annotation, make_shapes
+from retina_dist.detection.data.shapes import CATEGORIES, make_shapes
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.formats import find_split
 from retina_dist.errors import DataError
@@ -38,20 +37,6 @@ def test_it_is_a_sound_data_set_with_everything_real_ones_have(tmp_path: Path) -
     assert len({(r.width, r.height) for r in data.records}) == 5
     assert data.categories.ids == tuple(CATEGORIES)  # with gaps
     assert set(np.concatenate(data.labels)) == set(range(6))
-
-
-@pytest.mark.parametrize("kind", ["circle", "square", "triangle", "star", "cross", "ring"])
-def test_boxes_are_tight_around_the_pixels_drawn(kind: str) -> None:
-    """A shape on black: its annotation is the bounds of what is no longer black."""
-    alpha = coverage(kind, (30.0, 26.0), 12.0, 0.3, (64, 48), RING_HOLE)
-    found = _annotation(alpha >= 0.5, 1, 0)
-    x, y, width, height = found["bbox"]
-    rows, columns = np.where(alpha >= 0.5)
-    assert (columns.min(), rows.min()) == (x, y)
-    assert (columns.max(), rows.max()) == (x + width - 1, y + height - 1)
-    assert found["area"] == len(rows)
-    assert max(width, height) <= 26  # within its radius
-    assert min(width, height) >= 16
 
 
 def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,6 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import ConfigError
-from retina_dist.run.assemble import train
-from retina_dist.settings import validate
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 CPU = torch.device("cpu")
@@ -52,20 +48,3 @@ def test_the_task_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert task.build_evaluator(data) is None
     task.draw_inputs(data, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    tiny = "data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 8}"
-    settings = [tiny, "schedule=constant", "trainer.max_duration=2steps", "trainer.num_threads=1", "logging=quiet"]
-    assert train(load_config("train", ["data=synthetic", "data.batch_size=2", "output_dir=run", *settings])) == {}
-    last = torch.load("run/checkpoints/last.pt", weights_only=True, map_location="cpu")
-    assert last["step"] == 2
-
-
-def test_what_random_data_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no images to overfit; leave trainer.overfit_batches out"):
-        load_config("train", ["data=synthetic", "trainer.overfit_batches=2"])
-    for canvas in ([64], [64, 65], [0, 64]):
-        with pytest.raises(ConfigError, match=r"canvas=.* multiples of 32, such as \[800,1088\]"):
-            validate(replace(SMALL, canvas=canvas))

@@ -84,11 +84,6 @@ def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path
     assert report.details["objects"]["val"]["dog"]["all"] == 1
 
 
-def test_a_label_without_a_category_is_told(tmp_path: Path) -> None:
-    told = "3: person, dog, cat; 1 label without a category (model.num_classes=4; there is no background class)"
-    assert told in task(tmp_path, FIRST, FIRST, "model.num_classes=4").describe()
-
-
 def checkpoint_of(folder: Path, **data: Any) -> Path:
     """A checkpoint of an untrained detector of FIRST's categories whose settings name this data."""
     torch.manual_seed(0)
@@ -144,12 +139,6 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
         evaluate(EvaluateConfig(checkpoint=str(path), root=str(tmp_path / "elsewhere"), **SMALL))
     path = checkpoint_of(tmp_path, root=[3])
     with pytest.raises(ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"):
-        evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
-    older = torch.load(path, weights_only=True) | {"versions": {"retina_dist": "0.0.9"}}
-    write_checkpoint(path, older)
-    with pytest.raises(
-        ConfigError, match=r"\); retina_dist 0.0.9 wrote it and this is .*: install that version, or load the"
-    ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
 
 

@@ -43,12 +43,6 @@ def test_resized_size_is_torchvisions(height, width, min_size, max_size):
     assert resized_size(height, width, min_size, max_size) == images.image_sizes[0]
 
 
-def test_resized_size_by_hand():
-    assert resized_size(480, 640, 800, 1333) == (800, 1066)  # 640 * 5/3 = 1066.67, rounded down
-    assert resized_size(400, 1000, 800, 1333) == (533, 1333)  # the long side decides
-    assert resized_size(1, 5000, 800, 1333) == (1, 1333)  # never 0
-
-
 def test_eval_resizes_image_and_boxes():
     image = make_image(60, 80)
     boxes = torch.tensor([[0.0, 0.0, 80.0, 60.0], [8.0, 6.0, 16.0, 30.0]])
@@ -85,27 +79,11 @@ def test_a_canvas_too_small_shrinks_the_image_and_keeps_its_shape():
     assert boxes.tolist() == [[32, 24, 64, 48]]
 
 
-def test_flip_mirrors_image_and_boxes():
-    image = make_image(60, 80)
-    out, boxes, _ = TrainTransform(max_size=80, hflip=1.0)(
-        image,
-        torch.tensor([[10.0, 20.0, 30.0, 50.0]]),
-        torch.tensor([1]),
-        min_size=60,
-        canvas=CANVAS,
-        key=(0,),
-    )
-    assert torch.equal(out, image.flip(-1))
-    assert boxes.tolist() == [[50, 20, 70, 50]]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {"hflip": 0.5},
-        {"hflip": 0.5, "iou_crop": 1.0},
         {"hflip": 0.0, "scale_jitter": (0.5, 0.9)},
-        {"hflip": 0.5, "scale_jitter": (1.1, 1.8)},
         {"hflip": 0.5, "vflip": 0.5, "scale_jitter": (1.5, 3.0)},
         {"hflip": 0.5, "iou_crop": 0.7, "scale_jitter": (0.3, 2.0)},
     ],
@@ -128,19 +106,6 @@ def test_boxes_follow_the_pixels(settings):
             assert (boxes[:, 3] <= height).all()
             torch.testing.assert_close(found_block(image), boxes, atol=2.0, rtol=0)
     assert seen > 10
-
-
-def test_enlarged_image_fills_the_canvas_from_different_places():
-    transform = TrainTransform(max_size=200, hflip=0.0, scale_jitter=(3.0, 3.0))
-    corners = set()
-    for seed in range(10):
-        image, _, _ = transform(
-            make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=(seed,)
-        )
-        # scale 5: 25 by 32 of the stored pixels
-        assert tuple(image.shape[1:]) == (125, 160)
-        corners.add(int(image[1, 0, 0]))
-    assert len(corners) > 4
 
 
 @pytest.mark.parametrize("size", [(60, 80), (2, 3), (1, 1)])

@@ -43,20 +43,6 @@ def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
     assert tuple(entry["name"] for entry in coco["categories"]) == VOC_CLASSES
 
 
-def test_the_folder_below_is_named(tmp_path: Path):
-    make(tmp_path / "VOC2007", {"train": {"a": SIZE}})
-    with pytest.raises(DataError, match="give it: data.root=.*VOC2007"):
-        read_voc(tmp_path, "train")
-
-
-def test_difficult_objects_are_not_trained_on(tmp_path: Path):
-    content = SIZE + thing("dog", (1, 1, 9, 9)) + thing("dog", (20, 20, 30, 30), difficult=1)
-    root = make(tmp_path, {"train": {"a": content}})
-    found = load_annotations(root, root, format="voc", missing_images="ignore")
-    assert found.boxes[0].tolist() == [[0, 0, 9, 9]]
-    assert found.num_crowd == 1
-
-
 def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
     splits = {
         "train": {"a": SIZE + thing("zebra", (1, 1, 9, 9)) + thing("car", (1, 1, 9, 9))},
@@ -73,21 +59,10 @@ def test_sizes_that_are_none_are_left_to_the_image(tmp_path: Path):
         assert read_voc(make(tmp_path, {"train": {"a": content}}), "train").items[0].size is None
 
 
-def test_an_image_outside_the_folder_is_refused(tmp_path: Path):
-    root = make(tmp_path, {"train": {"a": SIZE}})
-    (root / "Annotations" / "a.xml").write_text("<annotation><filename>../../a.jpg</filename></annotation>")
-    with pytest.raises(
-        DataError, match=r"image 1 has file_name '../../a.jpg', which is outside the images folder .*JPEGImages"
-    ):
-        load_annotations(root, root, format="voc", missing_images="ignore")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (thing("dog", (1, 1, "x", 9)), "a.xml: object 1 has xmax 'x', not a number"),
-        ("<object><name>dog</name></object>", "a.xml: object 1 has xmin '', not a number"),
-        (thing("", (1, 1, 9, 9)), "a.xml: object 1 has no name"),
         ("<object>", "a.xml cannot be read as an annotation"),
     ],
 )
@@ -103,9 +78,6 @@ def test_errors_of_the_folder(tmp_path: Path):
     with pytest.raises(DataError, match="Main has trainval, not train; write train.txt and val.txt"):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "trainval.txt").rename(root / "ImageSets" / "Main" / "train.txt")
-    (root / "ImageSets" / "Main" / "val.txt").write_text("a.jpg\n")
-    with pytest.raises(DataError, match="val.txt lists a.jpg; write names without .jpg"):
-        read_voc(root, "val")
     (root / "Annotations" / "a.xml").unlink()
     with pytest.raises(DataError, match="a.xml cannot be read as an annotation"):
         read_voc(root, "train")
@@ -114,10 +86,9 @@ def test_errors_of_the_folder(tmp_path: Path):
         read_voc(root, "train")
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_real_folder(real_data: Path, split: str):
+def test_real_folder(real_data: Path):
     root = real_data / "keras-retinanet-testdata" / "pascal"
-    found = load_annotations(root, root, format="voc", split=split)
+    found = load_annotations(root, root, format="voc")
     assert [(r.file_name, r.width, r.height) for r in found.records] == [("000001.jpg", 353, 500)]
     assert found.boxes[0].tolist() == [[47, 239, 195, 371], [7, 11, 352, 498]]
     assert [found.categories.name_of(label) for label in found.labels[0].tolist()] == ["dog", "person"]

@@ -135,10 +135,6 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
         CheckpointError, match="holds only 77 of the 265 tensors of a resnet50 .*; set model.backbone to"
     ):
         load_backbone_weights(large, saved(tmp_path, state), "resnet50")
-    with pytest.raises(
-        CheckpointError, match="holds only 0 of the 265 tensors of a resnet50 .it begins with features.0.0.weight"
-    ):
-        load_backbone_weights(large, saved(tmp_path, {"features.0.0.weight": torch.zeros(96, 3, 4, 4)}), "resnet50")
 
 
 @pytest.mark.parametrize(
@@ -208,18 +204,6 @@ def test_every_rank_has_the_epsilon_of_the_weights(
     assert ranks(settings_with(COCO_V1), checkpoint) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "eps"),
-    [
-        ({"norm_eps": 1e-3}, 1e-3),
-        ({"norm": "bn"}, 1e-5),  # a batch can have no variance
-        ({"norm": "bn", "norm_eps": 0.0}, 0.0),
-    ],
-)
-def test_the_epsilon_of_the_settings_counts(published: dict[str, torch.Tensor], changes: dict, eps: float) -> None:
-    assert batch_norm_eps(build_model(settings_with("COCO_V1", **changes), 3)) == eps
-
-
 def test_torchvisions_file_has_its_epsilon_by_any_name(
     published: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,9 +245,8 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_sources_are_named(tmp_path: Path) -> None:
-    for name in ("RetinaNet_Weights.COCO_V1", "RetinaNet_ResNet50_FPN_Weights.COCO_V9"):
-        with pytest.raises(ConfigError, match="not known to torchvision"):
-            load_weights(small(), name)
+    with pytest.raises(ConfigError, match="not known to torchvision"):
+        load_weights(small(), "RetinaNet_ResNet50_FPN_Weights.COCO_V9")
     with pytest.raises(CheckpointError, match="neither a file nor"):
         load_weights(small(), "nowhere.pt")
     (tmp_path / "text.pt").write_text("hello")
@@ -275,6 +258,3 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
         match="holds only 0 of the .* a detector .it begins with a.; .*model.backbone_weights=.*if it is of a classifier",
     ):
         load_weights(small(), str(tmp_path / "other.pt"))
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match="does not hold a state_dict"):
-        load_weights(small(), str(tmp_path / "list.pt"))
