@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.errors import ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
 from tests.plugins.test_plugins import FOUND, HERE
@@ -31,20 +30,6 @@ def test_it_logs_what_the_table_holds(tmp_path: Path, monkeypatch: pytest.Monkey
     found = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert found == [(step, float(f"{value:.3g}")) for step, value in zip(steps, values, strict=True)]
     assert steps == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("logging.digits=0", "logging.digits=0 is too small; it must be at least 1."),
-        ("logging.digit=2", "logging.digit is not a setting; did you mean logging.digits?"),
-        ("logging.mlflow=maybe", "logging.mlflow=maybe is not one of auto, true, false"),
-    ],
-)
-def test_wrong_settings_are_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config("train", [*CHOSEN, override])
-    assert message in str(caught.value)
 
 
 def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +69,3 @@ def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.Mo
         zip(steps, values, strict=True)
     )
     assert wandb.init.return_value.finish.call_count == 2
-
-
-def test_an_entry_names_a_logger_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "logging").mkdir()
-    (tmp_path / "logging" / "mine.yaml").write_text("_target_: torch.optim.SGD\n")
-    with pytest.raises(ConfigError, match=r"logging\._target_=torch.optim.SGD is not a class of the kind MetricLogger"):
-        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "logging=mine"])

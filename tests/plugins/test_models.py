@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,12 @@ from retina_dist.detection.commands import predictor_of
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
 from retina_dist.detection.export import export
-from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
 from retina_dist.run.build import task_of
-from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
-from tests.plugins.cell_detector import CellSettings
 from tests.plugins.test_plugins import FOUND, HERE
 
 CHOSEN = [FOUND, "data=parity", "model=cells"]
@@ -132,19 +128,3 @@ def test_rt_detr_of_transformers_as_documented(tmp_path: Path, monkeypatch: pyte
         "model=rtdetr",
     ]
     task_contract(DetectionTask, load_config("train", [*chosen, "model.norm=frozen_bn"]))
-
-
-def test_its_settings_are_typed() -> None:
-    config = load_config("train", [*CHOSEN, "model.width=3", "model.num_classes=9"])
-    assert isinstance(config.model, CellSettings)
-    assert (config.model.width, config.model.num_classes) == (3, 9)
-    with pytest.raises(ConfigError, match=r"model\.backbone is not a setting"):
-        load_config("train", [*CHOSEN, "model.backbone=resnet18"])
-    assert load_config("doctor", [*CHOSEN, "model.width=3"]).model.width == 3
-
-
-def test_a_checkpoint_names_no_class() -> None:
-    content = asdict(load_config("train", [*CHOSEN, "model.num_classes=9"]))
-    content["model"]["_target_"] = "no.such.module.Model"
-    with pytest.raises(ConfigError, match="the checkpoint's model is of a class from outside the package"):
-        settings_of(content, DetectionRunConfig)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import build_plan
-from retina_dist.run_config import settings_of
 from tests.plugins.lion import LionSettings
 from tests.plugins.test_plugins import FOUND
 
@@ -51,37 +48,3 @@ def test_their_settings_are_typed() -> None:
     plan = build_plan(config, 100, 1)
     assert [round(plan.lr_at(step), 4) for step in (0, 2, 6, 9)] == [0.0001, 0.1, 0.025, 0.0016]
     assert "polynomial, warm-up over 2 steps" in str(plan)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer.beta1=1", "optimizer.beta1=1.0 is too large; it must be below 1."),
-        ("optimizer.momentum=0.5", "optimizer.momentum is not a setting"),
-        ("schedule.power=0", "schedule.power=0.0 is too small; it must be above 0."),
-        ("schedule.milestones=[1epoch]", "schedule.milestones is not a setting"),
-        ("optimizer=adan", "optimizer=adan does not exist; did you mean adam?"),
-        ("optimizer._target_=torch.load", "optimizer._target_=torch.load is not a class of the kind Optimizer"),
-    ],
-)
-def test_wrong_settings_are_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config("train", [*CHOSEN, override])
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("group", ["optimizer", "schedule"])
-def test_an_entry_names_a_class_of_its_kind(tmp_path: Path, group: str) -> None:
-    (tmp_path / group).mkdir()
-    (tmp_path / group / "mine.yaml").write_text("_target_: torch.nn.Linear\nname: mine\n")
-    with pytest.raises(ConfigError, match=rf"{group}\._target_=torch.nn.Linear is not a class of the kind"):
-        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", f"{group}=mine"])
-
-
-def test_a_checkpoint_names_no_class() -> None:
-    """What all optimizers have is read back; nothing that it names is imported."""
-    content = asdict(load_config("train", [*CHOSEN, "optimizer.lr=0.3"]))
-    content["optimizer"]["_target_"] = content["schedule"]["_target_"] = "no.such.module.Class"
-    found = settings_of(content, DetectionRunConfig)
-    assert type(found) is DetectionRunConfig
-    assert (found.optimizer.lr, found.schedule.name) == (0.3, "cosine")

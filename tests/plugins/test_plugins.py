@@ -79,10 +79,7 @@ def test_the_settings_of_a_class_from_outside_are_typed() -> None:
     [
         ("strategy.chunk=2", "strategy.chunk is not a setting; did you mean strategy.chunk_mb?"),
         ("strategy.chunk_mb=0", "strategy.chunk_mb=0.0 is too small; it must be above 0."),
-        ("strategy.chunk_mb=a", "strategy.chunk_mb=a is not a number."),
-        ("strategy.bucket_mb=2", "strategy.bucket_mb is not a setting"),
         ("strategy._target_=torch.load", "strategy._target_=torch.load is not a class of the kind DistributedStrategy"),
-        ("strategy.compression=fp8", "strategy.compression=fp8 is not one of none, bf16, fp16"),
     ],
 )
 def test_wrong_settings_of_a_class_from_outside_are_named(override: str, message: str) -> None:
@@ -95,10 +92,8 @@ def test_wrong_settings_of_a_class_from_outside_are_named(override: str, message
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("torch.load", "is not a class of the kind DistributedStrategy"),
         ("subprocess.Popen", "is not a class of the kind DistributedStrategy"),
         ("nowhere.Strategy", "cannot be imported"),
-        ("Strategy", "cannot be imported"),
     ],
 )
 def test_an_entry_names_a_strategy_and_nothing_else(tmp_path: Path, target: str, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ from PIL import Image
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.data.shapes import make_shapes
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.run.assemble import train
-from retina_dist.run_config import settings_of
 from tests.plugins.test_plugins import FOUND
 from tests.plugins.yolo_reader import YoloData
 
@@ -75,19 +73,7 @@ def test_it_trains(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "coco/AP" in train(load_config("train", [*overrides(root), *small]))
 
 
-def test_a_checkpoint_names_no_class(root: Path) -> None:
-    content = asdict(load_config("train", overrides(root)))
-    content["data"]["_target_"] = "no.such.module.Reader"
-    whole, data = settings_of(content, DetectionRunConfig), settings_of(content["data"], DetectionData)
-    assert type(data) is type(whole.data) is DetectionData
-    assert (data.name, data.root) == (whole.data.name, whole.data.root) == ("yolo", str(root / "yolo"))
-
-
 def test_errors_name_the_setting_or_the_file(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.class_name is not a setting; did you mean data\.class_names\?"):
-        load_config("train", [*overrides(root), "data.class_name=[a]"])
-    with pytest.raises(ConfigError, match=r"data\.class_names is not a setting"):
-        load_config("train", [FOUND, "data=coco", "data.class_names=[a]"])
     with pytest.raises(DataError, match="has no images to train on"):
         read_split(load_config("train", [*overrides(root), f"data.root={tmp_path}"]).data, "train")
     assert read_split(load_config("train", [*overrides(root), f"data.root={tmp_path}"]).data, "val") is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retina_dist import doctor
-from retina_dist.config.compose import load_config, schema_for
+from retina_dist.config.compose import load_config
 from retina_dist.detection import commands
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
@@ -19,7 +19,6 @@ from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import command_of_task, task_class
 from retina_dist.run_config import settings_of
-from retina_dist.settings import settings_by_key
 from retina_dist.testing.task_contract import task_contract
 from tests.commands import run_command
 from tests.plugins.cell_detector import CellDetector
@@ -101,44 +100,6 @@ def test_the_settings_of_a_task_are_sections_of_the_configuration() -> None:
     assert task_class(config) is DiscTask
     assert sorted(asdict(config)["model"]) == ["width"], "nothing of detection's"
     assert task_class(load_config("train", [FOUND])) is DetectionTask, "what was chosen before leaves nothing behind"
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.num_trains=5", "data.num_trains is not a setting; did you mean data.num_train?"),
-        ("data.num_train=0", "data.num_train=0 is too small; it must be at least 1."),
-        ("model.backbone=resnet18", "model.backbone is not a setting"),
-        ("data.name=a/b", "data.name=a/b cannot name a folder below runs/"),
-        ("task._target_=torch.load", "task._target_=torch.load is not a class of the kind Task"),
-        ("task=disc", "task=disc does not exist; did you mean discs?"),
-    ],
-)
-def test_wrong_settings_of_a_task_are_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config("train", settings(*override.split()))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("torch.load", "is not a class of the kind Task"),
-        ("tests.plugins.mpi_strategy.MPIStrategy", "is not a class of the kind Task"),
-        ("nowhere.Task", "cannot be imported"),
-    ],
-)
-def test_an_entry_names_a_task_and_nothing_else(tmp_path: Path, target: str, message: str) -> None:
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "mine.yaml").write_text(f"_target_: {target}\nname: mine\n")
-    with pytest.raises(ConfigError, match=rf"task\._target_={target} {message}"):
-        load_config("train", [f"hydra.searchpath=[file://{tmp_path}]", "task=mine"])
-
-
-def test_the_settings_of_a_task_can_be_looked_at() -> None:
-    schema = schema_for("train", settings())
-    assert settings_by_key(schema)["data.num_train"] is int
-    assert "data.root" not in settings_by_key(schema)
 
 
 def test_a_sweep_may_try_classes_from_outside_and_built_in_ones(tmp_path: Path) -> None:

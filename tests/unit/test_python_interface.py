@@ -24,14 +24,12 @@ import retina_dist as rd
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
-from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.commands import run_command
-from tests.plugins.jsonl_logger import JsonlSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -252,19 +250,7 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"optimizer": rd.OptimizerConfig()}, r"optimizer\.lr is not set; give OptimizerConfig\(lr=…\)"),
-        ({"optimizer": rd.OptimizerConfig(lr=-1.0)}, r"optimizer\.lr=-1\.0 is too small"),
         ({"max_duration": 12}, r"max_duration=12 is of type int; give str"),
-        ({"gradient_clip": "1"}, r"gradient_clip='1' is of type str; give float or None"),
-        ({"max_duration": "ten"}, r"max_duration=ten is not a duration; write a number and a unit"),
-        ({"data": "/data/mine"}, r"data='/data/mine' is of type str; give DetectionData or TorchDatasetConfig"),
-        (
-            {"data": rd.DetectionData(root=Path("/x"))},
-            r"data\.root=PosixPath\('/x'\) is of type PosixPath; give str or None",
-        ),  # type: ignore[arg-type]
-        (
-            {"logging": JsonlSettings()},
-            r"logging is of type JsonlSettings; give LoggingConfig",
-        ),
     ],
 )
 def test_errors_name_the_argument_and_the_remedy(arguments: dict[str, Any], message: str) -> None:
@@ -300,13 +286,12 @@ def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "tr
     "item",
     [
         (PIXELS, BOXES, [1, 0]),
-        (PIXELS, BOXES.tolist(), torch.tensor([1, 0])),
         (Image.fromarray(PIXELS.permute(1, 2, 0).numpy()), {"boxes": BOXES.numpy(), "labels": np.array([1, 0])}),
         (PIXELS.permute(1, 2, 0).numpy(), BOXES, [1, 0]),
         (PIXELS / 255, BOXES, [1, 0]),
         [PIXELS, {"boxes": BOXES, "labels": [1, 0], "image_id": torch.tensor([1]), "iscrowd": [0, 0]}],
     ],
-    ids=["tuple", "lists", "PIL and dictionary", "array", "floats", "torchvision's dictionary"],
+    ids=["tuple", "PIL and dictionary", "array", "floats", "torchvision's dictionary"],
 )
 def test_forms_of_an_item(item: Any) -> None:
     found = read(Items(item))
@@ -334,7 +319,6 @@ def test_annotations_of_its_own_spare_the_images() -> None:
     ("item", "error", "message"),
     [
         (PIXELS, DataError, r"train dataset\[0\] is a Tensor of another form; return \(image, boxes, labels\)"),
-        ((PIXELS, {"boxes": BOXES}), DataError, r"train dataset\[0\] has no labels"),
         (
             (PIXELS.float(), BOXES, [0, 1]),
             ImageError,
@@ -346,7 +330,6 @@ def test_annotations_of_its_own_spare_the_images() -> None:
             DataError,
             r"has label 2, but categories has 2 names, for labels 0 to 1; number the labels",
         ),
-        ((PIXELS, BOXES, ["cat", "dog"]), DataError, r"has labels that are not numbers"),
     ],
 )
 def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) -> None:
@@ -361,9 +344,6 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
     assert (detector.categories.names, detector.min_size, detector.max_size) == (("red",), 800, 1333)
     for arguments, message in (
         ({"categories": ["red", "white"]}, "2 categories do not fit a model of 1 classes"),
-        ({"categories": "r"}, "categories='r' is not a list of names"),
-        ({"precision": "half"}, "precision=half is not one of fp32"),
-        ({"device": "gpu"}, "device=gpu is not a device"),
         ({"model": torch.nn.Linear(1, 1)}, "torch.nn.modules.linear.Linear; give rd.build_retinanet"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -381,10 +361,7 @@ def test_documented_forms_of_arguments(tmp_path: Path) -> None:
     ("name", "argument", "meant"),
     [
         ("Trainer", "epochs", "max_duration"),
-        ("Trainer", "accelerator", "strategy.device"),
         ("DetectionData", "imgsz", "min_sizes"),
-        ("OptimizerConfig", "learning_rate", "lr"),
-        ("ScheduleConfig", "milestone", "milestones"),
     ],
 )
 def test_unknown_arguments_are_named(name: str, argument: str, meant: str) -> None:
@@ -395,14 +372,8 @@ def test_unknown_arguments_are_named(name: str, argument: str, meant: str) -> No
 def test_wrong_datasets_are_named() -> None:
     with pytest.raises(ConfigError, match="train=generator has no __getitem__ and __len__; give a map-style dataset"):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"train=Items is a class; give an instance, Items\("):
-        rd.TorchDatasetConfig(train=Items, categories=["a"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="categories.0.='__background__' is a background; labels count from 0"):
         rd.TorchDatasetConfig(train=Items(), categories=["__background__", "a"])
-    with pytest.raises(ConfigError, match="categories='cat' is not a list of names"):
-        rd.TorchDatasetConfig(train=Items(), categories="cat")
-    with pytest.raises(DataError, match="data=own leaves no image for train; give a dataset"):
-        read_split(rd.TorchDatasetConfig(train=Items(), categories=["a"], name="own"), "train")
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
     with pytest.raises(DataError, match="train dataset: id 3 stands 2 times in 'images'"):
         read(Items(twice, twice))

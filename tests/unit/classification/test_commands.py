@@ -46,9 +46,6 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     assert val is not None
     shares = classifier.predict([str(source) for source in val.sources])
     assert found["top1"] == pytest.approx(float((shares.argmax(1).numpy() == val.labels).mean()))
-    for other in ("results=x.json", "category_map=[[a,b]]", "box_format=xyxy"):
-        with pytest.raises(ConfigError, match=r"is for detection; for a classifier give root=FOLDER"):
-            commands.evaluate(load_config("evaluate", [*command, other]))
 
 
 def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:

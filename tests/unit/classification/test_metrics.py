@@ -88,13 +88,6 @@ def test_many_classes_by_hand() -> None:
         evaluate_rows(np.zeros((0, 6)), ("a", "b"))
 
 
-def test_rows_of_logits() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, 0.0], [2.0, 2.0, 0.0]])
-    found = rows_of(logits, torch.zeros(3), torch.tensor([2, 0, 1]), torch.arange(3))
-    assert found[:, 3].tolist() == [1, 0, 1]  # the first of equal logits wins
-    assert found[0, 5] == 1.0
-
-
 class Echo(nn.Module):
     """Sees the label in the red channel, and is wrong about image 3."""
 

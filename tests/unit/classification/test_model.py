@@ -85,8 +85,6 @@ def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
     ("name", "head"),
     [
         ("efficientnet_b0", "classifier.1"),
-        ("vit_b_32", "heads.head"),
-        ("googlenet", "fc"),
         ("squeezenet1_1", "classifier.1"),
         ("mobilenet_v3_small", "classifier.3"),
     ],
@@ -100,11 +98,8 @@ def test_other_families(name: str, head: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(
-        ConfigError, match="model.architecture=resnet19 is not a classifier .* mean one of resnet18,"
-    ) as caught:
+    with pytest.raises(ConfigError, match="model.architecture=resnet19 is not a classifier .* mean one of resnet18,"):
         build_classifier("resnet19", 2)
-    assert str(caught.value).count(",") == 4
     model = build_classifier("resnet18", 2)
     with pytest.raises(CheckpointError, match="nothing is neither a file nor one of torchvision's weights"):
         load_weights(model, "nothing", ("a", "b"))

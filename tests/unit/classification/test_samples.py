@@ -11,7 +11,7 @@ from PIL import Image
 
 from retina_dist.classification import commands
 from retina_dist.classification.data.drawn import CLASSES
-from retina_dist.classification.data.samples import Samples, absent, read_samples
+from retina_dist.classification.data.samples import Samples, read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.errors import DataError
@@ -72,9 +72,7 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
     ("line", "message"),
     [
         ("a.png", "line 2 is a.png, not file,label such as images/1.jpg,cat"),
-        ("x,a.png", "line 2 is x,a.png, not file,label"),
         ("../a.png,x", "is outside"),
-        ("/etc/a.png,x", "is outside"),
         ("here.png,y", "names here.png again; keep one row"),
         pytest.param("x" * 200_000, r"cannot be read \(field larger than field limit", id="long"),
         ("gone.png,x", r"1 of 2 images are not in .*: gone.png; restore them"),
@@ -92,29 +90,6 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         read(drawn, "val", classes=CLASSES[:-1])
     with pytest.raises(DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"):
         read(tmp_path)
-    (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="has no image of the split train"):
-        read(tmp_path)
-    Image.new("RGB", (4, 4)).save(tmp_path / "train" / "a.png")
-    with pytest.raises(DataError, match=r"train holds images but no folder for each class; move each image into"):
-        read(tmp_path)
-    (tmp_path / "train.csv").write_text("filename,class\ntrain/a.png,x\n")
-    assert read(tmp_path).names == ("train/a.png",)
-
-
-@pytest.mark.parametrize(
-    ("root", "split", "remedy"),
-    [
-        ("cls/train", "train", "give the folder above, data.root={}/cls."),
-        ("cls/val", "val", "give the folder above, data.root={}/cls."),
-        ("gone", "val", "give data.root=FOLDER with val/CLASS/IMAGE, or val.csv with rows file,label."),
-        ("title", "train", "rename {}/title/Train to train."),
-    ],
-)
-def test_a_missing_split_names_the_remedy(tmp_path: Path, root: str, split: str, remedy: str) -> None:
-    for name in ("cls/train/cat", "cls/val/cat", "title/Train/cat"):
-        (tmp_path / name).mkdir(parents=True)
-    assert absent("data.root", tmp_path / root, split).endswith(f"; {remedy.format(tmp_path)}")
 
 
 def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:

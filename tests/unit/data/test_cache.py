@@ -16,7 +16,6 @@ from PIL import Image
 from retina_dist.data import cache as module
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
-from retina_dist.errors import ImageError
 from tests.unit.detection.test_module import make_annotations, make_module, same_steps
 
 Usage = namedtuple("Usage", "free")
@@ -113,21 +112,6 @@ def test_the_last_gigabyte_of_a_disk_is_left_alone(photo, tmp_path, monkeypatch,
     cache.read(photo, (37, 21))
     assert "less than 1 GiB is free" in said[0]
     assert not files(cache.folder)
-
-
-def test_bad_images_are_as_bad_as_without_a_cache(photo, tmp_path):
-    cache = DecodedCache(tmp_path / "cache")
-    cache.read(photo, (37, 21))
-    with pytest.raises(ImageError, match="does not exist"):
-        cache.read(str(tmp_path / "none.jpg"), (37, 21))
-    with pytest.raises(ImageError, match="max_pixels=776"):
-        cache.read(photo, (37, 21), max_pixels=776)
-    with pytest.raises(ImageError, match="its annotation says 5 x 5"):
-        cache.read(photo, (5, 5))
-    Path(photo).write_bytes(Path(photo).read_bytes()[:200])
-    with pytest.raises(ImageError, match="a.jpg is not a readable image"):
-        cache.read(photo, (37, 21))
-    assert len(files(cache.folder)) == 1
 
 
 def test_training_sees_the_same_batches(tmp_path):

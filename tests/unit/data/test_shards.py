@@ -263,11 +263,9 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
     ("old", "new", "words"),
     [
         ('"train-00000.tar"', '"../../secret.tar"', "not an index of shards"),
-        ("[1000,", "[null,", "not an index of shards"),
         (",512,", ",999999999,", "reaches out of train-00000.tar"),
         ('"format":1', '"format":2', "has format 2, not 1"),
         ('"split":"train"', '"split":"val"', "it is of split val"),
-        ('"images":', '"segami":', "not an index of shards"),
     ],
 )
 def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:

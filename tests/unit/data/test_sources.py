@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +25,9 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.doctor.data_checks import check_image
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
-from retina_dist.detection.settings import DetectionData, ShapesConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.errors import ConfigError, DataError, ImageError
+from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
 from tests.unit.detection.test_module import SIZES, make_module, same_steps
 
@@ -157,19 +156,6 @@ def test_missing_images_are_found_before_the_training(coco: Path) -> None:
         train("memory://nowhere")
 
 
-def test_csv_behind_a_url(tmp_path: Path) -> None:
-    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
-    (tmp_path / "train.csv").write_text("a.png,1,2,11,12,cat\n")
-    (tmp_path / "classes.csv").write_text("cat,0\n")
-    found = train(f"remote://{tmp_path}", format="csv")
-    assert (found.records[0].width, found.records[0].height) == (30, 20)
-    assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
-    with pytest.raises(DataError, match="local folders only"):
-        train(f"remote://{tmp_path}", format="voc")
-    with pytest.raises(ConfigError, match="not a local folder"):
-        train(f"remote://{tmp_path}/new", shapes=ShapesConfig())
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -185,10 +171,8 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "inside"),
     [
-        ("./b//a.jpg", "b/a.jpg"),
         ("b\\a.jpg", "b/a.jpg"),
         ("b/../a.jpg", "a.jpg"),
-        ("..a.jpg", "..a.jpg"),
         ("az://c/images/a.jpg", "a.jpg"),
         ("x::file.jpg", "x::file.jpg"),
     ],
@@ -251,10 +235,9 @@ def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipp
     assert failing.calls == 4
 
 
-@pytest.mark.parametrize("error", [RequestError(403), PermissionError("no")])
-def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = f"{in_memory(coco)}/train2017"
-    failing = Failing(monkeypatch, error, 100)
+    failing = Failing(monkeypatch, RequestError(403), 100)
     with pytest.raises(DataError, match="could not be read"):
         read(RemoteFile(folder, "1.jpg"))
     assert failing.calls == 1
@@ -294,10 +277,3 @@ def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, m
         assert Remote.asked["read"] == 0  # neither decoded nor fetched
     Image.new("RGB", (40, 30), (9, 9, 9)).save(coco / "train2017" / "0.jpg")
     assert same_steps(steps(train(f"remote://{coco}"), cache=kept), steps(train(coco)))
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adlfs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "az", raising=False)
-    with pytest.raises(DataError, match=r"retina-dist\[azure\]"):
-        read(RemoteFile("az://c/images", "a.jpg"))

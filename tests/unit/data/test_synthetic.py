@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from retina_dist.data.synthetic import SyntheticData
-from retina_dist.errors import ConfigError
 
 
 def data(**changes: int) -> SyntheticData[tuple[list[int], float]]:
@@ -21,12 +20,6 @@ def test_every_step_gives_the_same_batches() -> None:
     assert [images for images, _ in first] == [[0, 1, 2, 3], [4, 5, 6]]
 
 
-def test_an_epoch_is_as_long_on_any_number_of_ranks() -> None:
-    for world_size in (1, 2, 7):
-        one = data(world_size=world_size)
-        assert [one.position(step) for step in (0, 2, 3, 7)] == [(0, 0), (0, 14), (1, 0), (2, 7)]
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ranks_share_the_images_and_their_weights(accumulate: int) -> None:
     """The mean over ranks of the sum of weight * mean is the mean over the step."""
@@ -36,8 +29,3 @@ def test_ranks_share_the_images_and_their_weights(accumulate: int) -> None:
         assert sorted(i for images, _ in batches for i in images) == list(range(7))
         mean = sum(weight * sum(images) / len(images) for images, weight in batches) / world_size
         assert mean == pytest.approx(3.0)
-
-
-def test_a_micro_batch_without_an_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.batch_size=7 .* at least data.batch_size=8"):
-        data(world_size=4, accumulate=2)

@@ -158,9 +158,7 @@ def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str
 @pytest.mark.parametrize(
     ("name", "before", "now"),
     [
-        ("sgd", {}, {"weight_decay": 0.5}),
         ("sgd", {"weight_decay": 0.1}, {"weight_decay": 0.5, "norm_weight_decay": 0.0, "bias_weight_decay": 0.2}),
-        ("sgd", {}, {"momentum": 0.0}),
         ("sgd", {"momentum": 0.0}, {"momentum": 0.9, "nesterov": True}),
         ("adamw", {"bias_weight_decay": 0.2}, {"betas": [0.5, 0.6], "eps": 1e-3, "weight_decay": 0.5}),
     ],
