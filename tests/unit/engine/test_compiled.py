@@ -41,18 +41,6 @@ def test_shapes_beyond_the_limit_run_eagerly_and_that_is_said_once(said: list[st
     assert re.match("trainer.compile has compiled 3 shapes, its limit", warning)
 
 
-def test_each_model_adds_its_shapes(said: list[str]) -> None:
-    """Dynamo counts graphs by the code of `forward`, whichever model it belongs to."""
-    graphs = CompileCounter()
-    for _ in range(2):
-        model = Twice()
-        compile_model(model, 200, backend=graphs)  # more than torch's own limits, 8 and 256
-        for length in range(1, 201, 67):
-            model(torch.ones(length, requires_grad=True))
-    assert torch._dynamo.config.recompile_limit == torch._dynamo.config.accumulated_recompile_limit == 400
-    assert not said
-
-
 def test_only_passes_that_train_are_compiled() -> None:
     model, graphs = Twice(), CompileCounter()
     compile_model(model, 3, backend=graphs)

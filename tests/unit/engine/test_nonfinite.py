@@ -17,7 +17,6 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from tests.operator_count import OperatorCount
 from tests.plans import plan_of
 from tests.unit.engine.test_trainer import Data, Recorder, Rows
 
@@ -103,33 +102,6 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
     assert [step for step, _ in logger.rows] == [1, 2]  # no row for a step without values
     assert all(math.isfinite(v) for _, row in logger.rows for v in row.values())
     assert "step 3: loss or gradient is not finite" in said[0]  # the first is 1, as in metrics.csv
-
-
-def test_remembering_and_restoring_statistics_takes_as_many_operators_with_any_number_of_norms() -> None:
-    """It happens in every step: as many clones as statistics were 159 launches for a ResNet-50."""
-    for norms in (1, 53):
-        trainer, _ = make({})
-        guard, model = trainer.train_step.guard, trainer.state.model
-        model.more = nn.Sequential(*(nn.BatchNorm1d(5) for _ in range(norms)))
-        with OperatorCount() as first:
-            guard.begin()
-        with OperatorCount() as counted:
-            guard.begin()
-        before = copy.deepcopy(model.state_dict())
-        for buffer in model.buffers():
-            buffer.add_(1)
-        with OperatorCount() as restored:
-            assert not guard.accept(torch.tensor(math.nan))
-        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-        assert counted.operators == {"_foreach_copy_": 2}  # of float32 and int64
-        assert restored.operators["_foreach_copy_"] == 2
-        assert "copy_" not in restored.operators
-        assert first.operators["empty_like"] == 3 * (norms + 1)
-    model.more.eval()
-    guard.begin()
-    model.more[0].running_mean.add_(1)
-    guard.accept(torch.tensor(math.nan))
-    assert not torch.equal(model.more[0].running_mean, before["more.0.running_mean"])  # a norm at rest is not touched
 
 
 def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from retina_dist.engine import phase_timer as module
 from retina_dist.engine.phase_timer import IN_A_STEP, PhaseTimer, format_timings, summary
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 from tests.unit.engine.test_trainer import trainer
 
@@ -54,15 +53,6 @@ def test_every_moment_belongs_to_one_part(clock: Callable[[float], None]) -> Non
     assert timer.wall == sum(timer.seconds.values()) == 25.5
     assert list(timer.steps["data"]) == [1.0, 3.0]
     assert list(timer.steps["communication"]) == [0.0, 0.0]
-
-
-def test_percentiles_of_the_steps(clock: Callable[[float], None]) -> None:
-    found = summary(two_steps(clock), SingleDeviceStrategy("cpu"))
-    (rank,) = found["ranks"]
-    assert rank["step_ms"]["data"] == {"p50": 2000.0, "p90": 2800.0, "p99": 2980.0}
-    assert rank["step_ms"]["own"]["p50"] == rank["step_ms"]["step"]["p50"] == 8500.0
-    assert (rank["steps"], rank["wall_s"], found["slowest"]) == (2, 25.5, 0)
-    assert format_timings(found) == "0:26 for 2 steps: backward 31%, evaluation 31%, data 16%"
 
 
 def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:

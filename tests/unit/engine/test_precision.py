@@ -8,10 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from retina_dist.engine.precision import Precision, describe_precision
+from retina_dist.engine.precision import Precision
 from tests.unit.engine.test_trainer import Classifier, trainer
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +48,3 @@ def test_a_training_step_takes_tf32_only_where_it_is_asked_for(precision: Precis
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     assert one.state.model.met == [(tf32, tf32, half)]
     assert flags() == (tf32, tf32)  # the backward pass came after
-
-
-def test_the_start_up_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_precision(CPU, "fp32") == "precision: fp32"
-    assert describe_precision(CPU, "tf32") == "precision: fp32, because this device has no TF32"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert describe_precision(CUDA, "fp32").startswith("precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is")
-    assert describe_precision(CUDA, "tf32") == "precision: tf32"
-    assert describe_precision(CUDA, "bf16") == "precision: bf16"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    assert describe_precision(CUDA, "tf32") == "precision: fp32, because this device has no TF32"

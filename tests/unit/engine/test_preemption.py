@@ -116,8 +116,3 @@ def test_the_action_is_known_one_step_later_and_no_collective_is_left_in_flight(
     assert strategy.open == 1
     consensus.close()
     assert strategy.open == 0
-
-
-def test_one_process_gets_its_own_request() -> None:
-    consensus = StopConsensus(SingleDeviceStrategy("cpu"))
-    assert [consensus.poll(request) for request in StopAction] == list(StopAction)

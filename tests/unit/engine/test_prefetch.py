@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 import pytest
 import torch
 
-from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.prefetch import prefetched
-from retina_dist.run.memory import PREFETCHED
 
 CUDA = torch.device("cuda", 0)
 
@@ -94,28 +91,6 @@ def test_one_step_ahead_on_a_stream_of_its_own(monkeypatch):
         "main waits for event 3",
         "compute 2.0 there, 2.1 there",
     ]
-
-
-def test_the_batches_of_two_steps_are_held(monkeypatch):
-    """As many as the memory estimate counts: those that are computed with, and those that are copied."""
-    Notes(monkeypatch)
-    alive, most = WeakSet(), 0
-
-    class Counted:
-        def to(self, device, non_blocking):
-            nonlocal most
-            alive.add(there := Counted())
-            most = max(most, len(alive))
-            return there
-
-    def steps():
-        for _ in range(5):
-            yield [Counted()]
-
-    for batches in PhaseTimer(torch.device("cpu")).iterate(prefetched(steps(), CUDA)):
-        assert len(batches) == 1
-        del batches
-    assert most == PREFETCHED
 
 
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])

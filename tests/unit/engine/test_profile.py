@@ -50,10 +50,3 @@ def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one
     assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
     train("second", 6, 8)
     assert (tmp_path / "second" / "rank_0.json.gz").exists()
-
-
-def test_a_resume_that_only_validates_has_nothing_to_trace(tmp_path: Path) -> None:
-    one = trainer(max_duration="4steps", profile="3steps")
-    with profiled(one.train_step, one.plan, 4, tmp_path / "profile", one.strategy):
-        pass
-    assert not (tmp_path / "profile").exists()

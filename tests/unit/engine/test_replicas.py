@@ -61,33 +61,12 @@ def test_any_one_flipped_bit_changes_it(dtype: torch.dtype) -> None:
     assert checksum(tensor.clone()).item() in seen
 
 
-def test_layout_in_memory_does_not_matter() -> None:
-    tensor = torch.arange(24.0).reshape(1, 2, 3, 4)
-    assert checksum(tensor) == checksum(tensor.contiguous(memory_format=torch.channels_last))
-    assert checksum(tensor) != checksum(tensor.transpose(2, 3))
-
-
 # ranks against each other
 
 
 def compare(*parts: dict[str, Any], step: int = 7) -> list[Any]:
     """What each rank ends with whose parts are these."""
     return on_ranks(len(parts), lambda strategy: check_replicas(parts[strategy.rank], strategy, step))
-
-
-def weights(value: float) -> dict[str, Any]:
-    return {"model": {"conv.weight": torch.tensor([value, 1.0]), "conv.bias": torch.zeros(1)}}
-
-
-def test_the_odd_rank_is_named_against_the_many_on_every_rank() -> None:
-    errors = compare(weights(0.5), weights(0.5), weights(0.5 + 2**-24), weights(0.5))
-    for error in errors:
-        assert type(error) is ReplicaMismatch
-        assert error.collective
-        assert str(error) == (
-            "after step 7 the replicas differ in model.conv.weight (rank 2 against 0, 1, 3); the last checkpoint was written "
-            "before, continue from it with resume=auto, and look for a faulty device or code that treats ranks differently."
-        )
 
 
 @pytest.mark.parametrize(
@@ -137,16 +116,6 @@ def test_what_the_state_dict_does_not_hold_is_compared() -> None:
     assert "differ in groups.0.lr (rank 1 against 0);" in str(error)
 
 
-def test_two_collectives_for_any_number_of_tensors_and_none_alone() -> None:
-    def calls(strategy: ThreadRank) -> list[str]:
-        check_replicas(weights(0.5), strategy, 7)
-        return strategy.calls
-
-    assert on_ranks(2, calls) == [["all_gather"] * 2] * 2
-    assert on_ranks(1, calls) == [[]]
-    check_replicas(weights(0.5), SingleDeviceStrategy("cpu"), 7)
-
-
 # statistics
 
 
@@ -186,13 +155,6 @@ def test_each_rank_counts_as_much_as_it_has_images(weights: tuple[float, ...], m
     on_ranks(3, lambda strategy: average_statistics(models[strategy.rank], strategy, weights[strategy.rank]))
     found = [model[0].running_mean.item() for model in models]
     assert found == (list(values) if mean is None else [mean] * 3)
-
-
-def test_norms_that_are_connected_are_left_alone() -> None:
-    models = [nn.Sequential(SyncBatchNorm2d(1)) for _ in range(2)]
-    for model in models:
-        connect(model, torch.clone)
-    assert averaged(*models) == [[], []]
 
 
 @dataclass

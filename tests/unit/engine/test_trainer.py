@@ -18,9 +18,7 @@ from retina_dist.engine.checkpoint import when
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.train_logger import StepMeter
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, Preempted, UserError
@@ -244,28 +242,6 @@ def test_best_and_early_stop(tmp_path: Path) -> None:
     assert two.state.step == 9  # of 12
 
 
-def test_validation_sees_the_average(tmp_path: Path) -> None:
-    seen = []
-    one = trainer(
-        tmp_path, ema=True, validate=lambda model: seen.append(model) or {"score": 1.0}, max_duration="1epoch"
-    )
-    one.fit()
-    assert seen == [one.state.ema.model]
-    assert one.state.model.training
-
-
-def test_a_loss_that_is_no_number_stops_the_run_and_reaches_no_checkpoint(tmp_path: Path) -> None:
-    class Broken(Classifier):
-        def forward(self, batch: Rows) -> Any:
-            return {k: v / 0.0 * 0.0 for k, v in super().forward(batch).items()}
-
-    one = trainer(tmp_path, model=Broken())
-    with pytest.raises(Divergence, match=r"step 6: loss or gradient is not finite.*lower optimizer\.lr"):
-        one.fit()
-    for path in tmp_path.glob("*.pt"):
-        assert all(value.isfinite().all() for value in load_checkpoint(path)["model"].values())
-
-
 def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = checkpoint.write_bytes
     monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
@@ -326,17 +302,6 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     # two steps after each validation's own (at 3, 6, 9 and 12), from which it counts anew
     assert sorted({content["step"] for content in saved}) == [2, 3, 5, 6, 8, 9, 11, 12]
     assert torch.equal(weights(timed), weights(whole))
-
-
-def test_the_meter_is_averaged_once_and_loaded_on_any_rank_without_a_collective() -> None:
-    meter, other = StepMeter(lambda x: x / 2), StepMeter(lambda x: pytest.fail("a collective"))
-    meter.update({"loss": torch.tensor(3.0)}, images=4)
-    content = meter.state_dict()
-    assert (content["sums"].tolist(), content["steps"], content["images"]) == ([1.5], 1, 4)
-    other.load_state_dict(content)
-    assert other.state_dict()["sums"].tolist() == [1.5]
-    other.update({"loss": torch.tensor(1.0), "another": torch.tensor(1.0)}, images=4)  # of another version: starts anew
-    assert other.names == ["loss", "another"]
 
 
 def without_times(row: tuple[int, dict[str, float]]) -> tuple[int, dict[str, float]]:

@@ -23,7 +23,6 @@ from retina_dist.run.memory import (
     GPUS,
     MemoryEstimate,
     MemoryPlan,
-    NotEstimated,
     StepMemory,
     find_gpu,
     plan_memory,
@@ -112,24 +111,6 @@ def test_the_peak_at_the_sizes_of_trainings() -> None:
                 f"| {model} | {images} | {predicted / 2**20:.0f} | {measured / 2**20:.0f} | {predicted / measured - 1:+.1%} |"
             )
             assert predicted == pytest.approx(measured, rel=ALIKE)
-
-
-def test_the_parts_are_those_of_the_state() -> None:
-    config, task = made(MODELS["retinanet_tiny"])
-    model = task.build_model()
-    weights = sum(p.numel() * 4 for p in model.parameters())
-    trained = sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
-    parts = step_memory(*MODELS["retinanet_tiny"])(2).parts
-    assert parts["parameters"] == pytest.approx(weights, rel=0.01)
-    assert parts["ema"] == pytest.approx(weights + parts["buffers"], rel=0.01)
-    assert parts["optimizer"] == pytest.approx(2 * trained, rel=0.01)  # AdamW
-    assert parts["activations"] > parts["temporaries"] > 0
-
-
-def test_a_step_that_reads_values_is_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retina_dist.detection.model.retinanet.match", lambda boxes, *rest: boxes.tolist())
-    with pytest.raises(NotEstimated, match="does not run without data"):
-        step_memory(*RETINANET_TINY)(2)
 
 
 def test_a_communicating_strategy_counts_what_it_sends() -> None:
@@ -262,42 +243,6 @@ def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(monkeypatch: p
         assert "use trainer.accumulate=8, with 3.0 GiB" in alone(setting).problem
     monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory._gpu("X", 3.0))
     assert "a single image is too much" in alone("trainer.accumulate=auto").problem
-
-
-def test_what_cannot_be_estimated_is_said_and_auto_asks_for_a_number(
-    gpu: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*arguments: object) -> None:
-        raise NotEstimated("the task is silent")
-
-    monkeypatch.setattr(memory, "StepMemory", fails)
-    assert alone(gpu(9.5)).lines == ["not estimated: the task is silent"]
-    expected = "trainer.accumulate=auto cannot be settled: the task is silent; give a number."
-    assert alone(gpu(9.5), "trainer.accumulate=auto").problem == expected
-
-
-def test_a_task_without_batches_or_a_model_that_needs_data_is_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, task = made(CLASSIFIER)
-    task.largest_batch = lambda size, device: None  # type: ignore[method-assign]
-    with pytest.raises(NotEstimated, match=r"ClassificationTask\.largest_batch does not say"):
-        StepMemory(config, task, CPU)(build_plan(config, 1000, 1), 2)
-    monkeypatch.setattr(type(task), "build_model", lambda *_, **__: {}["data"])
-    with pytest.raises(NotEstimated, match=r"cannot be built before its data \(KeyError: 'data'\)"):
-        StepMemory(config, task, CPU)
-
-
-@pytest.mark.parametrize(
-    ("spelled", "name"),
-    [
-        ("A100-40GB", "A100-40GB"),
-        (" a100-80gb", "A100-80GB"),
-        ("l40", "L40"),
-        ("h200", "H200-141GB"),
-        ("24 GiB", "24 GI"),
-    ],
-)
-def test_a_gpu_is_named_in_any_case_or_by_its_memory(spelled: str, name: str) -> None:
-    assert name in find_gpu(spelled).words.upper().replace("GPU OF ", "")
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")])

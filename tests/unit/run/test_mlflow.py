@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow_run
-from retina_dist.run.mlflow_run import MlflowRun, flattened, tracking_server
+from retina_dist.run.mlflow_run import MlflowRun, tracking_server
 
 URI = "http://me:secret@127.0.0.1:9"
 
@@ -31,27 +30,6 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
 
 def server(**settings: Any) -> str | None:
     return tracking_server(LoggingConfig(**settings))
-
-
-def test_without_a_server_nothing_is_said_or_imported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert server() is None
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)
-    assert server(mlflow="false") is None
-    assert caplog.messages == []
-
-
-def test_a_server_is_named_by_the_environment_or_by_the_settings(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", object())  # type: ignore[arg-type]
-    assert server(mlflow_uri=URI) == URI
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:8")
-    assert server() == server(mlflow="true") == "http://127.0.0.1:8"
-    assert server(mlflow_uri=URI) == URI
-    assert caplog.messages == []
 
 
 def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,23 +47,6 @@ def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(ConfigError, match="logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI"):
         server(mlflow="true")
-
-
-def test_the_setting_takes_three_words() -> None:
-    assert load_config("train", ["logging.mlflow=True"]).logging.mlflow == "true"
-    with pytest.raises(ConfigError, match="logging.mlflow=yes is not one of auto, true, false"):
-        load_config("train", ["logging.mlflow=yes"])
-
-
-def test_settings_as_one_would_give_them() -> None:
-    flat = flattened({"data": {"sizes": [[64], [96]], "root": None, "name": "a"}, "lr": 1e-3, "on": True})
-    assert flat == {
-        "data.sizes": "[[64], [96]]",
-        "data.root": "null",
-        "data.name": "a",
-        "lr": "0.001",
-        "on": "true",
-    }
 
 
 class Server:
@@ -215,17 +176,3 @@ def test_a_server_that_dies_and_comes_back_gets_all(
         "MLflow at http://127.0.0.1:9: ConnectionRefusedError: [Errno 111] refused; the training" in caplog.messages[1]
     )
     assert len(caplog.messages) == 2
-
-
-def test_a_server_that_dies_for_good(
-    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 0.2)
-    run = make(tmp_path)
-    until(lambda: run.id)
-    mlflow.away = True
-    for step in range(100):
-        run.log({"a": 1.0}, step)
-    run.end_with(ValueError())
-    assert mlflow.runs["0"].info.status == "RUNNING"
-    assert caplog.messages[-1].startswith("100 values did not reach MLflow at http://127.0.0.1:9; the files in")

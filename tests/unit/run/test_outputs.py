@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError
 from retina_dist.export import ExportConfig
-from retina_dist.files import check_output
 from retina_dist.predict import PredictConfig
 
 
@@ -62,19 +60,6 @@ def test_outputs_that_cannot_be_written(config: Any, key: str, name: str, wrong:
     assert sorted(tmp_path.rglob("*")) == before
     assert "\n" not in str(caught.value)
     assert f"{key}=" in str(caught.value) or "\0" in value
-
-
-@pytest.mark.parametrize("number", [13, 30, 28])  # EACCES, EROFS, ENOSPC, which root does not meet
-def test_what_the_file_system_refuses(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *arguments: Any) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(
-        ConfigError, match=re.escape(f"output={tmp_path}/a/out.json cannot be written ({os.strerror(number)})")
-    ):
-        check_output(tmp_path / "a" / "out.json", "output")
-    assert not (tmp_path / "a").exists()
 
 
 def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:

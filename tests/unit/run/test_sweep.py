@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import DataError
-from retina_dist.reporting.plots import plot_sweep
-from retina_dist.run.result import LOSS, read_result, write_result
+from retina_dist.run.result import LOSS, write_result
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 Sweep = Callable[..., int]
@@ -144,14 +141,6 @@ def test_among_processes_only_a_common_error_lets_the_sweep_go_on(
     assert capsys.readouterr().out == ""
 
 
-def test_a_dry_sweep_trains_nothing(sweep: Sweep) -> None:
-    dry = []
-    Path("s/0/checkpoints").mkdir(parents=True)  # of an earlier sweep, which a look may pass
-    assert sweep("seed=0,1", "dry_run=true", "output_dir=s", train=lambda config: dry.append(config.dry_run) or {}) == 0
-    assert dry == [True, True]
-    assert not list(Path().rglob("sweep.csv"))
-
-
 def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: Any) -> dict[str, float]:
         folder = Path(str(config.output_dir))
@@ -165,33 +154,4 @@ def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytes
 # result.json
 
 
-def test_result_of_a_run(tmp_path: Path) -> None:
-    assert read_result(tmp_path) == {}
-    metrics = {"coco/AP": float("nan"), "coco/AP50": 0.5}
-    write_result(tmp_path, step=5, loss=0.2, speeds=[2.0, 30.0, 50.0], metrics=metrics, best=0.25, world_size=2)
-    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
-    assert result == read_result(tmp_path)
-    assert (result["status"], result["error"], result["step"], result["best"]) == ("ok", None, 5, 0.25)
-    assert result["metrics"] == {"coco/AP": None, "coco/AP50": 0.5}
-    assert (result[LOSS], result["images_per_s"]) == (0.2, 40.0)  # without the first line
-    write_result(tmp_path, error=Divergence("it is nan."))
-    assert (read_result(tmp_path)["status"], read_result(tmp_path)["error"]) == ("failed", "it is nan.")
-
-
 # the plot
-
-
-def drawn(out: Path, settings: list[dict[str, str]], failed: list[bool], best: int | None) -> tuple[int, int]:
-    measures = {name: [None if lost else 0.1 * i for i, lost in enumerate(failed)] for name in ("AP", "loss", "speed")}
-    plot_sweep(settings, measures, out, failed=failed, best=best)
-    with Image.open(out) as image:
-        assert len(image.convert("L").resize((64, 64)).getcolors()) > 10  # not blank
-        return image.size
-
-
-def test_images_of_all_kinds(tmp_path: Path) -> None:
-    grid = [{"lr": lr, "batch": batch} for lr in ("0.1", "1", "10") for batch in ("4", "8")]
-    wide = drawn(tmp_path / "grid.png", grid, [False] * 5 + [True], 2)
-    assert wide[0] > 2 * wide[1]
-    drawn(tmp_path / "line.png", [{"lr": lr, "seed": "0"} for lr in ("0.1", "1", "10")], [False, True, False], 2)
-    drawn(tmp_path / "names.png", [{"model": name} for name in "abc"], [False, True, False], 0)
