@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from retina_dist.preflight import checks, facts
-from retina_dist.preflight.cluster import CPU, build_report
-from retina_dist.preflight.facts import Facts, Link, gather_facts
+from retina_dist.preflight import checks
+from retina_dist.preflight.facts import Facts, Link
 from retina_dist.reporting.findings import Finding
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 VERSIONS = {"retina_dist": "0.2", "torch": "2.11", "torchvision": "0.26", "NCCL": "2.27.5", "driver": "580.65.06"}
 LINKS = (Link(1, 0.3), Link(64, 2.0))
@@ -101,41 +97,3 @@ def test_faults_of_the_main_rank_and_of_several_hosts() -> None:
     assert [f.what for f in findings(ranks)] == ["a has 300.0 MiB free for runs, where checkpoints go"]
     (below,) = findings(cluster(), expect_gb_s=100.0)
     assert (below.level, below.what) == ("error", "an all-reduce of 64 MB reaches 48.00 GB/s, below expect_gb_s=100")
-
-
-def test_the_report_has_a_table_of_hosts_and_the_remedies_last() -> None:
-    ranks = cluster(versions={**VERSIONS, "torch": "2.12"}, step_ms=40.0)
-    report = build_report(CONFIG, ranks, LINKS, "DDP over NCCL", Path("runs"))
-    lines = report.text().splitlines()
-    assert lines[0] == "DDP over NCCL, 2 hosts"
-    assert any("2 x NVIDIA A100-SXM4-80GB, 79.3 GiB" in line for line in lines)
-    assert any("All-reduce of 64 MB over 4 ranks" in line and "48.00 GB/s" in line for line in lines)
-    assert lines.index("ERRORS") < lines.index("WARNINGS")
-    assert lines[-1] == "1 error, 1 warning: fix the errors before you train."
-    content = report.to_dict()
-    assert (content["errors"], content["warnings"], content["all_reduce"][1]["gb_s"]) == (1, 1, pytest.approx(48.0))
-
-
-def test_a_machine_is_read_and_what_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    strategy = SingleDeviceStrategy("cpu")
-    monkeypatch.setattr(facts, "SHARED_MEMORY", tmp_path / "none")
-    read = facts.read_machine(strategy, tmp_path / "runs" / "new")
-    assert (read.versions["torch"], read.gpu, read.shm_bytes) == (torch.__version__, None, None)
-    assert read.open_files
-    assert read.disk_free
-    assert str(tmp_path / "none") in read.unread
-    gpu = SimpleNamespace(name="NVIDIA T4", total_memory=15 * 2**30, uuid="")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: 1 // 0)
-    strategy.device = torch.device("cuda", 0)
-    read = facts.read_machine(strategy, tmp_path)
-    assert (read.gpu, read.memory_gib) == ("NVIDIA T4", 15.0)
-    assert read.unread["NCCL"].startswith("ZeroDivisionError")
-
-
-def test_facts_travel_without_the_gpus_network() -> None:
-    strategy = SingleDeviceStrategy("cpu")
-    strategy.device = torch.device("meta")  # whose tensors have no values
-    own = Facts(0, "hôte", versions={"torch": "2"}, unread={"driver": "none"})
-    assert gather_facts(strategy, own) == [own]
-    assert strategy.run_collectively(lambda: 3, CPU) == 3

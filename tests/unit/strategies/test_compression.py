@@ -17,14 +17,6 @@ def mean_of(gradients: list[Tensor], compression: str, scale: float = DEFAULT_FP
     return from_wire(summed, compression, scale, gradients[0].dtype)
 
 
-@pytest.mark.parametrize(
-    ("compression", "sent", "dtype"), [("fp16", 0.75 * 1024 / 4, torch.float16), ("bf16", 0.75 / 4, torch.bfloat16)]
-)
-def test_each_rank_sends_its_share_of_the_mean_in_16_bits(compression: str, sent: float, dtype: torch.dtype) -> None:
-    wire = to_wire(torch.tensor([[0.75]]), compression, 1024.0, world_size=4)
-    assert (wire.dtype, wire.tolist()) == (dtype, [[sent]])
-
-
 @pytest.mark.parametrize("compression", ["bf16", "fp16"])
 def test_what_comes_back_is_the_mean_at_its_true_size(compression: str) -> None:
     mean = mean_of([torch.tensor([1.0, -3.0, 0.0]), torch.tensor([2.0, 1.0, 0.0])], compression)
@@ -37,10 +29,6 @@ def test_small_gradients_survive_fp16_by_the_scale() -> None:
     assert small.half().item() == 0  # which is why there is a scale
     assert mean_of([small], "fp16").item() == pytest.approx(1e-8, rel=0.01)
     assert mean_of([small], "fp16", scale=1.0).item() == 0
-
-
-def test_bf16_keeps_the_whole_range_of_float32() -> None:
-    assert mean_of([torch.tensor([1e38, 1e-38])] * 2, "bf16").tolist() == pytest.approx([1e38, 1e-38], rel=2**-8)
 
 
 def test_a_sum_over_ranks_stays_in_range_where_each_summand_does() -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from retina_dist.errors import ConfigError
-from retina_dist.strategies import ddp, devices, horovod
+from retina_dist.strategies import ddp, devices
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.devices import check_devices, resolve_device
-from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
 
@@ -70,23 +66,6 @@ def test_more_processes_than_gpus_are_refused_before_they_share_one(
         "at most 2 a host, or give strategy.device=cpu."
     )
     assert host.current is None
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gpu", "is not a device; give auto, cpu, cuda or cuda:0"),
-        ("0", "is not a device; .*"),
-        ("", "is not a device; .*"),
-        ("cuda:99", r"cannot be used \(.+\); use auto or cpu"),
-    ],
-)
-def test_a_device_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, message: str
-) -> None:
-    monkeypatch.setattr(devices, "DEV", tmp_path)
-    with pytest.raises(ConfigError, match=rf"^device={name} {message}\."):
-        resolve_device(name)  # strategy.device of train, device of predict, evaluate, serve
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
@@ -166,27 +145,3 @@ def test_ddp_refuses_a_gpu_that_two_ranks_have_before_nccl_starts(monkeypatch: p
     with pytest.raises(ConfigError, match=SHARED):
         DDPStrategy(StrategyConfig(device="cpu"), Launch("srun", 0, 2, 0, 2)).__enter__()
     assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize("elastic", [False, True])
-def test_horovod_refuses_a_gpu_that_two_ranks_have(monkeypatch: pytest.MonkeyPatch, elastic: bool) -> None:
-    """In an elastic job, where processes come and go, at the start of each attempt."""
-
-    def all_gather(x: Tensor) -> Tensor:
-        assert x.shape == (1, 128)
-        return torch.cat([x, x])
-
-    hvd = SimpleNamespace(is_initialized=lambda: True, size=lambda: 2, mpi_enabled=lambda: False)
-    hvd.allgather_async, hvd.poll, hvd.synchronize = all_gather, lambda handle: True, lambda handle: handle
-    monkeypatch.setattr(horovod, "_import_horovod", lambda: hvd)
-    monkeypatch.setattr(horovod, "device_identity", lambda device: "GPU-7 on a")
-    strategy = HorovodStrategy(StrategyConfig(device="cpu"), Launch("horovodrun", 0, 2, 0, 2))
-    strategy.elastic = elastic
-    if elastic:
-        strategy.__enter__()
-        torch_elastic = SimpleNamespace(run=lambda attempt: attempt)
-        monkeypatch.setitem(sys.modules, "horovod.torch.elastic", torch_elastic)
-        monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(elastic=torch_elastic))
-        monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=SimpleNamespace(elastic=torch_elastic)))
-    with pytest.raises(ConfigError, match=SHARED):
-        strategy.run_elastic(lambda kept: None) if elastic else strategy.__enter__()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.errors import ConfigError, DataError, PeerLost
+from retina_dist.errors import DataError, PeerLost
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
 End = Callable[..., tuple[int | str | None, str]]
@@ -34,15 +34,6 @@ def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def test_alone_an_error_is_one_line_and_code_2(end: End) -> None:
-    assert end(ConfigError("seed=-1 is too small.")) == (2, "error: seed=-1 is too small.\n")
-
-
-@pytest.mark.parametrize(("rank", "text"), [(0, "error: bad file\n"), (2, "[rank 2] error: bad file\n")])
-def test_an_error_of_one_rank_is_said_by_that_rank_with_its_number(end: End, rank: int, text: str) -> None:
-    assert end(DataError("bad file"), rank, 4) == (2, text)
-
-
 @pytest.mark.parametrize(
     ("rank", "reporter", "text"),
     [(0, 0, "error: x\n"), (1, 0, ""), (1, 1, "[rank 1] error: x\n"), (0, 1, ""), (0, None, ""), (1, None, "")],
@@ -53,24 +44,10 @@ def test_an_error_of_all_ranks_is_said_by_its_reporter_only(
     assert end(DataError("x", collective=True, reporter=reporter), rank, 2) == (2, text)
 
 
-@pytest.mark.parametrize(("rank", "text"), [(0, "error: x\n"), (1, ""), (3, "")])
-def test_an_error_of_the_command_line_is_said_by_rank_0(end: End, rank: int, text: str) -> None:
-    assert end(ConfigError("x"), rank, 4, collective=True) == (2, text)
-
-
 def test_who_lost_another_process_exits_with_1(end: End) -> None:
     """So that a script can tell it from the process that has something to mend."""
     assert end(PeerLost("rank 1 lost another process."), 1, 2) == (1, "[rank 1] error: rank 1 lost another process.\n")
     assert end(PeerLost("rank 0 stopped; its message says why.", collective=True, reporter=None), 1, 2) == (1, "")
-
-
-def test_debug_shows_the_traceback_each_line_with_the_rank(end: End) -> None:
-    code, text = end(DataError("bad", collective=True), 1, 2, debug=True)
-    lines = text.splitlines()
-    assert code == 2
-    assert lines[0] == "[rank 1] Traceback (most recent call last):"
-    assert all(line.startswith("[rank 1] ") for line in lines)
-    assert lines[-1] == "[rank 1] retina_dist.errors.DataError: bad"  # and no sentence: rank 0 says it
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -96,19 +73,3 @@ def test_alone_what_is_no_users_error_shows_its_traceback_without_secrets(end: E
         assert code == 1
         assert text.splitlines()[0] == "Traceback (most recent call last):"
         assert text.splitlines()[-1] == "RuntimeError: no https://host/x"
-
-
-@pytest.mark.parametrize(("rank", "text"), [(0, "interrupted\n"), (1, "")])
-def test_an_interrupt_is_said_once(end: End, rank: int, text: str) -> None:
-    assert end(KeyboardInterrupt(), rank, 2) == (130, text)
-
-
-def test_wrong_variables_of_a_launcher_are_one_line_too(
-    end: End, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", "one")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as caught, reported_errors():
-        pass
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("error: something set RANK=one, WORLD_SIZE=2")

@@ -7,13 +7,11 @@ import sys
 import pytest
 
 from retina_dist.errors import ConfigError
-from retina_dist.run.environment import describe_job
 from retina_dist.strategies import horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.select import choose_strategy, make_strategy, why_alone
-from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.select import choose_strategy, make_strategy
 
 PYTHON = Launch()
 TORCHRUN, HOROVODRUN, MPIRUN, SRUN, VARIABLES = (
@@ -65,42 +63,6 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch:
 
 
 @pytest.mark.parametrize(
-    ("name", "launch", "variables", "note"),
-    [
-        ("auto", PYTHON, {}, None),
-        ("single", PYTHON, {"SLURM_NTASKS": "1"}, None),
-        ("ddp", TORCHRUN, {"SLURM_NTASKS": "2"}, None),
-        ("ddp", SRUN, {"SLURM_NTASKS": "2"}, None),
-        (
-            "ddp",
-            PYTHON,
-            {},
-            "note: strategy=ddp trains on this process alone, as no launcher started it; for N processes: "
-            "torchrun --nproc-per-node N -m …",
-        ),
-        (
-            "horovod",
-            PYTHON,
-            {},
-            "note: strategy=horovod trains on this process alone, as no launcher started it; for N processes: "
-            "horovodrun -np N python -m …",
-        ),
-        (
-            "auto",
-            Launch("srun"),  # salloc's shell, where that is a step of one task
-            {"SLURM_NTASKS": "4"},
-            "note: Slurm's job has 4 tasks, but this process was not started by srun and trains alone; write srun before python "
-            "for all of them",
-        ),
-    ],
-)
-def test_one_process_where_several_may_be_meant_is_said(
-    name: str, launch: Launch, variables: dict[str, str], note: str | None
-) -> None:
-    assert why_alone(name, launch, variables) == note
-
-
-@pytest.mark.parametrize(
     ("launch", "place"),
     [
         (Launch("mpirun", 1, 2, 1, 2), ("127.0.0.1", 29500)),  # on one host
@@ -121,40 +83,6 @@ def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
         strategy.__enter__()
 
 
-def test_ddp_gets_its_settings() -> None:
-    strategy = make_strategy(
-        launch=TORCHRUN,
-        device="cpu",
-        compression="fp16",
-        fp16_scale=8.0,
-        bucket_mb=3.0,
-        timeout_s=7.0,
-    )
-    assert isinstance(strategy, DDPStrategy)
-    assert (strategy.rank, strategy.world_size, strategy.local_rank, strategy.is_main) == (1, 2, 1, False)
-    assert (strategy.compression, strategy.fp16_scale) == ("fp16", 8.0)
-    assert (strategy.bucket_mb, strategy.timeout_s) == (3.0, 7.0)
-    assert strategy.backend == "DDP over Gloo"
-
-
-def test_horovod_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
-    strategy = make_strategy(
-        launch=MPIRUN,
-        device="cpu",
-        compression="bf16",
-        fp16_scale=8.0,
-        fusion_mb=2.0,
-        cycle_time_ms=5.0,
-        timeout_s=7.0,
-    )
-    assert isinstance(strategy, HorovodStrategy)
-    assert (strategy.compression, strategy.fp16_scale) == ("bf16", 8.0)
-    assert strategy.variables["HOROVOD_FUSION_THRESHOLD"] == "2097152"
-    assert strategy.variables["HOROVOD_CYCLE_TIME"] == "5.0"
-    assert strategy.variables["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
-
-
 def test_deterministic_fixes_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "_import_horovod", lambda: None)
     alone = make_strategy(launch=MPIRUN, device="cpu", fusion_mb=2.0, deterministic=True)
@@ -170,11 +98,3 @@ def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
         make_strategy("horovod", launch=PYTHON, device="cpu")
-
-
-def test_the_log_names_a_strategy_from_outside() -> None:
-    class Mine(SingleDeviceStrategy):
-        backend = "gloo"
-
-    assert describe_job(Mine("cpu")).startswith("Mine, gloo, cpu, ")
-    assert describe_job(SingleDeviceStrategy("cpu")).startswith("one process, cpu, ")

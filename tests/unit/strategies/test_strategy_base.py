@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.activity import doing
 from retina_dist.errors import DataError, PeerLost, UserError
-from retina_dist.strategies import base
-from retina_dist.strategies.base import DistributedStrategy, missing_ranks, peer_lost_message
-from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank
 
 
@@ -43,10 +40,6 @@ def failing(ranks: set[int]) -> Callable[[ThreadRank], Any]:
         return strategy.run_collectively(work)
 
     return call
-
-
-def test_together_gives_each_rank_its_own_result() -> None:
-    assert on_ranks(3, failing(set())) == ["result of 0", "result of 1", "result of 2"]
 
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}])
@@ -90,30 +83,6 @@ def test_after_an_error_the_ranks_are_in_step_again() -> None:
     assert on_ranks(2, twice) == ["good", "good"]
 
 
-def test_alone_an_error_is_raised_as_it_is() -> None:
-    strategy = SingleDeviceStrategy("cpu")
-    error = DataError("bad")
-
-    def fail() -> None:
-        raise error
-
-    for call in (strategy.on_main, strategy.run_collectively):
-        with pytest.raises(DataError) as caught:
-            call(fail)
-        assert caught.value is error
-        assert (error.collective, error.reporter) == (False, 0)
-    assert strategy.on_main(lambda: 3) == strategy.run_collectively(lambda: 3) == 3
-
-
-@pytest.mark.parametrize("source", [0, 1])
-def test_an_object_of_any_rank_reaches_all(source: int) -> None:
-    def send(strategy: ThreadRank) -> Any:
-        return strategy.broadcast_object({"rank": strategy.rank, "x": torch.full((2,), strategy.rank)}, source)
-
-    for result in on_ranks(3, send):
-        assert (result["rank"], result["x"].tolist()) == (source, [source, source])
-
-
 def test_a_tensor_of_another_ranks_gpu_arrives_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rank 0 of a GPU job writes it; without a GPU, torch.load refuses such a tensor unless it is sent to the CPU."""
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
@@ -125,27 +94,6 @@ def test_only_tensors_and_plain_values_are_unpickled() -> None:
     _, other = on_ranks(2, lambda strategy: strategy.broadcast_object(Job))
     assert isinstance(other, Exception)
     assert "eights" in str(other)  # torch's "Weights only load failed"
-
-
-def test_missing_ranks_are_those_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "WAIT_S", 0.3)
-    notes = {"here/2"}
-    assert missing_ranks(0, 4, notes.add, notes.__contains__) == [1, 3]
-    assert "here/0" in notes  # others may be asking too
-    assert missing_ranks(1, 2, lambda key: None, lambda key: True) == []
-
-    def gone(key: str) -> None:
-        raise ConnectionRefusedError("the store went with its process")
-
-    assert missing_ranks(1, 2, gone, lambda key: True) == []
-
-
-def test_the_message_of_a_lost_peer_names_ranks_and_activity() -> None:
-    doing("step 7")
-    assert peer_lost_message(0, [2, 3], RuntimeError("timed out\nmore")) == (
-        "rank 0 waited for ranks 2, 3 (step 7: timed out); what ranks 2, 3 printed last says more."
-    )
-    assert peer_lost_message(1, [], OSError()) == "rank 1 lost another process (step 7: OSError)."
 
 
 def test_the_contract_stays_small() -> None:
