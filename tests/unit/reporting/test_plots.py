@@ -3,7 +3,6 @@ import math
 import pytest
 from PIL import Image
 
-from retina_dist.errors import DataError
 from retina_dist.reporting import plots
 from retina_dist.reporting.loggers import CsvLogger
 
@@ -52,17 +51,6 @@ def test_curves_of_a_run(tmp_path, figures):
     assert texts(panels["Loss"]) == ["training", "validation"]
     assert texts(panels["Parts of the training loss"]) == ["bbox regression", "classification"]
     assert texts(panels["Validation"]) == ["AP 0.400", "AP50 0.600", "AP75 0.400"]
-
-
-def test_curves_show_only_what_was_logged(tmp_path, figures):
-    path = tmp_path / "metrics.csv"
-    with pytest.raises(DataError, match="cannot read the metrics"):
-        plots.plot_curves(path, tmp_path / "curves.png")
-    logger = CsvLogger(path)
-    plots.plot_curves(path, tmp_path / "curves.png")
-    logger.log({"val/loss": math.inf, "custom/thing": 2.0}, 5)
-    plots.plot_curves(path, tmp_path / "curves.png")
-    assert [[axes.get_title(loc="left") for axes in figure.axes] for figure in figures] == [[""], ["Loss"]]
 
 
 def test_a_sweep_has_a_bar_for_each_job_and_measure(tmp_path, figures):

@@ -1,5 +1,4 @@
 import io
-import math
 import os
 import select
 import struct
@@ -11,9 +10,8 @@ from retina_dist.classification import metrics
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.reporting.progress import ERASE, Progress, format_results
+from retina_dist.reporting.progress import ERASE, Progress
 from retina_dist.run.assemble import train
-from retina_dist.text import format_duration
 
 
 class Clock:
@@ -42,39 +40,6 @@ def test_plain_line_per_log_with_time_left(file, clock):
     # 2 steps/s: 16 images each make 32 img/s, and 950 steps are left
     expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
     assert file.getvalue() == expected
-
-
-def test_validation_results_are_one_line_of_the_headline_metrics(file, clock):
-    progress = Progress(100, headline=["coco/AP", "coco/AP50", "coco/APs", "coco/AR100"], file=file, clock=clock)
-    results = {
-        "val/loss": 0.6,
-        "val/loss_classification": 0.4,
-        "coco/APs": math.nan,
-        "coco/AR1": 0.3,
-        "coco/AR100": 0.55,
-        "coco/AP50": 0.61,
-        "coco/AP": 0.4125,
-        "coco/AP/cat": 0.2,
-        "val/top1": 0.9,
-    }
-    progress.log(results, 100)
-    assert file.getvalue() == ("step 100/100  validation: AP 0.412  AP50 0.610  APs -  AR100 0.550  loss 0.6000\n")
-
-
-def test_a_resumed_run_counts_its_own_steps_and_a_logged_speed_wins(file, clock):
-    progress = Progress(100, initial=60, images_per_step=16, file=file, clock=clock)
-    clock.now += 10
-    progress.log({"train/loss": 1.0, "time/images_per_s": 57.31}, 80)
-    assert file.getvalue() == "step  80/100  loss 1.0000  57.3 img/s  ETA 0:10\n"
-
-
-def test_results_and_durations():
-    unknown = {"val/loss": math.nan, "coco/AP": math.nan, "coco/AR1": 0.1}
-    assert format_results(unknown, ["coco/AP"]) == "validation: AP -  loss -"
-    every = {"val/loss_a": 0.1, "val/loss": 0.5, "val/mae": 2.0}
-    assert format_results(every) == "validation: mae 2.000  loss 0.5000"
-    durations = {0: "0:00", 59.4: "0:59", 59.5: "1:00", 3599.9: "1:00:00", 86400: "1d 0:00:00"}
-    assert {seconds: format_duration(seconds) for seconds in durations} == durations
 
 
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from scripts.crop_boxes import crop_boxes, main
+from scripts.crop_boxes import crop_boxes
 
 
 def data(folder: Path, name: str = "cell") -> tuple[Path, Path]:
@@ -43,18 +42,3 @@ def test_crops_are_the_pixels_of_the_boxes(tmp_path: Path, margin: float, first:
         tmp_path / "crops" / "disc" / "a-1-1.png"
     ) as crop:  # at the corner of the image, where a margin ends
         assert np.asarray(crop)[0, -1, 0] == 39
-
-
-def test_the_command_counts_and_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    source, output = [str(path) for path in data(tmp_path / "data")], str(tmp_path / "crops")
-    monkeypatch.setattr(sys, "argv", ["crop_boxes.py", *source, output])
-    main()
-    assert capsys.readouterr().out == f"{output}: 2 crops (1 cell, 1 disc)\n"
-    for words in ("is not empty; give another folder", "category '../up' cannot name a folder"):
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        assert words in capsys.readouterr().err
-        data(tmp_path / "data", "../up")

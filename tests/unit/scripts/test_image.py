@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -65,44 +64,6 @@ def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
     ]
     assert said[0] == ""
     assert "DL3015" in said[1]
-
-
-def build(kind: str, tmp_path: Path, builders: dict[str, bool], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs build.sh where only these builders are, which print their arguments; `False` for one that does not work."""
-    tmp_path.mkdir(exist_ok=True)
-    for name, works in builders.items():
-        version = f"{name.replace('docker', 'Docker')} version 5.0"
-        cases = f"case $1 in info) exit {int(not works)} ;; --version) echo {version}; exit ;; esac"
-        (tmp_path / name).write_text(f'#!/bin/sh\n{cases}\necho {name} "$@"\n')
-        (tmp_path / name).chmod(0o755)
-    for name in ("bash", "dirname", "sed", "git"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    return subprocess.run(
-        [IMAGE / "build.sh", kind], env={"PATH": str(tmp_path), **variables}, capture_output=True, text=True
-    )
-
-
-def test_the_builder_that_works_gets_the_arguments(tmp_path: Path) -> None:
-    done = build("train", tmp_path, {"docker": False, "podman": True, "buildah": True}, CUDA="12.6", RAY="yes")
-    assert done.stdout.startswith("podman build -f scripts/image/train.Dockerfile -t retina-dist-train:"), done.stderr
-    assert re.search(r"-cuda12\.6-ray --build-arg CUDA=12\.6\.3 ", done.stdout)
-    assert "--build-arg RAY=yes --build-arg RUN_AS=1000 --format docker ." in done.stdout
-    done = build("serve", tmp_path / "other", {"docker": True}, IMAGE="x:1")
-    assert " -t x:1 --build-arg CUDA=13.0.2 " in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("kind", "works", "cuda", "message"),
-    [
-        ("train", False, "13", "error: neither docker, podman nor buildah works here; install one"),
-        ("train", True, "13.1", "error: CUDA=13.1 has no torch that this version takes; use CUDA=13 or CUDA=12.6."),
-        ("predict", True, "13", "error: there is no image 'predict'; give train or serve."),
-    ],
-)
-def test_what_cannot_be_built_is_one_sentence(kind: str, works: bool, cuda: str, message: str, tmp_path: Path) -> None:
-    done = build(kind, tmp_path, {"docker": works}, CUDA=cuda)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith(message)
 
 
 def required(extras: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import io
 import logging
@@ -75,14 +74,6 @@ def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, w
         assert config.strategy.device == "cuda", "on paid machines, a run must not fall back on the CPU"
         if name == "train":
             assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, "some GPUs would wait for others"
-
-
-@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "auto")])
-def test_rays_workers_train_on_gpus_when_they_are_given_some(gpu: bool, device: str) -> None:
-    from scripts.ray.train import settings_of
-
-    config = load_config("train", settings_of(argparse.Namespace(gpu=gpu, settings=["strategy.bucket_mb=3"])))
-    assert (config.strategy.device, config.strategy.bucket_mb, config.resume) == (device, 3, "auto")
 
 
 LOADERS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import socket
@@ -18,7 +17,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector, ImageResult
 from retina_dist.errors import ConfigError
 from retina_dist.serving.scoring import RequestError, Scorer
@@ -43,7 +41,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
-from retina_dist.serving.app import Batcher, create_app
+from retina_dist.serving.app import create_app
 
 ROOT = Path(__file__).resolve().parents[3]
 PNG = {"Content-Type": "image/png"}
@@ -208,29 +206,6 @@ def test_a_full_queue_refuses_and_what_waits_becomes_one_batch() -> None:
         assert metric(client, "retina_dist_request_seconds_count") == 5
 
 
-def test_a_batch_leaves_out_requests_that_ended_and_its_error_is_its_own() -> None:
-    batches: list[list[int]] = []
-
-    def predict(items: Sequence[int]) -> list[int]:
-        batches.append(list(items))
-        return [10 // item for item in items]
-
-    async def main() -> list[Any]:
-        batcher = Batcher(predict, max_batch=3, wait_s=0)
-        tasks = [asyncio.create_task(batcher.submit(item)) for item in (1, 2, 5, 0, 10, 7)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        worker = asyncio.create_task(batcher.run())
-        results = await asyncio.gather(*tasks[:1], *tasks[2:5], return_exceptions=True)
-        worker.cancel()
-        return results
-
-    first, third, *failed = asyncio.run(main())
-    assert (first, third) == (10, 2)
-    assert all(isinstance(error, ZeroDivisionError) for error in failed)
-    assert batches == [[1, 5], [0, 10, 7]]
-
-
 def test_an_error_of_ours_is_500_and_the_server_goes_on() -> None:
     with TestClient(app_of(Fake()), raise_server_exceptions=False) as client:
         response = client.post("/score", content=b"crash", headers=PNG)
@@ -253,23 +228,6 @@ def test_the_docs_load_nothing_from_elsewhere_and_nothing_redirects(client: Test
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"wait_ms": 1e13}, r"wait_ms=10000000000000\.0 is out of range; give 0 to 10000"),
-        ({"max_body_mb": float("nan")}, "max_body_mb=nan is not a finite number"),
-        ({"max_images": 100}, "max_images=100 never fit into max_queue=64"),
-        ({"api_key": ""}, "api_key is empty"),
-    ],
-)
-def test_settings_out_of_range(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        ServeConfig(**given)
-    if list(given) == ["wait_ms"]:
-        with pytest.raises(ConfigError, match=words):
-            load_config("serve", ["checkpoint=x", "wait_ms=1e13"])
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "a\0b", "192.0.2.1"])
