@@ -34,11 +34,6 @@ def inside() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    return run_command
-
-
-@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a two-epoch run on small shapes was started in; its run is runs/shapes."""
     folder = tmp_path_factory.mktemp("trained")

@@ -89,17 +89,3 @@ def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
     found = re.search(r"process (\d+)", (folder / "logs" / "rank_1.log").read_text())
     assert found
     return int(found[1])
-
-
-def test_an_error_of_the_workers_is_one_sentence(cluster: dict[str, str], tmp_path: Path) -> None:
-    arguments = ["--workers", "2", "--max-failures", "0", "--", "data=coco", "data.root=/nowhere", "output_dir=run"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        cwd=tmp_path,
-        env=cluster,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert "\nerror: data.root=/nowhere is not a folder" in f"\n{done.stderr}"

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from retina_dist.config.compose import load_config
-from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.build import build_model
 from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
@@ -75,25 +74,6 @@ def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.M
     train(config)
     assert load_checkpoint("runs/drawn_classes/checkpoints/last.pt")["step"] == 4
     assert [path.name for path in Path("runs").iterdir()] == ["drawn_classes"]
-
-
-@pytest.mark.long  # tests/unit/engine/checkpoint has the store behind a URL
-def test_the_same_with_checkpoints_behind_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = "trainer.checkpoint_dir=memory://bucket/resume"
-    whole = run(tmp_path / "whole")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):  # none beside the run
-        run(tmp_path / "parts", there, "trainer.stop_after=7steps")
-    assert load_checkpoint("memory://bucket/resume/last.pt")["step"] == 7
-    with pytest.raises(ConfigError, match="already holds checkpoints"):
-        run(tmp_path / "other", there)
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        run(tmp_path / "on_another_machine", there, "resume=auto")
-    parts = load_checkpoint("memory://bucket/resume/last.pt")
-    assert parts["step"] == 20
-    for name, value in whole["model"].items():
-        assert torch.equal(value, parts["model"][name]), name
-    assert "memory://bucket/resume/best.pt" in "".join(capsys.readouterr())
-    assert len(Detector.from_checkpoint("memory://bucket/resume/best.pt").categories.names) == 6
 
 
 OFTEN = ("model=retinanet_tiny", "model.norm=frozen_bn", "trainer.validate_every=1steps", "trainer.monitor=val/loss")

@@ -55,14 +55,6 @@ def test_a_grid_in_one_process(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1].startswith("best coco/AP 0.")
 
 
-def test_the_folder_of_hydra_and_the_settings_of_an_earlier_run(tmp_path: Path) -> None:
-    quick = [setting for setting in TINY if not setting.startswith("output_dir")]
-    run_command("retina_dist.train", *quick, "hydra.run.dir=there", cwd=tmp_path)
-    assert (tmp_path / "there" / "result.json").is_file()
-    again = ("--config-path", "there", "--config-name", "config", "dry_run=true", "data.batch_size=8")
-    assert "8 images a step" in run_command("retina_dist.train", *again, cwd=tmp_path).stdout
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_launchers_of_hydra_run_jobs_beside_each_other(tmp_path: Path, launcher: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import shutil
 import subprocess
@@ -59,15 +58,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("installed")
     run("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel), cwd=target)
     return target
-
-
-def test_setup_cfg_lists_every_package() -> None:
-    """`packages = find:` cannot be combined with mapped folders, so the list is kept by hand."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "retina_dist").rglob("*.py")}
-    expected = {".".join(folder.parts) for folder in folders} | {"retina_dist.conf", "retina_dist.scripts"}
-    assert setup["options"]["packages"].split() == sorted(expected)
 
 
 def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> None:
@@ -154,14 +144,3 @@ def test_the_extra_alone_leads_to_the_installer(installed: Path, tmp_path: Path)
         text=True,
     )
     assert "`python -m retina_dist.scripts.install_horovod` does" in failed.stderr
-
-
-def test_train_reads_its_settings_and_those_of_the_user(installed: Path, tmp_path: Path) -> None:
-    """`--config-dir` adds a folder of one's own to the installed ones."""
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "own.yaml").write_text("# @package _global_\nseed: 4711\n")
-    command = ("-m", "retina_dist.train", "--config-dir", "mine", "experiment=own", "data=shapes", "--cfg", "job")
-    settings = run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert "seed: 4711" in settings
-    assert "name: shapes" in settings
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]  # --cfg job leaves nothing behind
