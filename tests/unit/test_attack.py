@@ -31,10 +31,6 @@ from tests.unit.test_mutations import COCO, IMAGES, OVERRIDES, keys_of, load_and
 from tests.unit.test_mutations import images as images  # the fixture
 
 COMMANDS = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
-RESULTS = [
-    {"image_id": 3, "category_id": 18, "bbox": [1.0, 2.0, 10.0, 20.0], "score": 0.9},
-    {"image_id": 7, "category_id": 1, "bbox": [5.0, 5.0, 4.0, 5.0], "score": 0.5},
-]
 FACTS = {"step": 5, "best": None, "metric": 0.5, "ema": None, "scaler": {}, "categories": {"ids": [1], "names": ["a"]}}
 
 

@@ -7,15 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from retina_dist.benchmark import data, scaling, step, synthetic
-from retina_dist.benchmark.__main__ import main
-from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import BenchmarkConfig
-from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
 
@@ -29,26 +24,6 @@ TINY = ["data.batch_size=2", "trainer.num_threads=1", "num_warmup_batches=1", "n
 
 
 # what all of them write
-
-
-def test_the_file_names_the_machine(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    finish(BenchmarkConfig(output=str(path)), "step", {"fp32": 1.0, "bf16": 2.0}, rows=[1, 2])
-    written = json.loads(path.read_text())
-    assert (written["benchmark"], written["ratios"], written["rows"]) == ("step", {"fp32": 1.0, "bf16": 2.0}, [1, 2])
-    assert written["machine"]["cores"] > 0
-    assert {"torch", "torchvision"} <= written["versions"].keys()
-
-
-def test_the_kinds_are_listed_when_none_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, code in (([], 2), (["speed"], 2), (["--help"], 0)):
-        monkeypatch.setattr("sys.argv", ["benchmark", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == code
-        assert "python -m retina_dist.benchmark scaling" in "".join(capsys.readouterr())
 
 
 # step
@@ -85,14 +60,6 @@ def test_every_part_of_reading_is_timed_and_compared(tmp_path: Path, monkeypatch
     assert "5 made images" in written["what"]
 
 
-def test_made_images_are_as_heavy_as_cocos(tmp_path: Path) -> None:
-    data.make_images(tmp_path, 3)
-    files = list((tmp_path / "images").iterdir())
-    assert np.mean([file.stat().st_size for file in files]) == pytest.approx(163_000, rel=0.1)
-    truth = json.loads((tmp_path / "images.json").read_text())
-    assert all(a["bbox"][0] + a["bbox"][2] <= 640 and a["bbox"][1] + a["bbox"][3] <= 480 for a in truth["annotations"])
-
-
 # synthetic
 
 
@@ -113,24 +80,7 @@ def test_one_process_prints_and_writes_its_speed(
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "nothing else is written or read"
 
 
-def test_a_task_brings_its_small_model_and_a_recipe_keeps_the_random_images() -> None:
-    detection, classification = (load_config("benchmark_synthetic", o) for o in ([], ["task=classification"]))
-    recipe = load_config("benchmark_synthetic", ["experiment=imagenet_resnet50"])
-    assert detection.model.backbone == classification.model.architecture == "resnet18"
-    assert recipe.model.architecture == "resnet50"
-    assert all(isinstance(c.data.synthetic, SyntheticClassesConfig) for c in (classification, recipe))
-    scaled = [load_config("benchmark_scaling", o) for o in ([], ["task=classification"])]
-    assert [config.data.name for config in scaled] == ["shapes", "drawn_classes"]
-
-
 # scaling
-
-
-def test_launchers_are_compared_round_by_round() -> None:
-    speeds = {("python", 1): [1.0, 1.0, 1.0], ("torchrun", 1): [4.0, 2.0, 1.0], ("torchrun", 2): [4.0, 4.0, 4.0],
-              ("horovodrun", 1): [2.0, 2.0, 2.0], ("horovodrun", 2): [3.0, 2.0, 1.0]}  # fmt: skip
-    assert scaling.compared(speeds) == {"horovodrun / torchrun 1": 1.0, "horovodrun / torchrun 2": 0.5}
-    assert scaling.compared({key: value for key, value in speeds.items() if key[0] != "horovodrun"}) == {}
 
 
 def test_the_length_of_an_epoch_by_hand_and_drawn(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,22 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["retina-dist", *arguments])
     console.main()
-
-
-def entry_points() -> set[str]:
-    """The modules of the package's top level that have a `main`, and the benchmark package."""
-    found = {"benchmark"}
-    for path in (ROOT / "retina_dist").glob("*.py"):
-        functions = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-        if "main" in functions and path.stem != "__main__":
-            found.add(path.stem)
-    return found
-
-
-def test_every_entry_point_is_a_command() -> None:
-    assert set(console.COMMANDS) == entry_points()
-    for name in console.COMMANDS:
-        assert find_spec(console.MODULES.get(name, f"retina_dist.{name}")) is not None
 
 
 def test_help_lists_the_commands_without_importing_torch() -> None:
@@ -65,14 +47,3 @@ def test_an_unknown_command_names_the_nearest(
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, given)
     assert message in capsys.readouterr().err
-
-
-def test_a_wrong_setting_of_a_command_exits_with_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, "convert", "outptu=here.json")
-    assert "did you mean output?" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, "benchmark", "spead")
-    assert "there is no benchmark spead" in capsys.readouterr().err

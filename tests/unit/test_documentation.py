@@ -15,7 +15,6 @@ import pytest
 from retina_dist.__main__ import COMMANDS
 from retina_dist.benchmark.__main__ import KINDS
 from retina_dist.config.compose import config_dir, load_config
-from retina_dist.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -146,20 +145,3 @@ def test_files_that_the_pages_name_exist() -> None:
                 continue
             found = [root / name for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")]
             assert any(path.exists() for path in found), f"{page.name} names {name}"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("OMP_NUM_THREADS=1 python -m retina_dist.train data=csv", ("train", ["data=csv"])),
-        ("retina-dist train optimizer.lrr=1", ("train", ["optimizer.lrr=1"])),
-        ("torchrun --nproc-per-node 2 -m retina_dist.train -m seed=1,2", ("train", ["-m", "seed=1,2"])),
-        ("horovodrun -np 2 python -m retina_dist.train", ("train", [])),
-        ("python -m retina_dist.benchmark step rounds=2", ("benchmark_step", ["rounds=2"])),
-    ],
-)
-def test_what_is_found(line: str, expected: tuple[str, list[str]]) -> None:
-    assert list(commands_of(f"```sh\n{line}  # comment\n```\n")) == [expected]
-    assert len(cases()) > 30
-    with pytest.raises(ConfigError, match="did you mean optimizer.lr"):
-        compose("train", ("optimizer.lrr=1",))

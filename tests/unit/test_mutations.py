@@ -22,12 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from retina_dist.config.compose import load_config
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.doctor.data_checks import box_findings, category_findings, check_image
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError, ImageError
 from tests.unit import mutations
 from tests.unit.mutations import Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
@@ -228,14 +227,6 @@ def test_a_file_name_stays_in_its_folder(
         return
     path = os.path.normpath(found.records[0].path)
     assert path == str(folder) or path.startswith(f"{folder}/")
-
-
-def test_the_two_limits_agree() -> None:
-    from retina_dist.data.images import MAX_PIXELS as of_the_reader
-
-    config = load_config("predict", ["checkpoint=a", "input=b"])
-    assert config.max_pixels == DetectionRunConfig().data.max_pixels == of_the_reader == 2 * int(1024**3 // 4 // 3)
-    assert Image.MAX_IMAGE_PIXELS is not None
 
 
 BOMBS = {"plain.png": (30_000, 30_000), "plain.jpg": (60_000, 60_000), "plain.bmp": (20_000, 9_000)}

@@ -20,12 +20,11 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.engine.checkpoint.owner import LOCK, Owner
+from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.errors import UserError
 from retina_dist.files import parse_path
-from retina_dist.settings import validate
 
 PATIENCE_S = 20
 
@@ -91,12 +90,6 @@ def test_pipes_are_refused(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_pipe_instead_of_a_manifest_is_passed_over(tmp_path: Path, said: list[str]) -> None:
-    os.mkfifo(tmp_path / "manifest.json")
-    assert load_latest(tmp_path) is None
-    assert "manifest.json cannot be read" in said[0]
-
-
 def test_a_device_is_no_file(tmp_path: Path) -> None:
     """One that never ends would fill the memory."""
     with pytest.raises(UserError, match="not a regular file"):
@@ -131,21 +124,3 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             reader()
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("key", "text"), [("data.name", "a\0b"), ("output_dir", "\x1b[2J"), ("data.root", "\ud800")])
-def test_settings_have_no_control_characters(key: str, text: str) -> None:
-    config = DetectionRunConfig(data=DetectionData(name="a"))
-    section = config
-    for part in key.split(".")[:-1]:
-        section = getattr(section, part)
-    setattr(section, key.split(".")[-1], text)
-    with pytest.raises(UserError, match=rf"^{key}='.*' has (a control|half a) character; leave it out") as caught:
-        validate(config)
-    assert str(caught.value).isprintable()
-
-
-def test_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / LOCK)
-    with Owner() as owner, pytest.raises(UserError, match="cannot be written"):
-        owner.lock(tmp_path, "output_dir")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import shutil
 import sys
 import uuid
@@ -22,11 +21,10 @@ import retina_dist.train
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.engine.settings import TrainerConfig
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.files import names_in, parse_path
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted
-from retina_dist.reporting.console import configure_logging
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow_run
 
@@ -92,10 +90,6 @@ def test_secrets_are_masked(kind: str) -> None:
 )
 def test_everything_else_stays(text: str) -> None:
     assert redacted(text) == text
-
-
-def test_errors_are_clean_from_the_start() -> None:
-    assert str(ConfigError("https://u:SECRET@h cannot be opened")) == "https://h cannot be opened"
 
 
 # in a run
@@ -229,19 +223,3 @@ def test_a_sweep_gets_no_secret(
     assert any(name.endswith("multirun.yaml") for name, _ in written)
     out, err = capfd.readouterr()
     assert leaks(iter([*written, ("stdout", out.encode()), ("stderr", err.encode())])) == []
-
-
-def test_what_a_rank_says_and_logs() -> None:
-    heard: list[str] = []
-
-    class Log:
-        write = heard.append
-
-    logger = logging.getLogger("retina_dist.somewhere")
-    with configure_logging(rank=1) as console:
-        console.write, console.log_file = heard.append, Log()
-        logger.warning(KINDS[0])
-        logger.info(KINDS[0])
-        logger.debug(KINDS[0])
-    warning = "warning: https://host/x"
-    assert heard == [warning, f"[rank 1] {warning}", "https://host/x", "https://host/x"]
