@@ -33,6 +33,11 @@ def read_owner(folder: PathOrUrl, name: str = OWNER) -> Any:
         return None
 
 
+def owner_id(owner: Any) -> str | None:
+    """The id that no other process has, of what `Owner.name` wrote."""
+    return owner.get("id") if isinstance(owner, dict) else None
+
+
 def describe_owner(owner: Any) -> str:
     """ "process 17 on node3 since 2026-01-31 12:00:00", of what `Owner.name` wrote."""
     if not isinstance(owner, dict):

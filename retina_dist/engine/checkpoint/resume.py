@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.owner import Owner, describe_owner, owner_id, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
@@ -46,6 +46,8 @@ class RunOpener:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.folder: Path | None = None  # since the first attempt
+        self.before: str | None = None  # who owned the checkpoints at the first attempt, by id
+        self.mains: list[str] = []  # who was the main rank of each attempt
 
     def open(
         self, config: Any, strategy: DistributedStrategy, locked: frozenset[str], committed: dict[str, Any] | None
@@ -56,12 +58,13 @@ class RunOpener:
         """
         opened: list[Run] = []
 
-        def open_on_main() -> tuple[str, int | None, str]:
+        def open_on_main() -> tuple[str, int | None, str, str | None, list[str]]:
             run = self._reopen(config, locked, committed) if self.folder else open_run(config, self.owner, locked)
             opened.append(run)
-            return str(run.folder), run.resume_step, str(run.resumed_from)
+            before = self.before if self.folder else owner_id(read_owner(checkpoint_folder(config, run.folder)))
+            return str(run.folder), run.resume_step, str(run.resumed_from), before, [*self.mains, self.owner.name["id"]]
 
-        folder, resume_step, source = strategy.on_main(open_on_main)
+        folder, resume_step, source, self.before, self.mains = strategy.on_main(open_on_main)
         self.folder = Path(folder)
         return opened[0] if opened else Run(self.folder, resume_step, parse_path(source))
 
@@ -69,8 +72,14 @@ class RunOpener:
         assert self.folder is not None
         here = replace(config, output_dir=str(self.folder))
         _lock(self.owner, here, self.folder, is_restart=True)  # once: another process of this job may hold the lock
+        checkpoints = checkpoint_folder(here, self.folder)
+        last = owner_id(owner := read_owner(checkpoints))
+        if last not in (None, self.before, *self.mains):
+            raise UserError(f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more.")
         if committed:
             return Run(self.folder, committed["step"], Path("memory"), committed)
+        if last not in self.mains:  # the first attempt ended before it claimed the folder
+            return open_run(here, None, locked)
         run = open_run(replace(here, resume="auto"), None, locked)
         if run.resume_step is None and config.resume not in (None, "auto"):  # nothing was saved since the first attempt
             return open_run(here, None, locked)

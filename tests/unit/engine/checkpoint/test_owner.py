@@ -21,7 +21,7 @@ from retina_dist.engine.checkpoint.owner import LOCK, Owner
 from retina_dist.engine.checkpoint.resume import RunOpener, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, names_in, parse_path
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -168,7 +168,8 @@ def test_a_restart_is_not_refused_by_its_own_job() -> None:
     process.join(20)
 
 
-def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_named() -> None:
+@pytest.mark.parametrize("claims", [True, False], ids=["claimed", "not claimed yet"])
+def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_named(claims: bool) -> None:
     config = settings(output_dir="mine", resume="mine/checkpoints/step_00000001.pt")
     before = CheckpointStore("mine/checkpoints", keep_last=3)
     for step in (1, 2, 3):
@@ -179,7 +180,28 @@ def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_na
         for _ in range(2):
             run = opener.open(config, SingleDeviceStrategy("cpu"), frozenset(), None)
             assert run.resume_step == 1
-            CheckpointStore("mine/checkpoints", resumed_at=run.resume_step, owner=owner.name).claim()
+            if claims:
+                CheckpointStore("mine/checkpoints", resumed_at=run.resume_step, owner=owner.name).claim()
+
+
+@pytest.mark.parametrize("committed", [None, {"step": 3}], ids=["from a file", "from memory"])
+def test_a_restart_does_not_take_the_folder_from_a_run_that_claimed_it_meanwhile(
+    committed: dict[str, Any] | None,
+) -> None:
+    config, alone, place = (
+        settings("memory://restarted/run"),
+        SingleDeviceStrategy("cpu"),
+        parse_path("memory://restarted/run"),
+    )
+    store_of(place).claim()  # of an earlier run
+    with Owner() as owner:
+        opener = RunOpener(owner)
+        opener.open(config, alone, frozenset(), None)
+        CheckpointStore(place, owner=owner.name).claim()
+        opener.open(config, alone, frozenset(), committed)
+        store_of(place).claim()
+        with pytest.raises(UserError, match=r"was taken over by process \d+ on \S+ since"):
+            opener.open(config, alone, frozenset(), committed)
 
 
 # the owner of the checkpoints
