@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from retina_dist.strategies.settings import StrategySettings
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
+
+logger = logging.getLogger(__name__)
 
 DETECTIONS_OWN = ("results", "annotations", "images", "category_map", "box_format", "tile")
 
@@ -73,6 +76,8 @@ def evaluate_on(
 def _evaluated(
     classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy
 ) -> ClassificationResult:
+    if val.held_out:
+        logger.info(f"evaluating on {val.describe()}")
     module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
     arithmetic = autocast(strategy.device, classifier.precision)
     evaluator = ClassificationEvaluator(classifier.classes, module.val_batches, len(val), strategy, arithmetic)

@@ -23,7 +23,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.plots import write_metrics
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import data_of_checkpoint, implausible_boxes, read_split
+from retina_dist.detection.splits import data_of_checkpoint, describe_split, implausible_boxes, read_split
 from retina_dist.detection.tiles import TiledDetector, TiledEvaluator
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
@@ -129,6 +129,8 @@ def _evaluated(
     detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
 ) -> tuple[CocoResult, np.ndarray]:
     """Metrics and detections of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
+    if annotations.held_out:
+        logger.info(f"evaluating on {describe_split(annotations)}")
     how: dict[str, Any] = {
         "annotations_coco": annotations.coco,
         "categories": annotations.categories,

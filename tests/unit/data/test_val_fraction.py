@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 import retina_dist as rd
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.evaluation import _validation_set
+from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.config.compose import load_config
@@ -19,6 +20,7 @@ from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import DataError
 from retina_dist.seeding import held_out
+from retina_dist.strategies.settings import StrategyConfig
 
 
 def coco(root: Path, split: str, count: int) -> rd.DetectionData:
@@ -68,6 +70,15 @@ def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -
     assert names(read_split(small, "val")) == expected
 
 
+def test_an_evaluation_says_that_its_images_were_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = coco(tmp_path, "train", 20).with_values(num_workers=0)
+    model = rd.build_retinanet(num_classes=1, backbone="resnet18", fpn_channels=32)
+    rd.Detector(model, ["thing"], min_size=32, max_size=64).evaluate(data)
+    count = len(names(read_split(data, "val")))
+    assert f"evaluating on {count} images, " in (text := "".join(capsys.readouterr()))
+    assert "held out of train by data.val_fraction=0.2" in text
+
+
 def test_a_val_split_that_is_there_is_used(tmp_path: Path) -> None:
     coco(tmp_path, "train", 20)
     data = coco(tmp_path, "val", 3)
@@ -109,7 +120,7 @@ def test_a_torch_dataset_is_split_too() -> None:
     assert not names(train) & names(val)
 
 
-def test_class_folders_are_split_too(tmp_path: Path) -> None:
+def test_class_folders_are_split_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(40):
         folder = tmp_path / "train" / "ab"[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +135,12 @@ def test_class_folders_are_split_too(tmp_path: Path) -> None:
     classifier = TrainedClassifier(
         build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
     )
-    assert _validation_set(data, classifier, "root").names == val.names  # an evaluation judges on the same images
+    # an evaluation judges on the same images
+    classifier = TrainedClassifier(
+        build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
+    )
+    result = evaluate_on(classifier, replace(data, num_workers=0), StrategyConfig(device="cpu"))
+    assert result.confusion.sum() == len(val)
+    assert f"evaluating on {len(val)} images" in "".join(capsys.readouterr())
     with pytest.raises(DataError, match=r"data\.val_fraction=0\.0001 of 40 images leaves none"):
         read_splits(rd.ClassificationData(name="x", root=str(tmp_path), val_fraction=0.0001))
