@@ -12,12 +12,11 @@ import torch
 
 from retina_dist import doctor
 from retina_dist.config.compose import load_config
-from retina_dist.detection import commands
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
-from retina_dist.run.build import command_of_task, task_class
+from retina_dist.run.build import task_class
 from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
 from tests.commands import run_command
@@ -66,16 +65,6 @@ def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pyt
     assert result["step"] == 8
     with pytest.raises(ConfigError, match="the checkpoint's task is of a class from outside"):
         settings_of(one["config"], DetectionRunConfig)
-
-
-def test_a_command_that_a_task_does_not_define_is_named() -> None:
-    """A task's commands are functions beside it, or of the task that it inherits from."""
-    with pytest.raises(ConfigError) as caught:
-        command_of_task(DiscTask, "write_shards")
-    assert str(caught.value) == (
-        "DiscTask has no write_shards; write a function write_shards(config) in tests.plugins.disc_task."
-    )
-    assert command_of_task(CountingDetection, "examine") is commands.examine
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:

@@ -72,11 +72,9 @@ def test_the_loss_is_torchs() -> None:
 
 
 def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
-    for name, last in (("resnet18", "bn2"), ("resnext50_32x4d", "bn3")):
-        model = build_classifier(name, 2, zero_gamma=True).model
-        blocks = [m for m in model.modules() if hasattr(m, "bn2")]
-        assert all(not getattr(block, last).weight.any() for block in blocks)
-        assert bool(model.bn1.weight.all())
+    model = build_classifier("resnext50_32x4d", 2, zero_gamma=True).model
+    assert all(not block.bn3.weight.any() for block in model.modules() if hasattr(block, "bn3"))
+    assert bool(model.bn1.weight.all())
     with pytest.raises(ConfigError, match="model.zero_gamma=true is for ResNets"):
         build_classifier("mobilenet_v3_small", 2, zero_gamma=True)
 
@@ -95,14 +93,6 @@ def test_other_families(name: str, head: str) -> None:
         model = build_classifier(name, 5, image_size=32).eval()
     assert model.model(torch.zeros(2, 3, 32, 32, device="meta")).shape == (2, 5)
     assert _head(model.model) == head
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match="model.architecture=resnet19 is not a classifier .* mean one of resnet18,"):
-        build_classifier("resnet19", 2)
-    model = build_classifier("resnet18", 2)
-    with pytest.raises(CheckpointError, match="nothing is neither a file nor one of torchvision's weights"):
-        load_weights(model, "nothing", ("a", "b"))
 
 
 def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Path) -> None:

@@ -154,22 +154,6 @@ def test_epochs_differ_and_seeds_differ_and_both_repeat():
     assert epoch(0, 0) != epoch(0, 1)
 
 
-def test_order_does_not_depend_on_where_reading_started():
-    buckets = buckets_of(SHAPES * 5)
-    straight = TrainSampler(buckets=buckets, batch_size=4)
-    all_steps = [straight.step(step) for step in range(20)]
-    assert [TrainSampler(buckets=buckets, batch_size=4).step(step) for step in range(11, 20)] == all_steps[11:]
-    assert straight.step(2) == all_steps[2]  # back into an earlier epoch
-
-
-def test_min_size_varies_by_step_over_its_choices():
-    sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 10, (32, 64, 96)), batch_size=5)
-    drawn = [sampler.step(step)[0].min_size for step in range(60)]
-    assert set(drawn) == {32, 64, 96}
-    only = TrainSampler(buckets=sampler.buckets, batch_size=5, min_sizes=[64])
-    assert {only.step(step)[0].min_size for step in range(20)} == {64}
-
-
 @settings(max_examples=40, deadline=None)
 @given(sizes=data_sets, batch_size=st.integers(1, 20))
 def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):

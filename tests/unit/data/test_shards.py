@@ -193,18 +193,6 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
     assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
 
 
-def test_shards_may_be_cut_anew_and_lack_a_validation_set(coco: Path, written: Path, tmp_path: Path) -> None:
-    line = ["data=shards", f"data.root={written}", f"output={tmp_path}/larger", "shard_mb=4"]
-    write_shards(load_config("shards", line))
-    assert same_steps(epochs(split(tmp_path / "larger", format="shards")), epochs(split(coco)))
-    (written / "val.index.json").unlink()
-    assert read_split(DetectionData(name="x", format="shards", root=str(written)), "val") is None
-    with pytest.raises(
-        DataError, match=r"has no train\.index\.json, so it holds no shards; .*python -m retina_dist\.shards"
-    ):
-        split(coco, format="shards")
-
-
 # what is read
 
 

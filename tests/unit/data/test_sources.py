@@ -169,13 +169,7 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inside"),
-    [
-        ("b\\a.jpg", "b/a.jpg"),
-        ("b/../a.jpg", "a.jpg"),
-        ("az://c/images/a.jpg", "a.jpg"),
-        ("x::file.jpg", "x::file.jpg"),
-    ],
+    ("name", "inside"), [("b/../a.jpg", "a.jpg"), ("az://c/images/a.jpg", "a.jpg"), ("x::file.jpg", "x::file.jpg")]
 )
 def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None:
     record = make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))

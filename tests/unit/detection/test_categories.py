@@ -16,34 +16,14 @@ from retina_dist.errors import CheckpointError, DataError
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
 
 
-def test_contiguous_labels():
-    categories = Categories.from_coco(ENTRIES)
-    assert (categories.ids, categories.names, categories.num_classes) == ((1, 18), ("person", "dog"), 2)
-    assert categories.labels_of(np.array([1, 18])).tolist() == [0, 1]
-    assert categories.name_of(1) == "dog"
-    assert (18 in categories, 2 in categories) == (True, False)
-    assert categories.labels_of(np.array([18, 1, 18])).tolist() == [1, 0, 1]
-
-
-def test_labels_that_are_category_ids():
-    categories = Categories.from_coco(ENTRIES, "category_id")
-    assert categories.num_classes == 19
-    assert categories.labels_of(np.array([18])) == 18
-    assert (categories.names[18], categories.names[2], categories.ids[2]) == ("dog", "", -1)
-    assert (2 in categories, -1 in categories) == (False, False)
-    with pytest.raises(DataError, match="not 123456789; use contiguous"):
-        Categories.from_coco([{"id": 123456789, "name": "a"}], "category_id")
-
-
 def test_categories_survive_a_checkpoint():
     categories = Categories.from_coco(ENTRIES, "category_id")
     restored = Categories.from_state(json.loads(json.dumps(categories.state())))
     assert restored == categories
     assert restored.labels_of(np.array([18])) == 18
     assert restored != Categories.from_coco(ENTRIES)
-    for state in ({}, {"ids": [1]}, {"ids": [1, 2], "names": ["a"]}, {"ids": ["x"], "names": ["a"]}):
-        with pytest.raises(CheckpointError, match="categories cannot be read"):
-            Categories.from_state(state)
+    with pytest.raises(CheckpointError, match="categories cannot be read"):
+        Categories.from_state({"ids": [1, 2], "names": ["a"]})
 
 
 def test_unknown_categories_and_labels():
@@ -51,8 +31,6 @@ def test_unknown_categories_and_labels():
     for category_id in (0, 2, -1, 17):
         with pytest.raises(KeyError):
             categories.labels_of(np.array([category_id]))
-    with pytest.raises(KeyError):
-        categories.labels_of(np.array([1, 2]))
     with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
         Categories.from_coco(ENTRIES, "category_id").labels_of(np.array([-1]))
     assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
@@ -113,10 +91,6 @@ def test_names_that_do_not_agree_are_listed_and_can_be_mapped():
         OURS.matched(entries(dog=3), {"dog": "god"}, "val.json")
     with pytest.raises(DataError, match=r"'dog' \(2 categories here, 1 label\)"):
         OURS.matched(entries(dog=3, person=4), {"person": "dog"}, "val.json")
-    with pytest.raises(DataError, match="leaves no category"):
-        OURS.matched(entries(dog=3), {"dog": None}, "val.json")
-    with pytest.raises(DataError, match=r"1000 category names .*, '19', 980 more; rename"):
-        OURS.matched([{"id": i, "name": str(i)} for i in range(1000)], {}, "val.json")
 
 
 def test_a_name_twice_is_taken_where_the_ids_agree():

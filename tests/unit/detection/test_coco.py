@@ -376,30 +376,6 @@ def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, A
     assert json.dumps(found.coco) == json.dumps(coco)  # NaN is not NaN otherwise
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*COCO, "id", "bbox"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(content=JSON)
-def test_any_json_is_read_or_refused(folder: Path, content: Any):
-    for coco in (
-        content,
-        {**COCO, "images": content},
-        {**COCO, "annotations": content},
-        {**COCO, "categories": content},
-    ):
-        try:
-            load(folder, coco)
-        except DataError as error:
-            assert "a.json" in str(error)  # noqa: PT017
-
-
 @pytest.mark.parametrize(
     ("folder", "split", "images", "boxes", "crowd", "dropped"),
     [

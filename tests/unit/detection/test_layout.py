@@ -43,13 +43,7 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
 @pytest.mark.parametrize(
     ("file", "content", "format", "title"),
     [
-        ("labels/val/a.txt", "", "yolo", "YOLO"),
-        ("cells.yaml", "train: images\nnames: [a]", "yolo", "YOLO"),
-        ("Annotations/a.xml", "<annotation>", "voc", "Pascal VOC"),
-        ("annotations.xml", '<?xml version="1.0"?>\n<annotations>', "cvat", "CVAT XML"),
-        ("photos/a.json", '{"version": "5.0", "flags": {}, "shapes": []}', "labelme", "LabelMe"),
         ("train.csv", "", "csv", "keras-retinanet CSV"),
-        ("oidv6-train-annotations-bbox.csv", "", "openimages", "OpenImages CSV"),
     ],
 )
 def test_other_formats(tmp_path: Path, file: str, content: str, format: str, title: str):

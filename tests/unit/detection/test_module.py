@@ -189,19 +189,6 @@ def test_what_a_worker_logs_is_logged_by_the_main_process(annotations, said, num
     assert "1.png" in said[0]
 
 
-def test_validation_sees_every_image_once_and_unchanged(annotations):
-    ids, pixels = [], 0
-    for rank in range(3):
-        module = make_module(None, val=annotations, val_batch_size=2, val_min_size=40, rank=rank, world_size=3)
-        for batch in module.val_batches():
-            ids += batch.image_ids.tolist()
-            pixels += int(batch.image_sizes.prod(dim=1).sum())
-            assert batch.weight == 1.0
-            assert batch.image_sizes.min() == 40
-    assert sorted(ids) == list(range(100, 110))
-    assert list(make_module(None, val=annotations, rank=9, world_size=10, val_batch_size=10).val_batches()) == []
-
-
 def test_validation_can_be_read_while_training_goes_on(annotations):
     module = make_module(annotations, val=annotations, num_workers=1)
     straight = list(make_module(annotations).train_steps(0, 4))

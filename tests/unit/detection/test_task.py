@@ -140,24 +140,3 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
     path = checkpoint_of(tmp_path, root=[3])
     with pytest.raises(ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
-
-
-def test_the_plan_states_how_often_rare_classes_come(tmp_path: Path) -> None:
-    """Ten images with a dog, one of them with a cat too: sqrt(.9 / .1) times 3."""
-    for split in ("train", "val"):
-        write_split(tmp_path, split, {"dog": 1, "cat": 2})
-    path = tmp_path / "annotations" / "instances_train.json"
-    coco = json.loads(path.read_text())
-    coco["images"] = [{**coco["images"][0], "id": number} for number in range(1, 11)]
-    boxes = [(number, 1) for number in range(1, 11)] + [(4, 2)]
-    coco["annotations"] = [
-        {"id": i, "image_id": number, "category_id": category, "bbox": [1, 1, 20, 20]}
-        for i, (number, category) in enumerate(boxes, 1)
-    ]
-    path.write_text(json.dumps(coco))
-    config = load_config("train", ["data=coco", f"data.root={tmp_path}", "data.repeat_threshold=0.9"])
-    made = DetectionTask(config, SingleDeviceStrategy("cpu"))
-    assert made.num_images == 12
-    assert "repeats  1 image with rare classes, up to 3 times an epoch" in made.describe()
-    overfit = replace(config, trainer=replace(config.trainer, overfit_batches=1))
-    assert DetectionTask(overfit, SingleDeviceStrategy("cpu")).num_images <= 10

@@ -116,18 +116,6 @@ def refuse(x: Tensor) -> Tensor:
     raise AssertionError("nothing may be added up here")
 
 
-def test_evaluation_uses_the_running_statistics_and_asks_nobody() -> None:
-    x = drawn(2, CHANNELS, 4, 4)
-    own, whole = norm(SyncBatchNorm2d), norm(nn.BatchNorm2d)
-    for module in (own, whole):
-        module.running_mean.copy_(torch.tensor([4.0, 5.0, 6.0]))
-        module.running_var.copy_(torch.tensor([1.0, 2.0, 3.0]))
-        module.eval()
-    connect(own, refuse)
-    assert torch.equal(own(x), whole(x))
-    assert own.num_batches_tracked == 0
-
-
 def test_a_copy_stands_alone() -> None:
     shared = norm(SyncBatchNorm2d)
     model = nn.Sequential(shared, shared)
@@ -230,13 +218,3 @@ def test_what_a_filler_holds_changes_nothing(connected: bool, value: float) -> N
     for name, expected in whole.state_dict().items():
         torch.testing.assert_close(own.state_dict()[name], expected)
     assert settings_of(own) == settings  # ranks with and without fillers stay equal
-
-
-def test_a_pass_without_real_images_moves_nothing() -> None:
-    module = norm(BatchNorm2d)
-    before = copy.deepcopy(state_of(module))
-    with count_only(module, torch.tensor([False, False])):
-        y, dx = forward_backward(module, drawn(2, CHANNELS, 2, 2), drawn(2, CHANNELS, 2, 2))
-    assert not any(x.any() for x in (y, dx, module.weight.grad, module.bias.grad))
-    assert all(torch.equal(value, before[name]) for name, value in state_of(module).items())
-    assert module.num_batches_tracked == 1  # of passes

@@ -62,13 +62,6 @@ def test_a_scale_for_a_backbone_reaches_it_or_is_refused() -> None:
         parameter_groups(nn.Linear(2, 2), scaled)
 
 
-def test_frozen_parameters_are_in_no_group() -> None:
-    model = Net().requires_grad_(False)
-    assert parameter_groups(model, settings(weight_decay=0.1)) == []
-    with pytest.raises(ConfigError, match="trainable"):
-        build_optimizer([], settings("sgd"))
-
-
 def with_gradients(*values: list[float]) -> list[nn.Parameter]:
     parameters = [nn.Parameter(torch.zeros(len(v))) for v in values]
     for parameter, value in zip(parameters, values, strict=True):
