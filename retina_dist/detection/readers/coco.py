@@ -103,7 +103,8 @@ def load_annotations(
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
         records = [make_record(entry, images, annotations, slices) for entry in entries]
         if missing_images != "ignore":
-            records = drop_missing(records, images, missing_images, warnings, split)
+            place = None if format in FOLDER_FORMATS else split
+            records = drop_missing(records, images, missing_images, warnings, place)
             records = fill_sizes(records, bad_images, max_pixels, warnings)
         return records
 

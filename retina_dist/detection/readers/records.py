@@ -82,9 +82,10 @@ def _within_url(name: str, images: Url) -> str | None:
 
 
 def drop_missing(
-    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str = "train"
+    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str | None = "train"
 ) -> list[ImageRecord]:
-    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip").
+    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip"). `split` is None
+    where no setting names the folder of the images.
 
     Behind a URL one listing of the folder gives them and their versions.
     """
@@ -109,8 +110,10 @@ def drop_missing(
     return [record for record in records if record.image_id not in gone]
 
 
-def _remedy(missing: ImageRecord, images: PathOrUrl, split: str) -> str:
+def _remedy(missing: ImageRecord, images: PathOrUrl, split: str | None) -> str:
     """What to do where no image of a split is there, such as `missing`."""
+    if split is None:
+        return "put each image where docs/data.md shows it"
     name = missing.file_name.replace("\\", "/").rpartition("/")[2]
     if isinstance(images, Path) and isinstance(missing.path, Path):
         if _is_there(images / name):

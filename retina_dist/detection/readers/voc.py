@@ -121,10 +121,12 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
         combine = math.hypot if thing.tag == "ellipse" else lambda a, b: a + b
         width, height = combine(rx * cosine, ry * sine), combine(rx * sine, ry * cosine)
         return [x - width, y - height, x + width, y + height]
+    if not thing.get("points"):
+        raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
     points = [pair.split(",") for pair in (thing.get("points") or "").split(";")]
     columns = [[number_in(value, where, "points") for value in column] for column in zip(*points, strict=False)]
     if len(columns) != 2:
-        raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
+        raise DataError(f"{where} has points that are not x,y;x,y; export it again.")
     return [min(columns[0]), min(columns[1]), max(columns[0]), max(columns[1])]
 
 
@@ -151,7 +153,9 @@ def _read_list(root: Path, split: str) -> list[str]:
 
 def _image_of(path: Path, root: Path) -> str:
     """The image beside an XML file, or in a folder for images, relative to `root`."""
-    folders = [path.parent, root / "JPEGImages", root / "images", path.parent.parent / "images"]
+    below = path.parent.relative_to(root).parts[1:]  # Annotations/train/a.xml is of images/train/a.jpg
+    folders = [path.parent, *(root.joinpath(name, *below) for name in ("JPEGImages", "images"))]
+    folders += [root / "JPEGImages", root / "images", path.parent.parent / "images"]
     candidates = (folder / f"{path.stem}{ending}" for folder in folders for ending in ENDINGS)
     image = next((image for image in candidates if image.is_file()), path.with_suffix(".jpg"))
     return image.relative_to(root).as_posix()

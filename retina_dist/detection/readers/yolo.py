@@ -48,7 +48,7 @@ def read_yolo(root: Path, split: str) -> Items | None:
         file for entry in (given if isinstance(given, list) else [given]) for file in _images(root, content, entry)
     ]
     above = Path(
-        os.path.commonpath([root.absolute(), *(file.parent for file in files)])
+        os.path.commonpath([os.path.abspath(root), *(file.parent for file in files)])
     )  # lists may name images elsewhere
     items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in dict.fromkeys(files)]
     return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True)
@@ -63,11 +63,11 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
     if place is None:
         raise DataError(f"{root}: {entry!r} of its data.yaml is neither {tried[0]} nor {tried[-1]}; correct the file.")
     if place.is_dir():
-        yield from sorted(path.absolute() for path in place.rglob("*") if is_image(path))
+        yield from sorted(Path(os.path.abspath(path)) for path in place.rglob("*") if is_image(path))
     else:
-        for line in read_bytes(place).decode("utf-8", "replace").splitlines():
+        for line in read_bytes(place).decode("utf-8-sig", "replace").replace("\\", "/").splitlines():
             if line.strip():
-                yield (place.parent / line.strip()).absolute()
+                yield Path(os.path.abspath(place.parent / line.strip()))
 
 
 def _labels_of(image: Path) -> Path:
@@ -83,7 +83,7 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
     if not path.is_file():
         return []  # background
     boxes = []
-    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), start=1):
+    for number, line in enumerate(read_bytes(path).decode("utf-8-sig", "replace").splitlines(), start=1):
         label, *values = line.split() or [""]
         if not label:
             continue

@@ -59,6 +59,16 @@ def lists(root: Path) -> None:
         write(root / f"{split}.txt", "".join(f"./images/{split}/{name}.jpg\n" for name in images))
 
 
+def lists_elsewhere(root: Path) -> None:
+    lists(root)
+    (root / "train.txt").unlink()
+    write(
+        root / "lists/train.txt",
+        "\ufeff..\\images\\train\\a.jpg\n../images/train/b.jpg\n../lists/../images/train/a.jpg\n",
+    )
+    write(root / "mine.yaml", "train: lists/train.txt\nval: ../" + root.name + "/val.txt\nnames: [cat, dog]\n")
+
+
 def roboflow(root: Path) -> None:
     yolo(root, lambda kind, split: f"{split}/{kind}", "valid")
     write(root / "data.yaml", "train: ../train/images\nval: ../valid/images\nnames: ['cat', 'dog']\n")
@@ -92,6 +102,17 @@ def labelimg(root: Path, sub: Callable[[str], str] = "{}".format) -> None:
             write(root / sub(split) / f"{name}.xml", text)
 
 
+def voc_by_split(root: Path) -> None:
+    labelimg(root)
+    (root / "Annotations").mkdir()
+    (root / "images").mkdir()
+    for split in BOXES:
+        (root / split).rename(root / "images" / split)
+        for file in sorted((root / "images" / split).glob("*.xml")):
+            write(root / "Annotations" / split / file.name, file.read_text())
+            file.unlink()
+
+
 def labelme(root: Path) -> None:
     for split, images in BOXES.items():
         for name, boxes in images.items():
@@ -103,7 +124,7 @@ def labelme(root: Path) -> None:
             content = {"version": "5", "shapes": shapes, "imagePath": f"..\\..\\{split}\\{name}.jpg"}
             write(
                 root / ("labels" if name == "c" else "") / split / f"{name}.json",
-                json.dumps(content | {"imageWidth": 40, "imageHeight": 20}),
+                json.dumps(content | ({} if name == "b" else {"imageWidth": 40, "imageHeight": 20})),
             )
 
 
@@ -140,8 +161,8 @@ def openimages(root: Path) -> None:
 
 
 FORMATS = {
-    "YOLO": (ultralytics, lists, roboflow, without_yaml, labelimg_yolo, segments),
-    "Pascal VOC": (labelimg,),
+    "YOLO": (ultralytics, lists, lists_elsewhere, roboflow, without_yaml, labelimg_yolo, segments),
+    "Pascal VOC": (labelimg, voc_by_split),
     "LabelMe": (labelme,),
     "CVAT XML": (cvat,),
     "OpenImages CSV": (openimages,),
@@ -211,6 +232,12 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
         (ultralytics, "data.yaml", "train: [\n", "data.yaml cannot be read as YAML"),
         (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "a.json is not LabelMe's .KeyError"),
         (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
+        (
+            cvat,
+            "annotations.xml",
+            '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>',
+            "'a' has a skeleton without a box; remove it",
+        ),
         (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
     ],
 )
@@ -218,6 +245,14 @@ def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, 
     make(tmp_path)
     write(tmp_path / file, text)
     with pytest.raises(DataError, match=message):
+        read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+
+
+def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> None:
+    labelimg(tmp_path, lambda _: "")
+    for file in tmp_path.glob("*.PNG"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"3 of 3 images are not in .*; put each image where docs/data\.md shows it"):
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
