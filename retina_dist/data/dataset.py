@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.sources import Source, is_remote, read_all
 from retina_dist.errors import ImageError
+
+if TYPE_CHECKING:
+    from retina_dist.data.cache import DecodedCache
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,11 @@ class ImageDataset(Dataset[AnyBatch]):
         cache: str | None = None,
     ) -> None:
         self.on_bad_image, self.max_pixels = on_bad_image, max_pixels
-        self.cache = DecodedCache(cache) if cache else None
+        self.cache: DecodedCache | None = None
+        if cache:
+            from retina_dist.data.cache import DecodedCache
+
+            self.cache = DecodedCache(cache)
         # text is smaller than a Path when it is sent to a worker
         self._sources = [str(source) if isinstance(source, Path) else source for source in sources]
         self._sizes = sizes
