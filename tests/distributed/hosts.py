@@ -8,12 +8,9 @@ not do). `ssh` is a script that enters the other namespace, with an empty enviro
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -252,10 +249,3 @@ def connect(first: Host, second: Host) -> None:
         run([*ip, "address", "add", f"{host.address}/24", "dev", INTERFACE])
         for interface in ("lo", INTERFACE, DOCKER, f"{DOCKER}-end"):
             run([*ip, "link", "set", interface, "up"])
-
-
-if __name__ == "__main__":  # python -m tests.distributed.hosts, to try things by hand; Ctrl-D ends it
-    with tempfile.TemporaryDirectory() as scratch, two_hosts(Path(scratch)) as made:
-        for host in (made.first, made.second):
-            print(f"{host.name}, {host.address}: {shlex.join(host.line(['bash']))}", flush=True)
-        sys.stdin.read()

@@ -103,19 +103,6 @@ def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str,
 
 
 @pytest.mark.long
-def test_torchrun_starts_all_anew_when_one_is_killed(tmp_path: Path, alone: Path) -> None:
-    line = launched("torchrun", 2, MODULE, *JOB, "output_dir=run", "resume=auto")
-    line[3:3] = ["--max-restarts", "1"]
-    run = tmp_path / "run"
-    with started(line, tmp_path) as job:
-        wait_for(lambda: steps_done(run) >= 7, tmp_path)
-        os.kill(rank_processes(run)[1], signal.SIGKILL)
-        assert job.wait(END_S) == 0, log_of(tmp_path)
-    assert "resumed from run/checkpoints/step_" in log_of(tmp_path)
-    assert differences(run, alone) == ""
-
-
-@pytest.mark.long
 def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -29,13 +29,12 @@ SETTINGS = {
 
 
 def train(
-    launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection", check: bool = True
+    launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection"
 ) -> subprocess.CompletedProcess[str]:
     """The training module in float64 under a launcher, in `folder`; skips where the launcher cannot be used."""
     line = launched(launcher, processes, MODULE, *SETTINGS[task], *arguments)
     done = subprocess.run(line, cwd=folder, env=variables(), capture_output=True, text=True, timeout=240)
-    if check:
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
@@ -159,18 +158,3 @@ def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
         assert done.stdout.count("IoU .50:.95") == 1, "one rank speaks"
         tables.append(json.loads((place / f"evaluated-{processes}" / "metrics.json").read_text()))
     assert tables[0] == tables[1]
-
-
-def test_a_wrong_setting_is_named_once(place: Path) -> None:
-    done = train("torchrun", 2, place, "output_dir=never", "optimizer.lrr=1", check=False)
-    assert done.returncode != 0
-    assert (done.stdout + done.stderr).count("did you mean optimizer.lr?") == 1
-    assert not (place / "never").exists()
-
-
-def test_a_diverging_run_ends_on_all_ranks_with_one_sentence(place: Path) -> None:
-    done = train(
-        "torchrun", 2, place, "output_dir=diverged", "optimizer.lr=1e30", "trainer.max_nonfinite_steps=2", check=False
-    )
-    assert done.returncode != 0
-    assert (done.stdout + done.stderr).count("lower optimizer.lr") == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import run_command
 from tests.e2e.conftest import ROOT, SMALL
 
 OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
@@ -36,23 +35,6 @@ def launched(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "sweep" / "sweep.csv").open()))
-
-
-def test_a_grid_in_one_process(tmp_path: Path) -> None:
-    """With a job that diverges, and Hydra's own folders."""
-    grid = (f"optimizer.lr={DIVERGING},1e-3", "data.batch_size=4,8", "trainer.max_nonfinite_steps=0")
-    result = run_command("retina_dist.train", "-m", *TINY, *SGD, *grid, cwd=tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"datasets", "sweep"}
-    expected = {"0", "1", "2", "3", "multirun.yaml", "sweep.csv", "sweep.png"}
-    assert {p.name for p in (tmp_path / "sweep").iterdir()} == expected
-    *failed, good, _ = table(tmp_path)
-    assert all(row["error"].startswith("step 2: loss or gradient is not finite") for row in failed)
-    assert result.stderr.count("the job failed: step 2: loss or gradient is not finite") == 2
-    run = json.loads((tmp_path / good["folder"] / "result.json").read_text())
-    assert (run["status"], run["step"], run["world_size"], run["backend"]) == ("ok", 2, 1, "one process")
-    for column, key in (("coco/AP", "best"), ("train/loss", "train/loss"), ("images_per_s", "images_per_s")):
-        assert float(good[column]) == run[key]
-    assert result.stdout.splitlines()[-1].startswith("best coco/AP 0.")
 
 
 @pytest.mark.long

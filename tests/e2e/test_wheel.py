@@ -119,28 +119,3 @@ def test_it_trains_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, "retina_dist.train", *SHORT], cwd=tmp_path, env=environment)
     assert done.returncode == 0
     assert (tmp_path / "runs" / "shapes" / "checkpoints" / "best.pt").is_file()
-
-
-def test_the_extra_alone_leads_to_the_installer(installed: Path, tmp_path: Path) -> None:
-    """pip cannot build Horovod; the error names a command that is there."""
-    found = run(
-        "-m",
-        "retina_dist.scripts.install_horovod",
-        "--plan",
-        "--mpi",
-        "none",
-        "--gpu",
-        "no",
-        cwd=tmp_path,
-        PYTHONPATH=str(installed),
-    )
-    assert found.startswith("Horovod 0.28.1 for torch ")
-    code = "import sys; sys.modules['horovod'] = None\nfrom retina_dist.strategies import select; select.make_strategy('horovod')"
-    failed = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-    )
-    assert "`python -m retina_dist.scripts.install_horovod` does" in failed.stderr

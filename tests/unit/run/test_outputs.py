@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import retina_dist.train
 from retina_dist.config.entry_point import check_outputs, reported_errors
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.doctor import DoctorConfig
@@ -71,20 +68,6 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
     check_outputs(DetectionRunConfig(output_dir="/dev/null", dry_run=True))  # writes nothing
     assert [path.name for path in tmp_path.rglob("*")] == ["there.json"]
     assert (tmp_path / "there.json").read_text() == "mine"
-
-
-def test_commands_check_before_they_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    monkeypatch.setattr(sys, "argv", ["train", "output_dir=file/out"])
-    with pytest.raises(SystemExit) as ended:
-        retina_dist.train.main()
-    assert ended.value.code == 2
-    words = "error: output_dir=file/out cannot be written (Not a directory); give another folder.\n"
-    assert capsys.readouterr().err == words
-    assert sorted(os.listdir()) == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.errors import DataError, PeerLost
+from retina_dist.errors import ConfigError, DataError, PeerLost
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
 End = Callable[..., tuple[int | str | None, str]]
@@ -42,6 +42,11 @@ def test_an_error_of_all_ranks_is_said_by_its_reporter_only(
     end: End, rank: int, reporter: int | None, text: str
 ) -> None:
     assert end(DataError("x", collective=True, reporter=reporter), rank, 2) == (2, text)
+
+
+@pytest.mark.parametrize(("rank", "text"), [(0, "error: x\n"), (1, ""), (3, "")])
+def test_an_error_of_the_command_line_is_said_by_rank_0(end: End, rank: int, text: str) -> None:
+    assert end(ConfigError("x"), rank, 4, collective=True) == (2, text)
 
 
 def test_who_lost_another_process_exits_with_1(end: End) -> None:

@@ -101,7 +101,6 @@ def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tupl
     [
         ({**PLAIN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
         ({**OPEN_MPI, "HOROVOD_RANK": "2", "HOROVOD_SIZE": "3"}, "horovodrun"),
-        ({**MPICH, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
         ({**SRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
         ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}, "mpirun"),
         ({**SRUN, "RANK": "2", "WORLD_SIZE": "3"}, "variables"),
@@ -111,7 +110,6 @@ def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tupl
     ids=[
         "MPI before plain variables",
         "horovodrun before MPI",
-        "Open MPI before MPICH",
         "Open MPI's mpirun in a step of Slurm's",
         "MPICH's mpirun, whose proxies srun started",
         "Ray started by srun",
