@@ -178,7 +178,8 @@ def _class_folders(folder: PathOrUrl) -> list[Row] | None:
 
 
 def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
-    path = next((file for file in root.glob("*.csv") if file.stem in SPLITS[split]), None)
+    files = {file.stem: file for file in root.glob("*.csv")}
+    path = next((files[name] for name in SPLITS[split] if name in files), None)  # not by the order of the disk
     if path is None:
         return None
     try:

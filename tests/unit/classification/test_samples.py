@@ -103,3 +103,13 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps({"images": [{"id": 0}]}))
     with pytest.raises(DataError, match="has no label for each image"):
         read(tmp_path)
+
+
+def test_of_two_csv_files_the_same_is_read_on_every_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, split in (("a", "train"), ("b", "val"), ("c", "valid")):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+        (tmp_path / f"{split}.csv").write_text(f"{name}.png,x\n")
+    glob = Path.glob
+    for order in (False, True):
+        monkeypatch.setattr(Path, "glob", lambda self, text, order=order: iter(sorted(glob(self, text), reverse=order)))
+        assert read(tmp_path, "val").names == ("b.png",)
