@@ -356,20 +356,6 @@ def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Pa
     assert (data.min_sizes, data.photometric) == ([32, 64], 0.5)
 
 
-def test_an_item_that_changes_its_size_is_an_error() -> None:
-    class Random(Items):
-        heights = [20, 10]
-
-        def __getitem__(self, i: int) -> Any:
-            return PIXELS[:, : self.heights.pop(0)], BOXES, [0, 1]
-
-    record = read(Random(None)).records[0]
-    with pytest.raises(
-        ImageError, match=r"train dataset\[0\] is 30 x 10 pixels, but was 30 x 20 when its boxes were read"
-    ):
-        read_image(record.path, (record.width, record.height))
-
-
 @pytest.mark.long
 def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
     pytest.importorskip("mypy")

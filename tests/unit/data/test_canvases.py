@@ -26,13 +26,6 @@ def test_canvases_by_hand():
     assert buckets.of_image[1] == 0  # the smallest canvas comes first
 
 
-def test_mixed_images_get_a_canvas_that_fits_all():
-    buckets = make_buckets([(480, 640), (500, 500), (640, 480)], min_sizes=[400, 800], max_size=1333)
-    assert buckets.canvas([0, 2], 800) == (1088, 1088)
-    assert buckets.canvas([0, 2], 400) == (544, 544)  # 400 x 533 each
-    assert buckets.canvas([1, 2], 800) == (1088, 800)
-
-
 @settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, num_buckets=st.integers(1, 6), divisor=st.sampled_from([1, 8, 32]))
 def test_every_image_fits_its_canvas(sizes, num_buckets, divisor):

@@ -50,14 +50,6 @@ def test_torchvisions_labels_are_cocos_ids(real_data: Path):
         assert by_id.tolist() == [plain.categories.ids[label] for label in contiguous.tolist()]
 
 
-def test_padding_for_a_larger_model():
-    padded = Categories((3, 8), ("cat", "dog")).padded(4)
-    assert padded.ids == (3, 8, -1, -1)
-    assert padded.num_classes == 4
-    assert padded.labels_of(np.array([8])) == 1
-    assert padded.padded(2) == padded
-
-
 OURS = Categories.from_coco(
     [{"id": 1, "name": "person"}, {"id": 2, "name": "traffic light"}, {"id": 18, "name": "dog"}]
 )

@@ -87,30 +87,6 @@ def test_by_hand(evaluator: str) -> None:
 
 
 @each_evaluator
-def test_nothing_detected_is_zero_where_there_is_something_to_find(evaluator: str) -> None:
-    truth = truth_of([1], box(1, CAT, RIGHT), box(1, DOG, WRONG, crowd=1))
-    result = evaluate_rows(truth, np.zeros((0, 7)), evaluator=evaluator)
-    # 50 x 50 = 2500 is a medium area; a class of nothing but crowds has nothing to find.
-    assert {k: v for k, v in result.stats.items() if k[2:] not in ("s", "l")} == dict.fromkeys(
-        ("AP", "AP50", "AP75", "APm", "AR1", "AR10", "AR100", "ARm"), 0.0
-    )
-    assert [result.stats[k] for k in ("APs", "APl", "ARs", "ARl")] == [-1.0] * 4
-    assert result.per_class == {"cat": 0.0, "dog": None, "newt": None}
-
-
-@each_evaluator
-@pytest.mark.parametrize(("ahead", "expected"), [(99, 1.0), (100, 0.0)])
-def test_only_the_hundred_best_of_an_image_count(evaluator: str, ahead: int, expected: float) -> None:
-    wrong = [(1, WRONG, 0.9 - i / 1000, CAT) for i in range(ahead)]
-    result = evaluate_rows(
-        truth_of([1], box(1, CAT, RIGHT)), rows_of(*wrong, (1, RIGHT, 0.1, CAT)), evaluator=evaluator
-    )
-    assert result.stats["AR100"] == expected
-    assert result.stats["AR10"] == 0.0
-    assert result.stats["AP"] == pytest.approx(expected / (ahead + 1))
-
-
-@each_evaluator
 @pytest.mark.parametrize("seed", range(10))
 def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
     """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""

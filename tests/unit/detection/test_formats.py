@@ -256,17 +256,6 @@ def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> No
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
-def test_damaged_boxes_are_counted(tmp_path: Path) -> None:
-    ultralytics(tmp_path)
-    write(tmp_path / "labels/train/b.txt", "0 0.5 0.5 0 0.1\n0 2.5 0.5 0.1 0.1\n0 0 0.5 0.5 0.5\n")
-    found = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
-    assert found.dropped == {"of zero or negative size": 1, "outside the image": 1}
-    assert found.clipped == 1
-    (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match="image 1 has no size in its annotations, and .*a.jpg"):
-        read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
-
-
 def read(root: Path, split: str = "train", **settings: Any) -> dict[str, list[list[float]]]:
     """The boxes of each image's file."""
     part = read_split(DetectionData(name="mine", root=str(root), **settings), split)

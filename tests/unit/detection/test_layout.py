@@ -40,17 +40,12 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
             read(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "format", "title"),
-    [
-        ("train.csv", "", "csv", "keras-retinanet CSV"),
-    ],
-)
-def test_other_formats(tmp_path: Path, file: str, content: str, format: str, title: str):
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(content)
-    assert recognise(tmp_path) == format
-    with pytest.raises(DataError, match=f"has no val annotations in COCO json: it looks like {title}; give data=auto"):
+def test_another_format_is_named(tmp_path: Path):
+    (tmp_path / "train.csv").touch()
+    assert recognise(tmp_path) == "csv"
+    with pytest.raises(
+        DataError, match="has no val annotations in COCO json: it looks like keras-retinanet CSV; give data=auto"
+    ):
         find_split(tmp_path, "val")
 
 

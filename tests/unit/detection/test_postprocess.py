@@ -157,33 +157,6 @@ def test_overlaps_are_rounded_as_torchvision_rounds_them(
     assert (len(ours(*arguments, **settings)[0]["boxes"]) != len(found[0]["boxes"])) == moved
 
 
-def test_by_hand() -> None:
-    anchors = torch.tensor([[10.0, 10, 20, 20], [10, 10, 20, 21], [30, 30, 60, 60]])
-    logits = torch.tensor(
-        [
-            [[1.0, -9], [2.0, 0.5], [3.0, -9]],  # the first anchor overlaps the second (IoU 10/11), a better cat
-            [[-9.0, -9], [-9.0, -9], [-9.0, -9]],
-        ]
-    )
-    sizes, stored = torch.tensor([[50, 40], [50, 40]]), torch.tensor([[100, 40], [50, 40]])
-    first, second = postprocess(
-        logits,
-        torch.zeros(2, 3, 4),
-        [anchors],
-        sizes,
-        stored,
-        score_threshold=0.5,
-        nms_threshold=0.5,
-        topk_candidates=4,
-        detections_per_image=2,
-    )
-    # 40 px wide and 50 high, so the best box ends there; stored twice as high. The dog of the second anchor is the third.
-    assert first["boxes"].tolist() == [[30, 60, 40, 100], [10, 20, 20, 42]]
-    assert first["labels"].tolist() == [0, 0]
-    torch.testing.assert_close(first["scores"], torch.tensor([3.0, 2.0]).sigmoid())
-    assert [tuple(value.shape) for value in second.values()] == [(0, 4), (0,), (0,)]
-
-
 @pytest.mark.parametrize("k", [50, 100_000])
 def test_not_a_number_costs_its_anchor_only(k: int) -> None:
     logits, offsets, sizes = outputs(1, 3, bias=-2.0, seed=2)

@@ -49,6 +49,3 @@ def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
         make_shapes(root, num_train=3, num_val=1, image_size=48)
     assert f"with data.root={root}-num_train3, or delete the folder {root} to" in str(caught.value)
     make_shapes(tmp_path / "shapes-num_train3", num_train=3, num_val=1, image_size=48)  # as it says
-    (tmp_path / "photos").mkdir()
-    with pytest.raises(DataError, match="was not drawn"):
-        make_shapes(tmp_path / "photos", num_train=2, num_val=1, image_size=48)

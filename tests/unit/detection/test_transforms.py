@@ -64,13 +64,6 @@ def test_boxes_under_a_pixel_go_with_their_labels():
     assert labels.tolist() == [2]
 
 
-def test_everything_off_is_the_eval_transform():
-    arguments = make_image(60, 80), block(60, 80), torch.tensor([1])
-    train = TrainTransform(max_size=200, hflip=0.0)(*arguments, min_size=90, canvas=CANVAS, key=(0,))
-    evaluate = EvalTransform(max_size=200)(*arguments, min_size=90, canvas=CANVAS)
-    assert all(torch.equal(a, b) for a, b in zip(train, evaluate, strict=True))
-
-
 def test_a_canvas_too_small_shrinks_the_image_and_keeps_its_shape():
     image, boxes, _ = EvalTransform(max_size=200)(
         make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=(96, 160)

@@ -57,16 +57,6 @@ def on_two_ranks(x: list[Tensor], dy: list[Tensor], repeat: int = 1) -> list[tup
     return on_ranks(2, one)
 
 
-def test_outputs_by_hand() -> None:
-    """Rank 0 has 0 and 2, rank 1 has 4 and 6: mean 3, variance 5, unbiased 20/3."""
-    x = torch.arange(0, 8, 2, dtype=torch.float64).reshape(2, 1, 1, 2).expand(2, CHANNELS, 1, 2)
-    (y0, _, module), (y1, _, _) = on_two_ranks(list(x.split(1)), [torch.ones(1, CHANNELS, 1, 2)] * 2)
-    expected = (torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64) / (5 + 1e-3) ** 0.5).reshape(2, 1, 2)
-    torch.testing.assert_close(torch.stack((y0[0, 1], y1[0, 1])), 2 * expected)
-    assert module.running_mean[0].item() == pytest.approx(0.25 * 3)
-    assert module.running_var[0].item() == pytest.approx(0.75 + 0.25 * 20 / 3)
-
-
 def test_one_value_over_all_ranks_changes_no_statistic() -> None:
     """Its variance is not 0 but unknown: the running variance would shrink with each such pass."""
     module = norm(SyncBatchNorm2d)
