@@ -17,7 +17,7 @@ from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
 from retina_dist.detection.export import export
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
 from retina_dist.run.build import task_of
@@ -29,24 +29,6 @@ CHOSEN = [FOUND, "data=parity", "model=cells"]
 
 def test_detection_keeps_its_contract_with_it(tmp_path: Path) -> None:
     task_contract(DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path / 'shapes'}"]))
-
-
-def test_it_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = [*CHOSEN, "model.width=8", "logging=quiet", "schedule=constant", "trainer.max_duration=12steps"]
-    run += ["trainer.validate_every=6steps"]
-
-    def trained(*overrides: str) -> dict[str, float]:
-        return train(load_config("train", [*run, *overrides]))
-
-    first = trained("output_dir=half", "trainer.stop_after=6steps")
-    resumed = trained("output_dir=half", "resume=auto")
-    assert resumed == trained("output_dir=whole")
-    assert resumed["val/loss"] < first["val/loss"]
-    with pytest.raises(
-        CheckpointError, match=r"its model is from outside the package, which a checkpoint does not name"
-    ):
-        Detector.from_checkpoint("whole/checkpoints/last.pt")
 
 
 def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,6 @@ def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     ("trainer", "overrides", "message"),
     [
         (rd.Trainer, [PLUGINS, "task=discs"], "task=discs is not for Trainer; train on the command line"),
-        (rd.Trainer, ["task=classification"], "task=classification is not for Trainer; use ClassifierTrainer"),
         (rd.ClassifierTrainer, [], "task=detection is not for ClassifierTrainer; use Trainer"),
     ],
 )

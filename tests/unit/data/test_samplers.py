@@ -124,12 +124,6 @@ def test_left_over_images_fill_as_few_micro_batches_as_hold_them():
     ] * 4
 
 
-def test_a_rank_without_images_takes_part_with_fillers_only():
-    ranks = job(1, 3, buckets_of([(10, 10)] * 5), batch_size=4, shuffle=False)
-    assert [(specs[0].indices, specs[0].weight) for specs in ranks] == [((4,), 3.0), ((), 0.0), ((), 0.0)]
-    assert {specs[0].size for specs in ranks} == {2}  # as in the full steps
-
-
 def test_leftovers_cost_little_padding_and_few_new_canvases():
     rng = np.random.default_rng(0)
     sizes = [SHAPES[i] for i in rng.integers(0, len(SHAPES), 500)]

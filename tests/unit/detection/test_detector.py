@@ -105,7 +105,6 @@ PIXELS = torch.zeros(3, 8, 8)
     [
         (PIXELS + 255, "a tensor of floats from 255 to 255; give uint8 or floats from 0 to 1, not normalized"),
         (PIXELS[None], r"a tensor of shape \[1, 3, 8, 8\]"),
-        (PIXELS.numpy(), r"an array of shape \[3, 8, 8\]"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
         ("absent.jpg", "absent.jpg is not a local file; give the path of one"),
         (".", r"\. is a folder; give a list such as .*glob"),
