@@ -34,7 +34,7 @@ def test_some_steps_after_the_first_two_are_traced(tmp_path: Path, length: str, 
 
 @pytest.mark.parametrize("steps", [0, 3, 4])
 def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one_is_traced_too(
-    tmp_path: Path, steps: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int
 ) -> None:
     one = trainer(max_duration="8steps", profile="3steps")
 
@@ -45,8 +45,11 @@ def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one
             if error:
                 raise error
 
+    caplog.set_level("INFO")
     with pytest.raises(RuntimeError, match="no memory"):
         train("first", 0, steps, RuntimeError("no memory"))
     assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
+    assert ("profile of" in caplog.text) == (steps > 2)
+    assert steps <= 2 or f"profile of {steps - 2} step{'s' * (steps > 3)}: " in caplog.text
     train("second", 6, 8)
     assert (tmp_path / "second" / "rank_0.json.gz").exists()
