@@ -37,7 +37,6 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
     ("given", "message"),
     [
         ("trian", "there is no command trian; did you mean train?"),
-        ("benchmarks", "did you mean benchmark?"),
         ("zzz", "there is no command zzz; the commands are train, evaluate,"),
     ],
 )

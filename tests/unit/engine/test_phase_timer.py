@@ -29,32 +29,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def two_steps(clock: Callable[[float], None]) -> PhaseTimer:
-    timer = PhaseTimer(torch.device("cpu"))
-    timer.start()
-    for data in (1.0, 3.0):
-        for part, seconds in (("data", data), ("copy", 0.5), ("forward", 2.0), ("backward", 4.0)):
-            clock(seconds)
-            timer.mark(part)
-        timer.end_step()
-        clock(0.25)
-        timer.mark("other")
-    clock(8.0)
-    timer.mark("evaluation")
-    timer.stop()
-    return timer
-
-
-def test_every_moment_belongs_to_one_part(clock: Callable[[float], None]) -> None:
-    timer = two_steps(clock)
-    assert timer.seconds == {
-        "data": 4.0, "copy": 1.0, "forward": 4.0, "backward": 8.0, "other": 0.5, "evaluation": 8.0,
-    }  # fmt: skip
-    assert timer.wall == sum(timer.seconds.values()) == 25.5
-    assert list(timer.steps["data"]) == [1.0, 3.0]
-    assert list(timer.steps["communication"]) == [0.0, 0.0]
-
-
 def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:
     timer = PhaseTimer(torch.device("cpu"))
     first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))

@@ -56,22 +56,6 @@ def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it
             assert (str(error), error.reporter) == (f"rank {first} stopped; its message says why.", None)
 
 
-def test_main_works_alone_and_everyone_gets_what_it_found() -> None:
-    worked: list[int] = []
-
-    def find(strategy: ThreadRank) -> Any:
-        def work() -> Any:
-            worked.append(strategy.rank)
-            return {"names": ["cat", "dog"], "sizes": torch.tensor([1, 2]), "folder": None}
-
-        return strategy.on_main(work)
-
-    results = on_ranks(3, find)
-    assert worked == [0]
-    for result in results:
-        assert (result["names"], result["sizes"].tolist(), result["folder"]) == (["cat", "dog"], [1, 2], None)
-
-
 def test_after_an_error_the_ranks_are_in_step_again() -> None:
     """An error that is caught must not leave one rank a collective ahead."""
 
