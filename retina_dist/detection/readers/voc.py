@@ -118,8 +118,8 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
         if not (degrees := number_in(thing.get("rotation") or "0", where, "rotation")):
             return [left, top, right, bottom]
         cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-        combine = math.hypot if thing.tag == "ellipse" else lambda a, b: a + b
-        width, height = combine(rx * cosine, ry * sine), combine(rx * sine, ry * cosine)
+        parts = ((rx * cosine, ry * sine), (rx * sine, ry * cosine))
+        width, height = (math.hypot(*part) if thing.tag == "ellipse" else sum(part) for part in parts)
         return [x - width, y - height, x + width, y + height]
     if not thing.get("points"):
         raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
