@@ -62,7 +62,13 @@ class RunOpener:
             run = self._reopen(config, locked, committed) if self.folder else open_run(config, self.owner, locked)
             opened.append(run)
             before = self.before if self.folder else owner_id(read_owner(checkpoint_folder(config, run.folder)))
-            return str(run.folder), run.resume_step, str(run.resumed_from), before, [*self.mains, self.owner.name["id"]]
+            return (
+                str(run.folder),
+                run.resume_step,
+                str(run.resumed_from),
+                before,
+                [*self.mains, str(self.owner.name["id"])],
+            )
 
         folder, resume_step, source, self.before, self.mains = strategy.on_main(open_on_main)
         self.folder = Path(folder)
