@@ -118,4 +118,6 @@ def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
         parse_form({"Content-Type": content_type.encode()}, io.BytesIO(body), None, keep)
     except (FormParserError, ValueError) as error:
         raise RequestError(400, f"the body is not multipart/form-data ({error}); {USAGE}.") from error
+    if not body.rstrip().endswith(boundary + b"--"):
+        raise RequestError(400, f"the form ends before its last boundary; {USAGE}.")
     return images

@@ -106,6 +106,7 @@ REFUSALS = [
     ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is not a readable image"),
     (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than 1016 fields"),
     ("multipart/form-data", b"--XX", 400, "not multipart/form-data"),
+    (as_multipart()[0], as_multipart(make_image(), make_image())[1][:-500], 400, "before its last boundary"),
     ("text/plain", make_image(), 415, "the content type text/plain is not understood; send an image as image/*"),
     ("", make_image(), 415, "the content type is missing"),
 ]
