@@ -28,8 +28,8 @@ def read_labelme(root: Path, split: str) -> Items:
             name = content["imagePath"].replace("\\", "/")
             beside = path.parent / name.rpartition("/")[2]
             file = os.path.relpath(beside if beside.is_file() else path.parent / name, root)
-            sides = content.get("imageWidth"), content.get("imageHeight")  # not in files of old versions
-            size = None if None in sides else (int(sides[0]), int(sides[1]))
+            width, height = content.get("imageWidth"), content.get("imageHeight")  # not in files of old versions
+            size = None if width is None or height is None else (int(width), int(height))
             shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise DataError(f"{path} is not LabelMe's ({type(error).__name__}: {error}); restore the file.") from error

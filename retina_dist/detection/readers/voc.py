@@ -106,8 +106,8 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
         left, top, width, height = numbers("left", "top", "width", "height")
         return [left, top, left + width, top + height]
     if thing.tag == "cuboid":
-        x, y = (numbers(*(f"{axis}{corner}{face}" for corner in CORNERS for face in (1, 2))) for axis in "xy")
-        return [min(x), min(y), max(x), max(y)]
+        xs, ys = (numbers(*(f"{axis}{corner}{face}" for corner in CORNERS for face in (1, 2))) for axis in "xy")
+        return [min(xs), min(ys), max(xs), max(ys)]
     if thing.tag in ("box", "ellipse"):
         if thing.tag == "box":
             left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
