@@ -21,6 +21,7 @@ from retina_dist.files import PathOrUrl, Url, parse_path
 from retina_dist.torch_files import load_torch
 
 COUNTER = "num_batches_tracked"  # of live batch norms; no weight
+MAX_MISFITS = 8  # class layers and anchors of another number are four tensors
 
 
 class State(NamedTuple):
@@ -120,7 +121,7 @@ def load_fitting(
     """Load the tensors of `state`, which came from `source`, that the model has under their new name in their shape.
 
     `misfit` says why a tensor of that name is not for this model; only names that begin with `within` can be missing. Raises
-    CheckpointError, with the `remedy`, where no more than half of the `network` fits.
+    CheckpointError, with the `remedy`, where no more than half of the `network` fits, or far more than class layers do not.
     """
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}
@@ -141,6 +142,11 @@ def load_fitting(
         raise CheckpointError(
             f"{source} holds only {len(loaded)} of the {len(expected)} tensors of a {network} (it begins with "
             f"{', '.join(list(state)[:3]) or 'nothing'}); {remedy}."
+        )
+    if len(misfits) > MAX_MISFITS:
+        raise CheckpointError(
+            f"{source} is of another {network}: {len(misfits)} of its tensors have another shape, such as "
+            f"{next(iter(misfits.values()))}; {remedy}."
         )
     model.load_state_dict({**own, **fitting})
     missing = tuple(name for name in expected if name not in fitting and name not in misfits)

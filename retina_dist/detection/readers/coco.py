@@ -277,6 +277,9 @@ def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:
     }
 
 
+ROUNDING = 0.01  # pixels: what six digits of a share of a side leave
+
+
 def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Boxes [n, 4] xywh in images of `sizes` [n, 2] (width, height) -> corners [n, 4] float32 within them, and masks of faults.
 
@@ -286,7 +289,7 @@ def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[s
         corners = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]))
         clipped = np.clip(corners, 0, np.tile(sizes, 2))
         inside = clipped.astype(np.float32)  # judged as training will see it: a side can vanish in the rounding
-        moved = (clipped != corners).any(axis=1)
+        moved = (np.abs(clipped - corners) > ROUNDING).any(axis=1)
     faults = {
         "not finite": ~np.isfinite(boxes).all(axis=1),
         "of zero or negative size": (boxes[:, 2:] <= 0).any(axis=1),

@@ -136,6 +136,8 @@ def _hint(root: PathOrUrl) -> str:
     if archives := sorted(file.name for file in root.glob("*.zip")):
         return f"it holds {', '.join(archives[:3])}; unpack them"
     if any(is_image(file) for file in root.glob("train/*/*")):
-        return "it holds a folder for each class; give task=classification data=folders"
+        return (
+            "it holds a folder for each class; give experiment=finetune_classifier, or task=classification data=folders"
+        )
     above = root.absolute().parent
     return f"give the folder above, {above}" if _coco_files(above, "train") or _coco_files(above, "val") else ""

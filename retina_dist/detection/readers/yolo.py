@@ -7,6 +7,7 @@ https://docs.ultralytics.com/datasets/detect/
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ import yaml
 from retina_dist.detection.readers.items import SPLITS, Box, Item, Items, is_image, number_in
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
-from retina_dist.text import is_text
+from retina_dist.text import is_text, pluralize
+
+logger = logging.getLogger(__name__)
 
 
 def yaml_of(root: Path) -> Path | None:
@@ -44,9 +47,10 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if given is None:
         return None
     names = _names(content.get("names"), path) if path else _listed_names(root)
-    files = [
-        file for entry in (given if isinstance(given, list) else [given]) for file in _images(root, content, entry)
-    ]
+    entries = given if isinstance(given, list) else [given]
+    files = [file for entry in entries for file in _images(root, content, entry)]
+    if not any(str(entry).endswith(".txt") for entry in entries):  # else other lists may name the images of its labels
+        _warn_of_labels_alone(files)
     above = Path(
         os.path.commonpath([os.path.abspath(root), *(file.parent for file in files)])
     )  # lists may name images elsewhere
@@ -77,6 +81,18 @@ def _labels_of(image: Path) -> Path:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     labels = Path(*parts).with_suffix(".txt")
     return labels if labels.parent.is_dir() else image.with_suffix(".txt")
+
+
+def _warn_of_labels_alone(images: list[Path]) -> None:
+    """Name the label files beside those of `images` that have no image."""
+    labels = {_labels_of(image) for image in images}
+    folders = sorted({path.parent for path in labels if "labels" in path.parts})
+    alone = [path for folder in folders for path in sorted(folder.glob("*.txt")) if path not in labels]
+    alone = [path for path in alone if path.name != "classes.txt"]
+    if alone:
+        logger.warning(
+            f"{pluralize(len(alone), 'label file')} without an image, such as {alone[0]}; restore the images."
+        )
 
 
 def _boxes(path: Path, names: list[str]) -> list[Box]:

@@ -361,3 +361,13 @@ def test_boxes_that_an_unreadable_image_loses_are_counted(tmp_path: Path) -> Non
     part = read_split(data, "train", check=False)
     assert part is not None
     assert part.warnings == [f"2 boxes left out, in shares of images that cannot be read in {tmp_path}; restore them"]
+
+
+def test_a_label_without_its_image_is_named_and_rounded_shares_clip_nothing(tmp_path: Path, said: list[str]) -> None:
+    ultralytics(tmp_path)
+    write(tmp_path / "labels/train/a.txt", "1 0.0833335 0.5 0.166668 1.000001\n")
+    write(tmp_path / "labels/train/lost.txt", "1 0.5 0.5 0.2 0.2\n")
+    found = read_split(DetectionData(name="a", format="auto", root=str(tmp_path)), "train")
+    assert found is not None
+    assert found.clipped == 0
+    assert f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt; restore the images." in said

@@ -120,6 +120,15 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
         load_backbone_weights(large, saved(tmp_path, state), "resnet50")
 
 
+def test_a_detector_on_another_network_is_refused(tmp_path: Path) -> None:
+    """Although most tensors of the smaller one fit: they are of other layers."""
+    torch.save(build_retinanet(num_classes=3, fpn_channels=32).state_dict(), tmp_path / "r50.pth")
+    with pytest.raises(
+        CheckpointError, match=r"r50\.pth is of another detector: \d+ of its tensors have another shape"
+    ):
+        load_weights(small(), str(tmp_path / "r50.pth"))
+
+
 def test_torchvisions_backbones_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     state = resnet50(weights=None).state_dict()
