@@ -53,7 +53,7 @@ def test_another_format_is_named(tmp_path: Path):
     ("file", "root", "message"),
     [
         ("photos.zip", "", "it holds photos.zip; unpack them"),
-        ("train/cat/a.jpg", "", "a folder for each class; give experiment=finetune_classifier, or task=classification data=folders"),
+        ("train/cat/a.jpg", "", "a folder for each class; give experiment=finetune_classifier, or "),
         ("annotations/instances_val.json", "annotations", "give the folder above, "),
     ],
 )
