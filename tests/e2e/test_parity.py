@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from retina_dist import parity
 from retina_dist.parity import ParityConfig
+from tests.commands import run_command
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
 
-def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, tmp_path: Path) -> None:
-    done = cli("retina_dist.parity", "launchers=[torchrun]", "output=found.json", cwd=tmp_path)
+def test_two_processes_agree_and_the_measure_would_have_seen_it(tmp_path: Path) -> None:
+    done = run_command("retina_dist.parity", "launchers=[torchrun]", "output=found.json", cwd=tmp_path)
     assert "All others agree." in done.stdout
     first, *progress = done.stderr.splitlines()
     assert first == "torchrun 2 (1 of 1)"
@@ -26,22 +26,24 @@ def test_two_processes_agree_and_the_measure_would_have_seen_it(cli: Callable, t
 
 
 @pytest.mark.long  # the ranks of one process: tests/unit/classification
-def test_two_processes_agree_on_classification(cli: Callable, tmp_path: Path) -> None:
+def test_two_processes_agree_on_classification(tmp_path: Path) -> None:
     """With mixup, cutmix and automatic augmentation."""
-    done = cli("retina_dist.parity", "task=classification_parity", "launchers=[torchrun]", cwd=tmp_path)
+    done = run_command("retina_dist.parity", "task=classification_parity", "launchers=[torchrun]", cwd=tmp_path)
     assert "All others agree." in done.stdout
 
 
-def test_a_task_and_a_strategy_from_outside_are_compared(cli: Callable, tmp_path: Path) -> None:
+def test_a_task_and_a_strategy_from_outside_are_compared(tmp_path: Path) -> None:
     """8 bits on the wire are a difference that the comparison sees."""
     outside = ["--config-dir", str(PLUGINS / "conf"), "task=discs", "data.num_train=20", "launchers=[torchrun]"]
-    lossy = cli("retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False)
+    lossy = run_command("retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False)
     assert lossy.returncode == 1
     assert "past the tolerance" in lossy.stdout
 
 
-def test_a_job_that_fails_is_named_below_its_output(cli: Callable, tmp_path: Path) -> None:
-    done = cli("retina_dist.parity", "launchers=[torchrun]", "strategy.device=cuda:99", cwd=tmp_path, check=False)
+def test_a_job_that_fails_is_named_below_its_output(tmp_path: Path) -> None:
+    done = run_command(
+        "retina_dist.parity", "launchers=[torchrun]", "strategy.device=cuda:99", cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
     assert "error: strategy.device=cuda:99" in done.stderr or "error: device=cuda:99 cannot be used" in done.stderr
     assert "error: torchrun with 2 processes failed (exit code 1); its output is above." in done.stderr.splitlines()
@@ -56,15 +58,15 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
 
 
 @pytest.mark.long
-def test_two_processes_agree_on_convolutions_in_groups(cli: Callable, tmp_path: Path) -> None:
+def test_two_processes_agree_on_convolutions_in_groups(tmp_path: Path) -> None:
     arguments = ["launchers=[torchrun]", "processes=[2]", "model=retinanet_x50", "model.fpn_channels=64", "steps=2"]
-    assert "All others agree." in cli("retina_dist.parity", *arguments, cwd=tmp_path).stdout
+    assert "All others agree." in run_command("retina_dist.parity", *arguments, cwd=tmp_path).stdout
 
 
 @pytest.mark.long
-def test_the_benchmark_gives_ratios_to_one_plain_process(cli: Callable, tmp_path: Path) -> None:
+def test_the_benchmark_gives_ratios_to_one_plain_process(tmp_path: Path) -> None:
     length = ("steps=1", "warmup=1", "rounds=1", "data.batch_size=1")
-    printed = cli(
+    printed = run_command(
         "retina_dist.benchmark", "scaling", "launchers=[torchrun]", *length, "output=found.json", cwd=tmp_path
     ).stdout
     assert "DDP over Gloo, cpu, 1 thread, 2 processes" in printed

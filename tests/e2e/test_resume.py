@@ -106,7 +106,7 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
     run(tmp_path / "run", "trainer.stop_after=1steps")
     closing = "".join(capsys.readouterr()).strip().splitlines()[-1]
     assert closing.startswith(
-        "stopped after step 1 of 20, as trainer.stop_after=1steps asks; to go on, give the same command with"
+        "stopped after step 1 of 20, as trainer.stop_after=1steps asks; to continue, give the same command with"
     )
     assert f"resume=auto output_dir={tmp_path / 'run'} and without trainer.stop_after." in closing
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
