@@ -22,6 +22,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.files import first_line
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.run_config import ModelSettings, task_of_checkpoint
 from retina_dist.settings import make, validate
 from retina_dist.strategies.devices import resolve_device
@@ -61,11 +62,21 @@ class Predictor(ABC, Generic[Input, Output]):
     ) -> Self:
         """The model that a run saved, with averaged weights if it kept any; `path` may be a URL. Raises CheckpointError.
 
-        A checkpoint names no model from outside the package: `model` are its settings, or their class for the checkpoint's values.
+        A detector also takes the name of torchvision's weights, such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`. A checkpoint does
+        not name a model from outside the package: `model` are its settings, or their class for the checkpoint's values.
         """
         if not isinstance(path, str | Path):
             raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
+        if is_torchvision_name(str(path)):
+            return cls.from_torchvision(str(path), device=device, precision=precision)
         return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision, model=model)
+
+    @classmethod
+    def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
+        """The model of torchvision's published weights. Raises CheckpointError where this class takes none."""
+        raise CheckpointError(
+            f"{name} are torchvision's weights; give the checkpoint of a {cls.kind} that a run trained."
+        )
 
     @classmethod
     def from_content(

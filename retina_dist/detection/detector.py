@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.errors import ConfigError
-from retina_dist.model.weights import is_torchvision_name, published
+from retina_dist.model.weights import published
 from retina_dist.predictor import Predictor
 from retina_dist.run_config import ModelSettings
 from retina_dist.settings import limits_of, validate
@@ -96,24 +95,6 @@ class Detector(Predictor[Batch, Detections]):
         super().__init__(model, device, precision)
         self.categories = categories
         self.min_size, self.max_size = min_size, max_size
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        path: str | Path,
-        *,
-        device: str | torch.device = "cpu",
-        precision: str = "fp32",
-        model: ModelSettings | type[ModelSettings] | None = None,
-    ) -> Self:
-        """The detector that a run saved, with averaged weights if it kept any. Raises CheckpointError.
-
-        `path` may be a URL. A name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1` instead takes torchvision's published weights.
-        `model` are the settings of a model from outside the package, which a checkpoint does not name: the section of the training.
-        """
-        if is_torchvision_name(str(path)):
-            return cls.from_torchvision(str(path), device=device, precision=precision)
-        return super().from_checkpoint(path, device=device, precision=precision, model=model)
 
     @classmethod
     def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:

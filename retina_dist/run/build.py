@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -22,6 +21,7 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run_config import TASKS, RunConfig, builtin_task, names_class, task_of_checkpoint
@@ -56,7 +56,7 @@ def task_of(config: Any) -> type[Task]:
     """
     if config.outside_task is not None:
         return config.outside_task  # type: ignore[no-any-return]
-    if config.checkpoint is None or re.fullmatch(r"\w+_Weights\.\w+", config.checkpoint):
+    if config.checkpoint is None or is_torchvision_name(config.checkpoint):
         return builtin_task(TASKS[0])  # type: ignore[no-any-return]
     content = load_checkpoint(config.checkpoint)
     settings: Any = content.get("config")
