@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retina_dist.config.entry_point import entry_point
+from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.run.build import command_of_task, task_of
 from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import MISSING, setting
@@ -28,7 +29,7 @@ class PredictConfig(OfCheckpoint):
         None, "px: detect in windows of this size too, for small objects in large images", at_least=32
     )
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
-    max_pixels: int = setting(178_956_970, "a file whose header claims more is left out", at_least=1)
+    max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is left out", at_least=1)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     debug: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from retina_dist.data.settings import ImageDataSettings
 from retina_dist.errors import ConfigError
-from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
+from retina_dist.run_config import ModelSettings, RunConfig
 from retina_dist.settings import setting
 
 
@@ -28,7 +29,7 @@ class SyntheticClassesConfig:
 
 
 @dataclass
-class ClassificationData(DataSettings):
+class ClassificationData(ImageDataSettings):
     """Where the images are and how they become batches."""
 
     root: str | None = setting(
@@ -36,23 +37,11 @@ class ClassificationData(DataSettings):
         "has train/CLASS/* and val/CLASS/*, or CLASS/*, or train.csv and val.csv (file,label), or shards; a path or a URL such as "
         "az://container/images",
     )
-    val_fraction: float | None = setting(
-        None,
-        "share of the training images to validate on, by a hash of their names, where the data has no val split",
-        above=0,
-        below=1,
-        fraction=True,
-    )
     drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticClassesConfig | None = setting(
         None, "train on random images made on the device; no files, no validation"
     )
-    bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
-    max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
     val_batch_size: int = setting(64, "of one process", at_least=1, at_most=10**5)
-    num_workers: int = setting(2, at_least=0, at_most=10**3)
-    cache: str | None = setting(None, "a folder for decoded images, written at the first read")
-    shuffle: bool = True
     balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
     image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
     val_image_size: int | None = setting(
@@ -62,8 +51,6 @@ class ClassificationData(DataSettings):
         None, "shorter side before that crop, px; null: 8/7 of it, as 256 to 224", at_least=8, at_most=10**4
     )
     crop_scale: list[float] = setting([0.08, 1.0], "area of a random crop, as a share of the image's")
-    hflip: float = setting(0.5, "probability, as the next one", fraction=True)
-    vflip: float = setting(0.0, fraction=True)
     augment: str | None = setting(None, choices=(None, "randaugment", "trivialaugment"))
     erasing: float = setting(0.0, "probability of random erasing", fraction=True)
     mixup: float = setting(0.0, "alpha of the Beta distribution; 0: off", at_least=0, at_most=100)

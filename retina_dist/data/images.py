@@ -26,6 +26,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 from torchcodec.decoders import decode_jpeg
 
+from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url, open_regular, parse_path
@@ -35,8 +36,6 @@ ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The sides that are mirrored to turn an image of each orientation upright, after width and height were exchanged.
 MIRRORED: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
-
-MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 
 # A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. libtiff and GDAL stop at 100 scans
 # (JPEG_MAX_ALLOWED_SCAN_NUMBER); encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the same cost.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from retina_dist.data.settings import ImageDataSettings
 from retina_dist.errors import ConfigError
-from retina_dist.run_config import DataSettings, ModelSettings, RunConfig
+from retina_dist.run_config import ModelSettings, RunConfig
 from retina_dist.settings import setting
 
 FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
@@ -40,7 +41,7 @@ class SyntheticConfig:
 
 
 @dataclass
-class DetectionData(DataSettings):
+class DetectionData(ImageDataSettings):
     """Where the images are and how they become batches."""
 
     contract = "retina_dist.detection.readers.reader.AnnotationReader"
@@ -57,13 +58,6 @@ class DetectionData(DataSettings):
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
-    val_fraction: float | None = setting(
-        None,
-        "share of the training images to validate on, by a hash of their names, where the data has no val split",
-        above=0,
-        below=1,
-        fraction=True,
-    )
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticConfig | None = setting(
@@ -88,14 +82,6 @@ class DetectionData(DataSettings):
     missing_images: str = setting(
         "error", "files that the annotations name and that are not there", choices=("error", "skip")
     )
-    bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
-    max_pixels: int = setting(178_956_970, "a file whose header claims more is bad and never decoded", at_least=1)
-    val_batch_size: int = setting(8, at_least=1, at_most=10**5)
-    num_workers: int = setting(2, at_least=0, at_most=10**3)
-    cache: str | None = setting(
-        None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
-    )
-    shuffle: bool = True
     repeat_threshold: float | None = setting(
         None,
         "repeat images with classes that fewer than this share of the images have (LVIS: 0.001), see docs/data.md",
@@ -106,10 +92,8 @@ class DetectionData(DataSettings):
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
     max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
     num_buckets: int = setting(6, "static canvases for each of min_sizes", at_least=1, at_most=10**4)
-    hflip: float = setting(0.5, "probability, as the next three", fraction=True)
-    vflip: float = setting(0.0, fraction=True)
-    photometric: float = setting(0.0, fraction=True)
-    iou_crop: float = setting(0.0, fraction=True)
+    photometric: float = setting(0.0, "probability", fraction=True)
+    iou_crop: float = setting(0.0, "probability", fraction=True)
     scale_jitter: list[float] | None = setting(None, "factors [low, high] on the resize, e.g. [0.8, 1.25]")
 
     @property

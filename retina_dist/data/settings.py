@@ -1,0 +1,33 @@
+"""The settings that the image data of every task shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.run_config import DataSettings
+from retina_dist.settings import setting
+
+MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
+
+
+@dataclass
+class ImageDataSettings(DataSettings):
+    """How images are read, held out for validation and batched."""
+
+    val_fraction: float | None = setting(
+        None,
+        "share of the training images to validate on, by a hash of their names, where the data has no val split",
+        above=0,
+        below=1,
+        fraction=True,
+    )
+    bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
+    max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1)
+    val_batch_size: int = setting(8, "of one process", at_least=1, at_most=10**5)
+    num_workers: int = setting(2, at_least=0, at_most=10**3)
+    cache: str | None = setting(
+        None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
+    )
+    shuffle: bool = True
+    hflip: float = setting(0.5, "probability", fraction=True)
+    vflip: float = setting(0.0, "probability", fraction=True)
