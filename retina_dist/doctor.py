@@ -23,7 +23,7 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.files import write_atomically
 from retina_dist.preflight.cluster import check_cluster
 from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport
 from retina_dist.run.build import command_of_task, task_class
 from retina_dist.settings import setting
@@ -54,7 +54,8 @@ def main(config: DoctorConfig) -> None:
     if config.cluster:
         errors = check_cluster(config, partial(show, config))
     else:
-        report = command_of_task(task_class(config), "examine")(config)
+        with heartbeat():
+            report = command_of_task(task_class(config), "examine")(config)
         show(config, report)
         errors = report.errors
     if errors:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
+from retina_dist.reporting.console import heartbeat
 from retina_dist.run.build import command_of_task, task_class
 from retina_dist.settings import MISSING, setting
 from retina_dist.strategies.launch_environment import detect_launch
@@ -35,7 +36,8 @@ def main(config: ShardsConfig) -> None:
     """Write shards."""
     if detect_launch().world_size > 1:
         raise ConfigError("shards are written by one process; start it without a launcher.")
-    command_of_task(task_class(config), "write_shards")(config)
+    with heartbeat():
+        command_of_task(task_class(config), "write_shards")(config)
 
 
 if __name__ == "__main__":

@@ -103,21 +103,19 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
 def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
     """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
+    return image_sizes(path, max_pixels, content)[0]
+
+
+def image_sizes(
+    path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """`image_size`, and (width, height) of the pixels as stored, before EXIF orientation. Raises ImageError."""
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
     with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = image.size
-        return (height, width) if _orientation(image) in SWAPPING else (width, height)
-
-
-def orientation_of(file: Path | BinaryIO) -> int:
-    """The EXIF orientation, 1 to 8, of an image file; 1 where it has none that can be read."""
-    try:
-        with warnings.catch_warnings(), Image.open(file) as image:
-            warnings.simplefilter("ignore")
-            return _orientation(image)
-    except Exception:  # decoders raise almost any exception
-        return 1
+        shown = (height, width) if _orientation(image) in SWAPPING else (width, height)
+        return shown, (width, height)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
+from retina_dist.activity import doing
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 from retina_dist.errors import ConfigError, DataError, ImageError
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes, write_atomically, write_bytes
@@ -162,8 +161,8 @@ class ShardWriter:
         """Write the missing shards, the annotations and, last, the complete index; return how many shards were written."""
         written = 0
         lengths = _lengths(self.folder, self._shards)
-        bar = tqdm(self.planned, desc=f"writing {self.split}", unit="shard", leave=False, disable=None)
-        for i, members in enumerate(bar):
+        for i, members in enumerate(self.planned):
+            doing(f"writing {self.split}, shard {i + 1} of {len(self.planned)}")
             name = f"{self.split}-{i:05d}.tar"
             if i < len(self._shards) and lengths.get(name) == self._shards[i]["bytes"]:
                 continue

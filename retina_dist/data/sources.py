@@ -6,7 +6,6 @@ A source is a small value that can be sent to data workers; files and connection
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,15 +117,6 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
     sources = iter(sources)
     while batch := list(islice(sources, AT_ONCE)):
         yield from read_all(batch)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a local file, which may be larger than the memory."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(2**23):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def sizes_of(sources: Sequence[Source]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The values that travel between data, model, evaluator and trainer.
+"""The values that travel between data, model, evaluator and trainer, and how images of different sizes become one `Batch`.
 
 Letters in shape comments, here and in the whole package: B images of a batch, A anchors, M boxes an image
 is padded to, N detections, K classes, H and W the canvas in pixels.
@@ -6,12 +6,19 @@ is padded to, N detections, K classes, H and W the canvas in pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from retina_dist.data.module import TensorBatch
+
+FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
+NO_IMAGE = -1  # the image id of a filler
 
 
 class Detections(TypedDict):
@@ -40,3 +47,91 @@ class Batch(TensorBatch):
     num_boxes: Tensor  # [B] int64
     weight: float = 1.0
     real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
+
+
+class Sample(NamedTuple):
+    """One image as it goes onto the canvas."""
+
+    image: Tensor  # [3, h, w] uint8
+    boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels
+    labels: Tensor  # [n] int64
+    image_id: int
+    original_size: tuple[int, int]  # (height, width) of the stored image
+    real: bool = True  # False for a filler
+
+
+def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
+    """A sample that only fills a batch up, of a black `image` as large as the canvas."""
+    return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, real=False)
+
+
+def collate(
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    images: Tensor | None = None,
+) -> Batch:
+    """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
+
+    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images' shape is [B,
+    3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
+    `images` are the batch's when the samples lie in them already.
+    """
+    counts = [len(sample.labels) for sample in samples]
+    most = padded_rows(max(counts))
+    boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
+    labels = torch.zeros(len(samples), most, dtype=torch.int64)
+    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
+        boxes[i, :count] = sample.boxes
+        labels[i, :count] = sample.labels
+    if images is None:
+        images = blank_images(len(samples), canvas)
+        for place, sample in zip(images, samples, strict=True):
+            copy_to_canvas(sample, place)
+    return Batch(
+        images=images,
+        image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
+        original_sizes=torch.tensor([sample.original_size for sample in samples]),
+        image_ids=torch.tensor([sample.image_id for sample in samples]),
+        boxes=boxes,
+        labels=labels,
+        num_boxes=torch.tensor(counts),
+        weight=weight,
+        real=None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
+    )
+
+
+def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
+    """Black images without boxes, in the shapes of the largest batch on `canvas` whose fullest image has `most_boxes`."""
+    image = torch.zeros(3, *canvas, dtype=torch.uint8)
+    batch = collate([filler(image, canvas)] * count, canvas)
+    rows = padded_rows(most_boxes)
+    return replace(
+        batch, boxes=torch.zeros(count, rows, 4), labels=torch.zeros(count, rows, dtype=torch.int64), real=None
+    )
+
+
+def padded_rows(count: int) -> int:
+    """M of a batch whose fullest image has `count` boxes."""
+    return max(FEWEST_ROWS, 1 << (max(1, count) - 1).bit_length())
+
+
+def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
+    """Black ones, [count, 3, H, W] uint8 in channels-last memory.
+
+    In a data worker they lie in memory that the main process shares, or else they would be copied there afterwards.
+    """
+    shape = (count, *canvas, 3)
+    if get_worker_info() is None:
+        images = torch.zeros(shape, dtype=torch.uint8)
+    else:
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # fresh pages of the system, which are zero
+        images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
+    return images.permute(0, 3, 1, 2)
+
+
+def copy_to_canvas(sample: Sample, place: Tensor) -> Sample:
+    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
+    height, width = sample.image.shape[-2:]
+    place[:, :height, :width] = sample.image
+    return sample._replace(image=place[:, :height, :width])

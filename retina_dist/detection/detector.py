@@ -15,8 +15,7 @@ from typing_extensions import Self, TypedDict
 
 from retina_dist.data.canvases import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.data.collate import Sample, collate
+from retina_dist.detection.batch import Batch, Detections, Sample, collate
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights

@@ -15,7 +15,7 @@ FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
 
 @dataclass
 class ShapesConfig:
-    """The drawn data set; see `retina_dist.detection.data.shapes`."""
+    """The drawn data set; see `retina_dist.detection.data.synthetic`."""
 
     num_train: int = setting(800, at_least=1, at_most=10**7)
     num_val: int = setting(160, at_least=0, at_most=10**7)
@@ -44,7 +44,7 @@ class SyntheticConfig:
 class DetectionData(ImageDataSettings):
     """Where the images are and how they become batches."""
 
-    contract = "retina_dist.detection.readers.reader.AnnotationReader"
+    contract = "retina_dist.detection.readers.formats.AnnotationReader"
 
     format: str = setting(
         "auto",

@@ -10,7 +10,7 @@ import numpy as np
 
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import annotations_of, has_shards
-from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
 from retina_dist.detection.readers.formats import TITLES, find_split, read_folder, recognise

@@ -17,9 +17,8 @@ from torch import nn
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import images_per_epoch
 from retina_dist.data.synthetic import SyntheticData
-from retina_dist.detection.batch import Batch
+from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator
-from retina_dist.detection.data.collate import blank_batch
 from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.body import children_of

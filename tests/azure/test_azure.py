@@ -13,11 +13,11 @@ import pytest
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.files import Url, names_in
 from retina_dist.strategies.start_processes import command, environment, why_missing

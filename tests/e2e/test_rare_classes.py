@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import retina_dist as rd
-from retina_dist.detection.data.shapes import CATEGORIES, make_shapes
+from retina_dist.detection.data.synthetic import CATEGORIES, make_shapes
 
 RARE = ("star", "cross")
 KEPT = 12  # training images with a rare class, of 367

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.config.compose import load_config
-from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.run.assemble import train

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from retina_dist.detection.readers.reader import AnnotationReader
+from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.settings import setting

@@ -19,8 +19,8 @@ import torch
 
 from retina_dist.config.compose import config_dir, load_config
 from retina_dist.data.shards import annotations_of, index_of
+from retina_dist.detection.commands import write_shards
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.write_shards import write_shards
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.serving.scoring import Scorer, read_images

@@ -24,7 +24,7 @@ from PIL import Image
 
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.detection.doctor.data_checks import box_findings, category_findings, check_image
+from retina_dist.detection.doctor import box_findings, category_findings, check_image
 from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError, ImageError

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import retina_dist as rd
 from retina_dist.data.images import read_image
-from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint

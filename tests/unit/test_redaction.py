@@ -100,7 +100,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
     """A run of two steps whose every free text has secrets in it, and which needs those of its data and checkpoints."""
     import fsspec
 
-    from retina_dist.detection.data.shapes import make_shapes
+    from retina_dist.detection.data.synthetic import make_shapes
 
     monkeypatch.chdir(tmp_path)
     make_shapes(Path("shapes"), num_train=4, num_val=2, image_size=64, seed=0)

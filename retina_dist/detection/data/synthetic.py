@@ -1,21 +1,169 @@
-"""Random images with random boxes: annotations without files, and batches of them."""
+"""Data sets that need no download: drawn shapes on textured backgrounds, and random images with random boxes.
+
+The drawn shapes are COCO data with what real data sets have: overlap, images without objects, crowd regions, several image sizes,
+category ids with gaps. The same settings give the same annotations everywhere, and the same files under the same Pillow.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from retina_dist.data.drawn import contrasting_colour, coverage, draw_once
 from retina_dist.data.synthetic import noise
-from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import Sample, collate
+from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import SyntheticConfig
+from retina_dist.errors import DataError
 from retina_dist.seeding import derived_seed
+
+CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
+ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
+MOST_TILT = math.radians(25)
+LEAST_CONTRAST = 90  # grey levels, Euclidean, between a shape and what it covers
+RING_HOLE = 0.55  # of the radius
+LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
+EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
+MANIFEST = "shapes.json"
+VERSION = 1
+
+
+def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0) -> None:
+    """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size` pixels on the long side.
+
+    A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
+    DataError. The folder is whole or absent, never half-written.
+    """
+    settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
+    if image_size < 32 or min(num_train, num_val) < 1:
+        raise DataError(f"data.shapes={settings} needs at least one image a split and image_size=32.")
+
+    def write(folder: Path) -> None:
+        (folder / "annotations").mkdir()
+        for split, count in (("train", num_train), ("val", num_val)):
+            coco = _write_split(folder / split, split, count, image_size, seed)
+            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+
+    draw_once(root, settings, write, manifest=MANIFEST, otherwise="data=auto")
+
+
+def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:
+    folder.mkdir()
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index in range(count):
+        rng = np.random.default_rng(derived_seed("shapes", seed, split, index))
+        pixels, objects = draw_scene(rng, image_size)
+        name = f"{index:06d}.jpg"
+        pixels.save(folder / name, quality=90)
+        images.append({"id": index + 1, "file_name": name, "width": pixels.width, "height": pixels.height})
+        for entry in objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **entry})
+    return {
+        "info": {"description": f"drawn shapes, {split} split, seed {seed}"},
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": i, "name": name, "supercategory": "shape"} for i, name in CATEGORIES.items()],
+    }
+
+
+def draw_scene(rng: np.random.Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
+    """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
+    width, height = _size(rng, image_size)
+    canvas = _background(rng, width, height)
+    owner = np.full((height, width), -1)  # which object each pixel belongs to
+    areas: list[int] = []
+    categories: list[int] = []
+    if rng.random() >= EMPTY_SHARE:
+        for _ in range(rng.integers(1, 6)):
+            category = int(rng.choice(list(CATEGORIES)))
+            _place(rng, canvas, owner, areas, CATEGORIES[category], image_size)
+            categories += [category] * (len(areas) - len(categories))
+    objects = [_annotation(owner == i, category, 0) for i, category in enumerate(categories)]
+    if rng.random() < CROWD_SHARE:
+        objects += _crowd(rng, canvas, owner, image_size)
+    noise = rng.normal(0, 4, canvas.shape)
+    return Image.fromarray((canvas + noise).clip(0, 255).astype(np.uint8)), objects
+
+
+def _size(rng: np.random.Generator, image_size: int) -> tuple[int, int]:
+    across, down = ASPECTS[rng.integers(len(ASPECTS))]
+    longest = max(across, down)
+    return round(image_size * across / longest), round(image_size * down / longest)
+
+
+def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
+    """Float RGB [h, w, 3]: a colour gradient, smooth noise at three scales, and often stripes."""
+    corners = Image.fromarray(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8))
+    canvas = np.asarray(corners.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+    for cells, strength in ((4, 24), (12, 16), (40, 10)):
+        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+        canvas = canvas + (smooth[..., None] / 127.5 - 1) * strength * rng.uniform(0.5, 1.5, 3)
+    if rng.random() < 0.5:
+        angle, period = rng.uniform(0, math.pi), rng.uniform(0.06, 0.25) * max(width, height)
+        y, x = np.mgrid[:height, :width]
+        wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) * 2 * math.pi / period)
+        canvas = canvas + wave[..., None] * rng.uniform(-20, 20, 3)
+    return canvas.clip(0, 255)
+
+
+def _place(
+    rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[int], kind: str, image_size: int
+) -> None:
+    """Draw one shape where it hides no other too much; give up after some tries."""
+    height, width = owner.shape
+    for _ in range(12):
+        radius = image_size * rng.uniform(0.09, 0.24)
+        center = (rng.uniform(0.6 * radius, width - 0.6 * radius), rng.uniform(0.6 * radius, height - 0.6 * radius))
+        alpha = coverage(kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), (width, height), RING_HOLE)
+        solid = alpha >= 0.5
+        if not solid.any():
+            continue
+        left = [np.count_nonzero((owner == i) & ~solid) / area for i, area in enumerate(areas)]
+        if min(left, default=1.0) < LEAST_VISIBLE:
+            continue
+        owner[solid] = len(areas)
+        areas.append(int(solid.sum()))
+        _paint(canvas, alpha, contrasting_colour(rng, canvas[solid], LEAST_CONTRAST))
+        return
+
+
+def _crowd(rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[dict[str, Any]]:
+    """A group of tiny circles, annotated as one crowd region, where there is room for it."""
+    height, width = owner.shape
+    side = int(image_size * 0.3)
+    x, y = rng.integers(0, width - side), rng.integers(0, height - side)
+    if (owner[y : y + side, x : x + side] >= 0).any():
+        return []
+    color = contrasting_colour(rng, canvas[y : y + side, x : x + side].reshape(-1, 3), LEAST_CONTRAST)
+    region = np.zeros(owner.shape, dtype=bool)
+    for _ in range(14):
+        radius = side * rng.uniform(0.05, 0.09)
+        center = (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius))
+        alpha = coverage("circle", center, radius, 0.0, (width, height), RING_HOLE)
+        _paint(canvas, alpha, color)
+        region |= alpha >= 0.5
+    return [_annotation(region, 1, 1)]
+
+
+def _paint(canvas: np.ndarray, alpha: np.ndarray, color: np.ndarray) -> None:
+    canvas += alpha[..., None] * (color - canvas)
+
+
+def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+    return {"category_id": category_id, "bbox": [int(v) for v in box], "area": int(mask.sum()), "iscrowd": iscrowd}
 
 
 def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:

@@ -84,7 +84,7 @@ def load_annotations(
     annotations, images = parse_path(annotations), parse_path(images)
     slices = None
     if coco is None and format == "csv":
-        from retina_dist.detection.readers.keras_csv import read_csv
+        from retina_dist.detection.readers.csv_files import read_csv
 
         names = parse_path(classes) if classes else annotations.parent / "classes.csv"
         coco = read_csv(annotations, names, images).as_coco()

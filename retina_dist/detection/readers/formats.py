@@ -1,11 +1,14 @@
-"""Which format the annotations below a folder have, and where a split lies in it."""
+"""Which format the annotations below a folder have, where a split lies in it, and what a format from outside the package is."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 from retina_dist.data.shards import has_shards
 from retina_dist.detection.readers.items import SPLITS, Items, is_image
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, open_regular
 
@@ -66,8 +69,8 @@ def _format_of(root: PathOrUrl) -> str:
 
 def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
     """A split of one of `settings.FOLDER_FORMATS`; None for a validation split that is not there. Raises DataError."""
+    from retina_dist.detection.readers.csv_files import read_openimages
     from retina_dist.detection.readers.labelme import read_labelme
-    from retina_dist.detection.readers.openimages import read_openimages
     from retina_dist.detection.readers.voc import read_cvat, read_voc
     from retina_dist.detection.readers.yolo import read_yolo
 
@@ -141,3 +144,24 @@ def _hint(root: PathOrUrl) -> str:
         )
     above = root.absolute().parent
     return f"give the folder above, {above}" if _coco_files(above, "train") or _coco_files(above, "val") else ""
+
+
+class AnnotationReader(ABC):
+    """Reads a data set as COCO; an entry of the group `data` names the class.
+
+    The class has its dataclass below `DetectionData` as `settings`, an instance its values.
+    """
+
+    settings: Any = DetectionData
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def read(self, split: str) -> tuple[dict[str, Any], Path | PathOrUrl | str] | None:
+        """A COCO dictionary of "train" or "val", and the folder that its file names are relative to; None without such a split.
+
+        The dictionary has `images` (id, file_name; width and height in px are read from the files where they are left out),
+        `annotations` (image_id, category_id, bbox as [x, y, width, height] in px) and `categories` (id, name). It is checked like
+        a COCO file. Raises DataError.
+        """

@@ -20,7 +20,7 @@ from retina_dist.data.images import (
     read_image,
     read_images,
 )
-from retina_dist.detection.doctor.data_checks import check_image
+from retina_dist.detection.doctor import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import DataError, ImageError
 

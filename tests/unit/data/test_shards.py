@@ -20,14 +20,14 @@ from retina_dist.data import shards as module
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import ArchiveMember
+from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.doctor.data_checks import check_image
+from retina_dist.detection.doctor import check_image
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
 from tests.unit.detection.test_module import SIZES, make_module, same_steps

@@ -16,8 +16,8 @@ from retina_dist.classification.evaluation import evaluate_on
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.config.compose import load_config
+from retina_dist.detection.commands import write_shards
 from retina_dist.detection.splits import describe_split, read_split
-from retina_dist.detection.write_shards import write_shards
 from retina_dist.errors import DataError
 from retina_dist.seeding import held_out
 from retina_dist.strategies.settings import StrategyConfig

@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
-from retina_dist.detection.doctor.report import examine
+from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.formats import find_split

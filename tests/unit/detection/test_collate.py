@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from retina_dist.detection.data.collate import Sample, collate
+from retina_dist.detection.batch import Sample, collate
 
 
 def sample(height: int, width: int, count: int, image_id: int = 1) -> Sample:

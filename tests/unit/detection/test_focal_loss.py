@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
-from retina_dist.detection.model.focal_loss import focal_loss, focal_loss_by_element
+from retina_dist.detection.model.losses import focal_loss, focal_loss_by_element
 
 CLASSES = torch.tensor([[0, -1, 4, -2, 2], [-1, -1, -2, 3, 3]])
 WEIGHT = torch.tensor([0.25, 0.5])

@@ -17,8 +17,7 @@ from PIL import Image
 
 from retina_dist.data import loading
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.detection.batch import Batch
-from retina_dist.detection.data.collate import NO_IMAGE
+from retina_dist.detection.batch import NO_IMAGE, Batch
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.settings import DetectionData

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retina_dist.detection.data.shapes import CATEGORIES, make_shapes
+from retina_dist.detection.data.synthetic import CATEGORIES, make_shapes
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.formats import find_split
 from retina_dist.errors import DataError

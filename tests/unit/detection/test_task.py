@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from retina_dist.config.compose import load_config
-from retina_dist.detection.doctor.report import examine
+from retina_dist.detection.doctor import examine
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories

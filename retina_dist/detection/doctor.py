@@ -1,0 +1,401 @@
+"""The doctor of a detection data set: its files, boxes and categories, and how the model's anchors fit the boxes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from PIL import UnidentifiedImageError
+
+from retina_dist.activity import doing
+from retina_dist.data.images import image_sizes, read_image
+from retina_dist.data.sources import read
+from retina_dist.detection.anchor_coverage import Coverage, anchor_coverage
+from retina_dist.detection.model.retinanet import anchor_generator
+from retina_dist.detection.readers.coco import Annotations, box_faults, clean
+from retina_dist.detection.readers.records import ImageRecord
+from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.splits import implausible_boxes, read_split
+from retina_dist.errors import ImageError
+from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.text import escape, pluralize
+
+if TYPE_CHECKING:
+    from retina_dist.doctor import DoctorConfig
+
+SMALL, MEDIUM = 32**2, 96**2  # COCO's limits of area in px^2
+RARE = 10  # images; LVIS (Gupta et al. 2019) calls a class in at most so many rare
+SIZES = ("small", "medium", "large")
+WORTH_SAYING = 0.05  # share of boxes without an anchor
+WORTH_DOING = 0.8  # a change is proposed if it leaves at most this share of them
+SMALL_SIDE = 16  # px, square root of the area; half of the smallest anchor
+SHEET_IMAGES = 24
+NUM_CLASSES = 40  # rows on the screen
+NAME_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Settings that were tried, and the share of training boxes that they leave without an anchor."""
+
+    settings: tuple[str, ...]
+    unreached: float
+
+
+def examine(config: DoctorConfig) -> DoctorReport:
+    """Read both splits and their image files, and compare the boxes with the model's anchors.
+
+    Raises UserError for annotations that cannot be read at all; everything else is a finding.
+    """
+    data = replace(config.data, missing_images="ignore", keep_empty_images=True)  # nothing is to stop or hide anything
+    train = read_split(data, "train", check=False)
+    assert train is not None, "a missing train split is an error"
+    val = read_split(data, "val", train.categories, check=False)
+
+    splits = {"train": train} | ({"val": val} if val else {})
+    checked: dict[str, list[ImageCheck]] = {"train": [], "val": []}
+    findings: list[Finding] = []
+    for split, part in splits.items():
+        findings += [Finding("warning", split, text) for text in part.warnings]
+        if config.images != "none":
+            decode = config.images == "decode"
+            checked[split] = check_images(part, split, decode=decode, max_pixels=config.data.max_pixels)
+            splits[split] = part = with_file_sizes(part, checked[split])
+        findings += image_findings(checked[split], split, _tolerated(config.data))
+        if problem := implausible_boxes(part, split, config.data):
+            findings.append(Finding("error", split, *problem))
+        findings += box_findings(part, split)
+        if config.images != "decode":
+            what = "image files not decoded" if config.images == "header" else "image files not read"
+            findings.append(Finding("info", split, what, f"as images={config.images} says", len(part.records)))
+    findings += leak_findings(checked["train"], checked["val"])
+    findings += category_findings(splits["train"], splits.get("val"))
+    if val is None:
+        remedy = "training has no metrics and no best checkpoint: data.val_fraction=0.1, or data.val_annotations"
+        findings.append(Finding("warning", "val", "no validation split", remedy))
+
+    objects = {split: objects_table(part) for split, part in splits.items()}
+    images = {split: len(part.records) for split, part in splits.items()}
+    facts = _format_objects(objects, images, config.output)
+    facts[:0] = [f"{train.format} in {config.data.root}"] if train.format else []
+    details: dict[str, Any] = {"images": images, "objects": objects}
+    if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
+        coverage = _coverage(splits["train"], config.data, config.model)
+        tried = remedies(splits["train"], config.data, config.model, coverage)
+        if coverage.unreached > WORTH_SAYING:
+            remedy = "each is learnt from its least bad anchor only: see Anchors above"
+            findings.append(Finding("warning", "train", "boxes that no anchor fits", remedy, coverage.num_unreached))
+        findings += _small_objects(coverage, config.data)
+        facts += _format_coverage(coverage, tried, config.data)
+        details["anchor_coverage"] = coverage.to_dict() | {"remedies": [asdict(remedy) for remedy in tried]}
+    if config.sheets:
+        for split, part in splits.items():
+            _draw_sheet(part, Path(config.sheets) / f"{split}.jpg", config.data.max_pixels)
+    return DoctorReport(facts, findings, details)
+
+
+def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
+    """Boxes that are small after the resize, with the image size at which nine tenths of all have `SMALL_SIDE` pixels."""
+    count = int((coverage.size < SMALL_SIDE).sum())
+    if count < 10 or count <= WORTH_SAYING * len(coverage.size):
+        return []
+    scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
+    sides = [round(side * scale / 32) * 32 for side in data.min_sizes]
+    remedy = (
+        f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, at {scale**2:.1f} times the memory"
+    )
+    remedy += "" if scale < 2 else ", or experiment=small_objects, which trains on windows of full resolution"
+    return [Finding("warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count)]
+
+
+def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
+    """Images of a split, evenly spread over it, with the boxes to train on."""
+    from retina_dist.detection.pictures import draw_boxes
+    from retina_dist.reporting.pictures import sheet, titled
+
+    pictures = []
+    for i in np.unique(np.linspace(0, len(part.records) - 1, SHEET_IMAGES).round().astype(int)).tolist():
+        record = part.records[i]
+        try:
+            image = read_image(record.path, (record.width, record.height), max_pixels)
+        except ImageError:
+            continue  # a finding already
+        boxes, labels = torch.from_numpy(part.boxes[i]), torch.from_numpy(part.labels[i])
+        picture = draw_boxes(image, boxes, labels, part.categories.names)
+        pictures.append(titled(picture, f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}"))
+    if pictures:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet(pictures).save(path, quality=92)
+
+
+def _tolerated(data: DetectionData) -> set[str]:
+    missing = {"missing"} if data.missing_images == "skip" else set()
+    return missing | ({"unreadable", "of another size"} if data.bad_images == "skip" else set())
+
+
+def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
+    return anchor_coverage(
+        train,
+        [anchors.numpy() for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors],
+        min_sizes=data.min_sizes,
+        max_size=data.max_size,
+        num_buckets=data.num_buckets,
+        threshold=model.foreground_iou,
+    )
+
+
+def remedies(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> list[Remedy]:
+    """The usual changes of anchors, each tried on the data: the best, then simpler ones. Empty where few boxes lack one."""
+    if now.unreached <= WORTH_SAYING:
+        return []
+    sizes = model.anchor_sizes
+    smaller, larger = [[[max(1, int(size * factor)) for size in level] for level in sizes] for factor in (0.5, 2)]
+    wider = [smaller[0], *sizes[1:-1], larger[-1]]
+    ratios = sorted({*model.aspect_ratios, min(model.aspect_ratios) / 2, max(model.aspect_ratios) * 2})
+    tried = []
+    for anchor_sizes in (sizes, smaller, larger, wider, [smaller[0], *sizes[1:]], [*sizes[:-1], larger[-1]]):
+        for aspect_ratios in (model.aspect_ratios, ratios):
+            other = replace(model, anchor_sizes=anchor_sizes, aspect_ratios=aspect_ratios)
+            changed = [key for key in ("anchor_sizes", "aspect_ratios") if getattr(other, key) != getattr(model, key)]
+            settings = tuple(f"model.{key}={getattr(other, key)}".replace(", ", ",") for key in changed)
+            tried.append(Remedy(settings, _coverage(train, data, other).unreached))
+    helpful = [remedy for remedy in tried if remedy.unreached <= WORTH_DOING * now.unreached]
+    best: list[Remedy] = []
+    for remedy in sorted(helpful, key=lambda remedy: (remedy.unreached, len(remedy.settings))):
+        if not best or len(remedy.settings) < len(best[-1].settings):
+            best.append(remedy)
+    return best
+
+
+def _format_objects(
+    tables: dict[str, dict[str, dict[str, int]]], images: dict[str, int], output: str | None
+) -> list[str]:
+    columns = (*SIZES, "all")
+    names = sorted(tables["train"], key=lambda name: -tables["train"][name]["all"])
+    used = [name for name in names if any(table[name]["all"] for table in tables.values())]
+    width = min(NAME_WIDTH, max(map(len, [*used, "all classes"])))
+
+    def row(title: str, counts: list[int]) -> str:
+        return f"  {escape(title, width):<{width}}" + "".join(f"{count:>9}" for count in counts)
+
+    rows = [row(name, [table[name][column] for table in tables.values() for column in columns]) for name in used]
+    if (more := len(rows) - NUM_CLASSES) > 0:  # the rarest are as telling as the most frequent: leave out the middle
+        where = "" if output else "; output=FILE.json has all"
+        rows[NUM_CLASSES // 2 : -NUM_CLASSES // 2] = [f"  ... {pluralize(more, 'more class')}{where}"]
+    totals = [sum(line[column] for line in table.values()) for table in tables.values() for column in columns]
+    heads = [f"{split}, {pluralize(images[split], 'image')}" for split in tables]
+    return [
+        "Objects by the area of their box in the stored image: small below 32^2 px, large from 96^2 px",
+        f"  {'':<{width}}" + "".join(f"{head:>{9 * len(columns)}}" for head in heads),
+        f"  {'class':<{width}}" + "".join(f"{column:>9}" for _ in heads for column in columns),
+        *rows,
+        row("all classes", totals),
+    ]
+
+
+def _format_coverage(coverage: Coverage, tried: Sequence[Remedy], data: DetectionData) -> list[str]:
+    if not len(coverage.best_iou):
+        return ["", "Anchors: no box in an image of known size to compare them with"]
+    lines = [
+        "",
+        f"Anchors: {coverage.num_unreached} of {len(coverage.best_iou)} training boxes ({coverage.unreached:.1%}) have none at "
+        f"IoU {coverage.threshold:g}; short side resized to {max(data.min_sizes)} px, long side to {data.max_size} px at most",
+    ]
+    titles: dict[Literal["size", "aspect"], str] = {"size": "size in px, resized", "aspect": "height : width"}
+    for by, title in titles.items():
+        lines.append(f"  {title:<20}{'boxes':>8}{'without anchor':>17}{'median best IoU':>18}")
+        for row in coverage.rows(by):
+            low, high = (_limit(value, by) for value in (row["from"], row["to"]))
+            bounds = f"below {high}" if not low else f"{low} to {high}" if high else f"{low} and more"
+            lines.append(f"  {bounds:<20}{row['boxes']:>8}{row['unreached']:>17.1%}{row['median_iou']:>18.2f}")
+    for remedy in tried:
+        lines.append(f"  -> {remedy.unreached:.1%} are left, tried on these boxes, with")
+        lines += [f"     {setting}" for setting in remedy.settings]
+    if coverage.unreached > WORTH_SAYING and not tried:
+        lines.append("  -> neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes")
+    return lines
+
+
+def _limit(value: float | None, by: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if by == "size" else f"{value:g}:1" if value >= 1 else f"1:{1 / value:g}"
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """What reading one file showed."""
+
+    record: ImageRecord
+    problem: Literal["missing", "unreadable", "of another size"] | None = None
+    detail: str = ""
+    size: tuple[int, int] | None = None  # (width, height) as displayed
+    digest: str | None = None  # SHA-256 of the file
+
+
+def check_images(part: Annotations, split: str, *, decode: bool, max_pixels: int) -> list[ImageCheck]:
+    """`check_image` of each image, in threads: decoders release the interpreter's lock."""
+    checks, total = [], pluralize(len(part.records), "image")
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        for check in pool.map(partial(check_image, decode=decode, max_pixels=max_pixels), part.records):
+            checks.append(check)
+            doing(f"reading {split}, {len(checks)} of {total}")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return checks
+
+
+def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageCheck:
+    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated."""
+    try:
+        content = read(record.path)
+        size, stored = image_sizes(record.path, max_pixels, content)
+        if decode:
+            read_image(record.path, max_pixels=max_pixels, content=content)
+    except ImageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ImageCheck(record, "missing", str(record.path))
+        cause = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
+        return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
+    digest, annotated = hashlib.sha256(content).hexdigest(), (record.width, record.height)
+    if all(annotated) and annotated not in (size, stored):
+        detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
+        return ImageCheck(record, "of another size", detail, size, digest)
+    return ImageCheck(record, size=size, digest=digest)
+
+
+def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collection[str] = ()) -> list[Finding]:
+    """Missing, broken and mismatching files, and files that occur twice.
+
+    A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
+    """
+    remedies = {
+        "missing": f"restore them, name their folder with data.{split}_images, or continue without: data.missing_images=skip",
+        "unreadable": "restore them, or continue without: data.bad_images=skip",
+        "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
+    }
+    findings = []
+    for problem, remedy in remedies.items():
+        details = [check.detail for check in checks if check.problem == problem]
+        level: Level = "warning" if problem in tolerated else "error"
+        remedy = "left out of training, as you set" if problem in tolerated else remedy
+        findings += _finding(level, split, f"images {problem}", details, remedy)
+    if checks and all(check.problem in tolerated for check in checks):
+        findings += [Finding("error", split, "images, and none can be used", "restore some", len(checks))]
+
+    by_digest = defaultdict(list)
+    for check in checks:
+        if check.digest:
+            by_digest[check.digest].append(check.record.file_name)
+    twins = [" = ".join(names) for names in by_digest.values() if len(names) > 1]
+    remedy = "they count more than the others: keep one of each"
+    return findings + _finding("warning", split, "images that occur more than once", twins, remedy)
+
+
+def leak_findings(train: Sequence[ImageCheck], val: Sequence[ImageCheck]) -> list[Finding]:
+    """Validation images whose very bytes are trained on."""
+    seen = {check.digest: check.record.file_name for check in reversed(train) if check.digest}
+    leaks = [f"{c.record.file_name} = {seen[c.digest]} of train" for c in val if c.digest and c.digest in seen]
+    remedy = "take them out of one split: the metric would praise memory"
+    return _finding("error", "val", "images that are in train too", leaks, remedy)
+
+
+def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
+    """`data` as training reads it: with the files' sizes where the annotations have none."""
+    records = [
+        replace(check.record, width=check.size[0], height=check.size[1])
+        if check.size and not (check.record.width and check.record.height)
+        else check.record
+        for check in checks
+    ]
+    return replace(clean(data.coco, records, data.categories), warnings=data.warnings)
+
+
+def box_findings(data: Annotations, split: str) -> list[Finding]:
+    """Boxes that training leaves out or changes, crowds, and images without boxes."""
+    remedies = {
+        "not finite": "fix or remove them: not trained on, and the metric cannot be trusted",
+        "of zero or negative size": "fix or remove them: not trained on, and always missed in the metric",
+        "outside the image": "fix or remove them: not trained on, and always missed in the metric",
+        "reaching out of the image": "clipped to the image in training, left as they are in the metric",
+    }
+    record_of = {record.image_id: record for record in data.records}
+    entries = [entry for entry in data.coco["annotations"] if not entry["iscrowd"]]
+    records = [record_of[entry["image_id"]] for entry in entries]
+    sizes = np.array([(r.width or np.inf, r.height or np.inf) for r in records]).reshape(-1, 2)
+    boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
+    findings = []
+    for fault, mask in box_faults(boxes, sizes)[1].items():
+        examples = []
+        for i in np.flatnonzero(mask):
+            size = f"{records[i].width} x {records[i].height}" if np.isfinite(sizes[i]).all() else "an unknown size"
+            box = ", ".join(f"{value:g}" for value in boxes[i])
+            examples.append(f"annotation {entries[i]['id']}: [{box}] in {records[i].file_name} of {size}")
+        level: Level = "info" if fault == "reaching out of the image" else "warning"
+        findings += _finding(level, split, f"boxes {fault}", examples, remedies[fault])
+    if data.num_crowd:
+        remedy = "not trained on; in the metric a detection there is neither right nor wrong"
+        findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
+    empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
+    if len(empty) == len(data.records):  # `implausible_boxes` says what is wrong with those of training
+        remedy = "nothing to measure: is data.val_annotations the right file?"
+        return findings + (
+            [] if split == "train" else _finding("warning", split, "images, and none has a box", empty, remedy)
+        )
+    remedy = "background to learn from" if split == "train" else "every detection there is wrong"
+    return findings + _finding("info", split, "images without boxes", empty, remedy)
+
+
+def category_findings(train: Annotations, val: Annotations | None) -> list[Finding]:
+    """Categories without boxes, and rare ones."""
+    names = train.categories.names
+    known = {label for label, name in enumerate(names) if name}
+    learnt = _labels(train)
+    folded = {names[label].casefold(): names[label] for label in learnt}
+    absent = [
+        f"{names[label]} ({near} has boxes)" if (near := folded.get(names[label].casefold())) else names[label]
+        for label in sorted(known - learnt if learnt else ())
+    ]
+    findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
+    images = Counter(label for labels in train.labels for label in set(labels.tolist()))
+    few = [label for label, count in images.items() if count <= RARE and 10 * count <= max(images.values())]
+    rare = [
+        f"{names[label]} (in {pluralize(images[label], 'image')})" for label in sorted(few, key=lambda x: images[x])
+    ]
+    remedy = f"draw their images more often with data.repeat_threshold={min(0.1, 100 / len(train.records)):.2g}"
+    findings += _finding("info", "train", "rare classes", rare, remedy)
+    if val is not None and (judged := _labels(val)):
+        absent = [names[label] for label in sorted((known & learnt) - judged)]
+        remedy = "learnt, but not in the metric, which is the mean of the others"
+        findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
+    return findings
+
+
+def _labels(data: Annotations) -> set[int]:
+    return set(np.unique(np.concatenate([np.zeros(0, np.int64), *data.labels])).tolist())
+
+
+def objects_table(data: Annotations) -> dict[str, dict[str, int]]:
+    """Boxes to train on of each class, by COCO's sizes (area of the box in pixels of the stored image)."""
+    boxes = np.concatenate([np.zeros((0, 4)), *data.boxes])
+    labels = np.concatenate([np.zeros(0, np.int64), *data.labels])
+    size = np.searchsorted((SMALL, MEDIUM), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right")
+    counts = np.zeros((data.categories.num_classes, len(SIZES)), dtype=np.int64)
+    np.add.at(counts, (labels, size), 1)
+    rows = zip(data.categories.names, counts.tolist(), strict=True)
+    return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows if name}
+
+
+def _finding(level: Level, split: str, what: str, examples: Sequence[str], remedy: str) -> list[Finding]:
+    return [Finding(level, split, what, remedy, len(examples), tuple(examples))] if examples else []
