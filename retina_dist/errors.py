@@ -1,15 +1,18 @@
-"""Errors that a user can correct: one sentence that names the thing, the value and the remedy.
+"""Errors that a user can correct: one sentence that names the thing, the value and the remedy; and what the process does now.
 
 Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
 """
 
 import os
+import time
 
 from retina_dist.redaction import redacted
 
 # torch's messages, without an exception class of their own, when the other end of a connection is gone or silent.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
         "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
+
+_text, _since = "starting", time.monotonic()
 
 
 class UserError(ValueError):
@@ -79,3 +82,16 @@ class Preempted(CollectiveError):
 
     exit_code = os.EX_TEMPFAIL
     label = ""
+
+
+def doing(text: str) -> None:
+    """Say what this process does from now on, such as "reading the data" or "validation, 40 images"."""
+    global _text, _since
+    if text.split(",")[0] != _text.split(",")[0]:  # what follows a comma is the progress
+        _since = time.monotonic()
+    _text = text
+
+
+def activity() -> tuple[str, float]:
+    """The last `doing`, and its seconds so far."""
+    return _text, time.monotonic() - _since

@@ -13,8 +13,7 @@ from functools import partial
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.run.build import command_of_task, task_of
-from retina_dist.serving.server import serve
-from retina_dist.serving.settings import ServeConfig
+from retina_dist.serving.server import ServeConfig, serve
 
 
 @entry_point("serve", ServeConfig)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import DataBenchmarkConfig
+from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
@@ -38,10 +37,22 @@ from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
+from retina_dist.settings import setting
 
 HEIGHT, WIDTH, QUALITY = 480, 640, 90
 CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB
 MEASURED = 4  # times the images of the parts, for the data loader
+
+
+@dataclass
+class DataBenchmarkConfig(BenchmarkConfig):
+    """`python -m retina_dist.benchmark data`: takes the settings of a training."""
+
+    num_images: int = setting(
+        32, "read in each round; without data.root or data.train_annotations so many are made, 640 x 480", at_least=1
+    )
+    rounds: int = setting(5, at_least=1)
+    workers: list[int] = setting([0, 1, 2])
 
 
 def make_images(folder: Path, count: int) -> None:

@@ -7,15 +7,24 @@ import os
 import platform
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from retina_dist.benchmark.settings import BenchmarkConfig
+from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.files import write_atomically
 from retina_dist.redaction import redacted_tree
 from retina_dist.run.environment import commit, versions
+from retina_dist.settings import setting
+
+
+@dataclass
+class BenchmarkConfig(DetectionRunConfig):
+    """The setting that every benchmark adds to those of a training."""
+
+    output: str | None = setting(None, "a JSON file", writes="file")
 
 
 def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:

@@ -18,23 +18,37 @@ import statistics
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import ScalingConfig
+from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_atomically
 from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
 from retina_dist.run.build import task_class
+from retina_dist.settings import setting
 from retina_dist.strategies.start_processes import run_job, usable
 
 MARKERS = "osD^vPX"
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
 IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, 670 s an epoch"
+
+
+@dataclass
+class ScalingConfig(BenchmarkConfig):
+    """`python -m retina_dist.benchmark scaling`: data.batch_size counts for one process."""
+
+    processes: list[int] = setting([2], "compared with one plain process")
+    launchers: list[str] = setting(["torchrun", "horovodrun", "mpirun"], "those that are installed are used")
+    steps: int = setting(8, at_least=1)
+    warmup: int = setting(3, "steps not timed; memory settles in the first two", at_least=0)
+    rounds: int = setting(3, at_least=1)
+    num_images: int | None = setting(None, "images of an epoch; null: those of the data", at_least=1)
+    worker: str | None = setting(None, "set in the processes that it starts")
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:

@@ -17,15 +17,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import StepConfig
+from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.build import build_model
@@ -38,9 +37,28 @@ from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state
 from retina_dist.run.environment import configure_torch
 from retina_dist.seeding import seed_everything
+from retina_dist.settings import setting
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 BASE = "torchvision"
+
+
+@dataclass
+class StepConfig(BenchmarkConfig):
+    """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
+
+    paths: list[str] = setting(
+        ["torchvision", "fp32", "bf16"],
+        "torchvision[-tf32|-fp16] is torchvision's loop; fp32, tf32, fp16, bf16, fp32-compile, bf16-compile are ours; "
+        "the first is the base",
+    )
+    batch_sizes: list[int] = setting([16])
+    canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32")
+    num_classes: int = setting(91, at_least=1)
+    boxes: int = setting(7, "boxes in each image", at_least=0)
+    steps: int = setting(4, at_least=1)
+    warmup: int = setting(2, "steps not timed", at_least=0)
+    rounds: int = setting(5, at_least=1)
 
 
 class StepVariant(NamedTuple):

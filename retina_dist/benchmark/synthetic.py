@@ -16,13 +16,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from retina_dist.benchmark.report import finish
-from retina_dist.benchmark.settings import SyntheticBenchmarkConfig
+from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.console import print_redacted
@@ -30,7 +29,17 @@ from retina_dist.run.build import build_plan, build_state, build_strategy, build
 from retina_dist.run.environment import configure_torch, describe_job
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
+from retina_dist.settings import setting
 from retina_dist.text import pluralize
+
+
+@dataclass
+class SyntheticBenchmarkConfig(BenchmarkConfig):
+    """`python -m retina_dist.benchmark synthetic`: data.batch_size counts for one process."""
+
+    num_warmup_batches: int = setting(10, "steps not timed", at_least=0)
+    num_batches_per_iter: int = setting(10, "steps of a round", at_least=1)
+    num_iters: int = setting(10, "rounds", at_least=1)
 
 
 def measure(

@@ -12,10 +12,9 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from retina_dist.classification.data.dataset import ClassificationDataModule
-from retina_dist.classification.data.samples import Samples
-from retina_dist.classification.data.transforms import eval_transform, resized
+from retina_dist.classification.dataset import ClassificationDataModule, eval_transform, resized
 from retina_dist.classification.metrics import ClassificationResult
+from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import read_image
 from retina_dist.errors import ImageError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from retina_dist.classification.data.transforms import eval_transform
+from retina_dist.classification.dataset import eval_transform
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.predictor import Predictor

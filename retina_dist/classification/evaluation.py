@@ -12,9 +12,9 @@ import torch
 
 from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.data.dataset import ClassificationDataModule
-from retina_dist.classification.data.samples import Samples, absent, read_samples, root_of
+from retina_dist.classification.dataset import ClassificationDataModule
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
+from retina_dist.classification.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.activity import doing
-from retina_dist.classification.data.dataset import ImageBatch
-from retina_dist.errors import DataError
+from retina_dist.classification.dataset import ImageBatch
+from retina_dist.errors import DataError, doing
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)

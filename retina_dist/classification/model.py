@@ -1,4 +1,4 @@
-"""Any classifier of torchvision, taking batches and giving losses. Letters in shapes: see `data.dataset`."""
+"""Any classifier of torchvision, taking batches and giving losses. Letters in shapes: see `dataset`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
-from retina_dist.classification.data.dataset import ImageBatch
+from retina_dist.classification.dataset import ImageBatch
 from retina_dist.errors import ConfigError
 from retina_dist.files import first_line
 from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs

@@ -12,7 +12,7 @@ from retina_dist.settings import setting
 
 @dataclass
 class DrawnClassesConfig:
-    """The drawn data set; see `retina_dist.classification.data.drawn`."""
+    """The drawn data set; see `retina_dist.classification.drawn`."""
 
     num_train: int = setting(900, at_least=6, at_most=10**7)
     num_val: int = setting(240, at_least=6, at_most=10**7)
@@ -22,7 +22,7 @@ class DrawnClassesConfig:
 
 @dataclass
 class SyntheticClassesConfig:
-    """Random images of data.image_size with random classes; see `retina_dist.classification.data.drawn`."""
+    """Random images of data.image_size with random classes; see `retina_dist.classification.drawn`."""
 
     num_classes: int = setting(1000, at_least=2, at_most=10**6)
     num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)

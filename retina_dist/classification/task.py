@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from retina_dist.classification.data.dataset import ClassificationDataModule, ImageBatch
-from retina_dist.classification.data.drawn import draw_classes, synthetic_batch, synthetic_samples
-from retina_dist.classification.data.samples import Samples, read_samples, root_of
+from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch
+from retina_dist.classification.drawn import draw_classes, synthetic_batch, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
+from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint.store import located

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retina_dist.activity import doing
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
-from retina_dist.errors import ConfigError, DataError, ImageError
+from retina_dist.errors import ConfigError, DataError, ImageError, doing
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes, write_atomically, write_bytes
 from retina_dist.text import escape, pluralize
 

@@ -1,15 +1,23 @@
-"""Random batches that lie on the device, for benchmarks of computation and communication alone."""
+"""Data sets that need no download: files of drawn shapes, and random batches that lie on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import Tensor
 
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.files import read_bytes
 from retina_dist.seeding import derived_seed
 
 AnyBatch = TypeVar("AnyBatch")
@@ -59,3 +67,91 @@ class SyntheticData(Generic[AnyBatch]):
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * self.batch_size
+
+
+def draw_once(
+    root: Path, settings: Mapping[str, int], write: Callable[[Path], None], *, manifest: str, otherwise: str
+) -> None:
+    """Let `write` fill a temporary folder that becomes `root`; the file `manifest` in it holds the `settings`.
+
+    A folder with the same settings is left as it is. Raises DataError for one with other settings, and for a folder that is no
+    generated data set, which the setting `otherwise` would read. Several processes may call it at once.
+    """
+    if root.exists():
+        _check_settings(root, settings, manifest, otherwise)
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
+    try:
+        temporary.chmod(0o755)
+        write(temporary)
+        (temporary / manifest).write_text(json.dumps(settings, indent=1) + "\n")
+        try:
+            os.rename(temporary, root)
+        except OSError:  # another process was faster
+            _check_settings(root, settings, manifest, otherwise)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, otherwise: str) -> None:
+    try:
+        drawn = dict(json.loads(read_bytes(root / manifest)))
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(
+            f"data.root={root} exists and was not drawn (it has no {manifest}); give another data.root, or {otherwise} to read it."
+        ) from error
+    if drawn != settings:
+        changed = {k: v for k, v in settings.items() if drawn.get(k) != v}
+        words = ", ".join(f"{k} {drawn.get(k)}, not {v}" for k, v in changed.items())
+        beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
+        raise DataError(
+            f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "
+            f"the folder {root.resolve()} to have it drawn again."
+        )
+
+
+SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
+# Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there are four.
+REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}
+CROSS = [
+    *((0.3, 0.3), (0.3, 0.95), (-0.3, 0.95), (-0.3, 0.3), (-0.95, 0.3), (-0.95, -0.3)),
+    *((-0.3, -0.3), (-0.3, -0.95), (0.3, -0.95), (0.3, -0.3), (0.95, -0.3), (0.95, 0.3)),
+]
+
+
+def coverage(
+    kind: str, centre: Sequence[float] | np.ndarray, radius: float, angle: float, size: tuple[int, int], hole: float
+) -> np.ndarray:
+    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height); `hole` is the share of a ring's radius."""
+    width, height = size
+    image = Image.new("L", (width * SUPERSAMPLE, height * SUPERSAMPLE))
+    draw = ImageDraw.Draw(image)
+    cx, cy, r = centre[0] * SUPERSAMPLE, centre[1] * SUPERSAMPLE, radius * SUPERSAMPLE
+    if kind in ("circle", "ring"):
+        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
+        if kind == "ring":
+            inner = hole * r
+            draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
+    else:
+        cos, sin = math.cos(angle), math.sin(angle)
+        draw.polygon([(cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)) for x, y in outline(kind)], fill=255)
+    return np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float64) / 255
+
+
+def outline(kind: str) -> list[tuple[float, float]]:
+    """The corners of a shape of radius 1 around the origin."""
+    if kind == "cross":
+        return CROSS
+    count, radii = REGULAR[kind]
+    turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
+    return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]
+
+
+def contrasting_colour(rng: np.random.Generator, under: np.ndarray, least: float) -> np.ndarray:
+    """A colour at least `least` grey levels (Euclidean) from the mean of the pixels [n, 3] that it covers."""
+    mean = under.mean(axis=0)
+    while True:
+        colour = rng.uniform(0, 255, 3)
+        if np.linalg.norm(colour - mean) >= least:
+            return colour

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.activity import doing
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import DataError
+from retina_dist.errors import DataError, doing
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.strategies.base import DistributedStrategy
 

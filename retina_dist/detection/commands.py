@@ -31,7 +31,7 @@ from retina_dist.reporting.console import print_redacted
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
     from retina_dist.predict import PredictConfig
-    from retina_dist.serving.settings import ServeConfig
+    from retina_dist.serving.server import ServeConfig
     from retina_dist.shards import ShardsConfig
 
 

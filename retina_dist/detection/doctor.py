@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from PIL import UnidentifiedImageError
 
-from retina_dist.activity import doing
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.data.sources import read
 from retina_dist.detection.anchor_coverage import Coverage, anchor_coverage
@@ -25,7 +24,7 @@ from retina_dist.detection.readers.coco import Annotations, box_faults, clean
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split
-from retina_dist.errors import ImageError
+from retina_dist.errors import ImageError, doing
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.text import escape, pluralize
 

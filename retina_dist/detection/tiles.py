@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from retina_dist.activity import doing
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.coco_metrics import COLUMNS, CocoEvaluator, detections_to_rows
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.detector import Detector, joined
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, doing
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 EDGE = 2.0  # px from a window's edge, up to which a box counts as cut

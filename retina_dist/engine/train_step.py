@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from retina_dist.activity import doing
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
@@ -17,6 +16,7 @@ from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_logger import WEIGHT
+from retina_dist.errors import doing
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy

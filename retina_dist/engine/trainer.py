@@ -9,14 +9,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from retina_dist.activity import doing
 from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
-from retina_dist.errors import Preempted
+from retina_dist.errors import Preempted, doing
 
 logger = logging.getLogger(__name__)
 

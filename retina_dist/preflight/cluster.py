@@ -1,23 +1,24 @@
-"""The checks of a cluster, from a training's settings to the report."""
+"""The checks of a cluster, from a training's settings and the facts of all ranks to the report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from retina_dist.activity import doing
+from retina_dist.errors import doing
 from retina_dist.files import Url, parse_path
-from retina_dist.preflight.checks import findings, first_of_hosts
 from retina_dist.preflight.facts import DATA, Facts, Link, gather_facts, measure_links, read_machine, time_step
-from retina_dist.reporting.findings import DoctorReport
+from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy, build_task, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.text import format_bytes, pluralize
+from retina_dist.text import format_bytes, format_ranks, pluralize
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig
@@ -25,6 +26,156 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+TOLERABLE = ("driver", "python")  # training runs with different ones, but not always equally fast
+SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
+SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
+LEAST_DISK = 2**30
+SAME_DATA = "Copy the data again, or mount the same storage on every host."
+
+
+def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
+    """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
+    workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
+    return [
+        *version_findings(ranks),
+        *data_findings(ranks),
+        *limit_findings(ranks, workers, folder),
+        *name_findings(ranks),
+        *step_findings(ranks),
+        *link_findings(links, len(ranks), config.expect_gb_s),
+        *unread_findings(ranks),
+    ]
+
+
+def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
+    """One rank of each machine, the lowest."""
+    return list({facts.machine: facts for facts in reversed(ranks)}.values())[::-1]
+
+
+def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Another version of a library, or another GPU, on some rank."""
+    remedy = "Install the same versions on every host, from one image or lock file."
+    for name in dict.fromkeys(name for facts in ranks for name in facts.versions):
+        read = [facts for facts in ranks if name not in facts.unread]
+        if text := _odd_ones(name, {facts.rank: facts.versions.get(name) or "none" for facts in read}, ranks):
+            level: Level = "warning" if name in TOLERABLE else "error"
+            yield Finding(level, "versions", text, remedy)
+    models = {f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU" for f in ranks}
+    if text := _odd_ones("the device", models, ranks):
+        yield Finding("warning", "devices", text, "Take hosts of one kind, or every step waits for the slowest.")
+
+
+def data_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Training data that differs from the main rank's."""
+    read = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
+    if text := _odd_ones("the training data", read, ranks):
+        yield Finding("error", "data", text, SAME_DATA)
+
+
+def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
+    """/dev/shm, open files and disk: less than a training with so many data workers a rank usually needs."""
+    count = Counter(facts.machine for facts in ranks)
+    files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
+    for facts in first_of_hosts(ranks):
+        shm = SHM_OF_WORKER * workers * count[facts.machine]
+        if facts.shm_bytes is not None and facts.shm_bytes < shm:
+            text = (
+                f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data workers of its "
+                f"{pluralize(count[facts.machine], 'rank')} may need {format_bytes(shm)}"
+            )
+            remedy = (
+                "Give the container more (docker run --shm-size=16g; on Kubernetes a memory-backed emptyDir), or lower "
+                "data.num_workers."
+            )
+            yield Finding("warning", "/dev/shm", text, remedy)
+        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
+            text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
+            remedy = "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536)."
+            yield Finding("warning", "open files", text, remedy)
+    if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
+        text = f"{ranks[0].host} has {format_bytes(free)} free for {folder}, where checkpoints go"
+        remedy = (
+            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k)."
+        )
+        yield Finding("error", "disk", text, remedy)
+
+
+def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Two machines of one name; a host whose own name resolves to loopback."""
+    hosts = first_of_hosts(ranks)
+    for host, machines in Counter(facts.host for facts in hosts).items():
+        if machines > 1:
+            text = f"{machines} machines are called {host}"
+            remedy = "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME)."
+            yield Finding("error", "host names", text, remedy)
+    remedy = "Map the host's name to its address on the cluster's network in /etc/hosts there, or set GLOO_SOCKET_IFNAME=INTERFACE."
+    for facts in hosts if len(hosts) > 1 else ():
+        if loopback := [address for address in facts.addresses if address.startswith("127.") or address == "::1"]:
+            text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
+            yield Finding("warning", "host names", text, remedy)
+
+
+def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """The slowest rank, where it is much slower than the median; of two ranks, the faster one is the median."""
+    timed = {facts.rank: facts.step_ms for facts in ranks if facts.step_ms}
+    if not timed:
+        return
+    worst = max((facts for facts in ranks if facts.step_ms), key=lambda facts: facts.step_ms or 0.0)
+    ratio = timed[worst.rank] / statistics.median_low(timed.values())
+    if ratio > SLOW_STEP[worst.gpu is not None]:
+        text = (
+            f"rank {worst.rank} on {worst.host} takes {worst.step_ms:.1f} ms for a step, {ratio:.2f} times the median: every "
+            "step waits for it"
+        )
+        remedy = (
+            "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave the "
+            "host out."
+        )
+        yield Finding("warning", "step", text, remedy)
+
+
+def link_findings(links: Sequence[Link], ranks: int, expect_gb_s: float | None) -> Iterator[Finding]:
+    """The largest all-reduce, where it is slower than `expect_gb_s` asks."""
+    if links and expect_gb_s and links[-1].gb_s(ranks) < expect_gb_s:
+        reached = f"an all-reduce of {links[-1].size_mb} MB reaches {links[-1].gb_s(ranks):.2f} GB/s"
+        remedy = (
+            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), give nccl=NAME for this kind of machine, "
+            "and run nccl-tests between pairs of hosts."
+        )
+        yield Finding("error", "network", f"{reached}, below expect_gb_s={expect_gb_s:g}", remedy)
+
+
+def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Facts that could not be read, so that nothing was checked with them."""
+    reasons = defaultdict(list)
+    for facts in ranks:
+        for fact, why in facts.unread.items():
+            reasons[fact, why].append(facts.rank)
+    for (fact, why), without in reasons.items():
+        who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
+        if fact == DATA:
+            yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", SAME_DATA)
+        else:
+            yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
+
+
+def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:
+    """Who has another value than most, with both; in a tie rank 0 is right. "" where all agree."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return ""
+    usual = max(counts, key=lambda value: counts[value])  # the first of equals is the lowest rank's
+    hosts = {facts.rank: facts.host for facts in ranks}
+    odd = defaultdict(list)
+    for rank, value in values.items():
+        if value != usual:
+            odd[value].append(rank)
+    parts = [
+        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in having))} ({format_ranks(having)})"
+        for value, having in odd.items()
+    ]
+    others = "the others" if len(values) > 2 else hosts[next(iter(values))]
+    return f"{what}: {'; '.join(parts)}, but {usual} on {others}"
 
 
 def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from retina_dist.activity import activity
+from retina_dist.errors import activity
 from retina_dist.redaction import redacted
 from retina_dist.reporting.loggers import RankLog
 from retina_dist.text import format_duration

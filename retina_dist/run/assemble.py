@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import retina_dist
-from retina_dist.activity import doing
 from retina_dist.engine.checkpoint.resume import (
     Run,
     check_resume,
@@ -24,7 +23,7 @@ from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, doing
 from retina_dist.files import parse_path
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.run.build import (

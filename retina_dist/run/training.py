@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from retina_dist.activity import doing
 from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
@@ -28,7 +27,7 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import UserError, is_collective
+from retina_dist.errors import UserError, doing, is_collective
 from retina_dist.files import write_atomically
 from retina_dist.reporting.console import Console, print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger

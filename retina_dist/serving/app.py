@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from retina_dist import __version__
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
-from retina_dist.serving.settings import ServeConfig
+from retina_dist.serving.server import ServeConfig
 
 PREPARE_THREADS = 2  # they read bodies, decode and resize
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}

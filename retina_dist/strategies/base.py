@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from retina_dist.activity import activity
-from retina_dist.errors import PeerLost, UserError, first_line
+from retina_dist.errors import PeerLost, UserError, activity, first_line
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.text import format_ranks

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from retina_dist.activity import activity
-from retina_dist.errors import ConfigError, PeerLost, first_line, is_collective, lost_connection
+from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, from_wire, take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device

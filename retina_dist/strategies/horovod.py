@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from retina_dist.activity import activity
-from retina_dist.errors import ConfigError, PeerLost, is_collective
+from retina_dist.errors import ConfigError, PeerLost, activity, is_collective
 from retina_dist.strategies.base import DistributedStrategy, Membership, ReduceOp, missing_ranks, peer_lost_message
 from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device

@@ -16,7 +16,6 @@ PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 GROUND = {
-    "activity",
     "errors",
     "redaction",
     "seeding",

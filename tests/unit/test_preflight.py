@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retina_dist.preflight import checks
+from retina_dist.preflight import cluster as checks
 from retina_dist.preflight.facts import Facts, Link
 from retina_dist.reporting.findings import Finding
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from retina_dist.data.drawn import contrasting_colour, coverage, draw_once
-from retina_dist.data.synthetic import noise
+from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.classification.data.drawn import draw_classes
+from retina_dist.classification.drawn import draw_classes
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.classification.data.dataset import ClassificationDataModule, ClassificationDataset, ImageBatch
-from retina_dist.classification.data.samples import Samples, read_samples
-from retina_dist.classification.data.transforms import TrainTransform, eval_transform, mix
+from retina_dist.classification.dataset import (
+    ClassificationDataModule,
+    ClassificationDataset,
+    ImageBatch,
+    TrainTransform,
+    eval_transform,
+    mix,
+)
+from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.errors import ImageError
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from retina_dist.classification import commands
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.data.drawn import CLASSES
-from retina_dist.classification.data.samples import read_samples
+from retina_dist.classification.drawn import CLASSES
+from retina_dist.classification.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint

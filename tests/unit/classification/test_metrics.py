@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.classification.data.dataset import ImageBatch
+from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
-from retina_dist.classification.data.dataset import ImageBatch
+from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.model import (
     Classifier,
     _head,

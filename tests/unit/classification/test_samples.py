@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from retina_dist.classification import commands
-from retina_dist.classification.data.drawn import CLASSES
-from retina_dist.classification.data.samples import Samples, read_samples
+from retina_dist.classification.drawn import CLASSES
+from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.errors import DataError

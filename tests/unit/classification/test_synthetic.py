@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.classification.data.drawn import synthetic_batch, synthetic_samples
+from retina_dist.classification.drawn import synthetic_batch, synthetic_samples
 from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config

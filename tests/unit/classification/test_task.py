@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.classification.data.drawn import CLASSES
+from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.errors import CheckpointError, ConfigError

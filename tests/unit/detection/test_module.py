@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.data import loading
+from retina_dist.data.module import start_fork_server
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import NO_IMAGE, Batch
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
@@ -203,7 +203,7 @@ def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkey
     deaf: list[set[int]] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     monkeypatch.setattr(forkserver, "ensure_running", lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-    loading.start_fork_server("torch")
+    start_fork_server("torch")
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retina_dist.classification.data.dataset import ImageBatch
+from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.model import build_classifier
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch

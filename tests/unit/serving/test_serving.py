@@ -20,8 +20,7 @@ import pytest
 from retina_dist.detection.detector import Detector, ImageResult
 from retina_dist.errors import ConfigError
 from retina_dist.serving.scoring import RequestError, Scorer
-from retina_dist.serving.server import listen
-from retina_dist.serving.settings import ServeConfig
+from retina_dist.serving.server import ServeConfig, listen
 from tests.unit.serving.server import (
     MAX_PIXELS,
     REFUSALS,
@@ -243,7 +242,7 @@ def test_an_address_that_cannot_be_listened_on(host: str) -> None:
 PROCESS = """
 import time
 from retina_dist.serving import server
-from retina_dist.serving.settings import ServeConfig
+from retina_dist.serving.server import ServeConfig
 
 class Slow:
     Answer = dict

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from retina_dist.classification.data.dataset import ImageBatch
-from retina_dist.classification.data.samples import Samples
+from retina_dist.classification.dataset import ImageBatch
+from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import SyntheticClassesConfig
-from retina_dist.data.drawn import contrasting_colour, coverage, draw_once
-from retina_dist.data.synthetic import noise
+from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
 from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")

@@ -1,1 +1,0 @@
-"""Images of the task `classification`: readers, transforms, batches."""
