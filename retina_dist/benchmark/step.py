@@ -1,7 +1,7 @@
 """One optimizer step: ours against torchvision's plain loop.
 
     python -m retina_dist.benchmark step                                                   the small model, 128 px
-    python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \
+    python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \\
         canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] trainer.num_threads=2
 
 The base is torchvision's references/detection in fp32: its model over lists of images and targets, the loss
