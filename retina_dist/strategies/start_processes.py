@@ -64,7 +64,8 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
     start = {
         "python": [],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n],
-        "horovodrun": [str(executable("horovodrun")), "--gloo", "-np", n, "-H", f"localhost:{n}"],
+        # its cache is one file of the user, which two starts at a time can break
+        "horovodrun": [str(executable("horovodrun")), "--gloo", "--disable-cache", "-np", n, "-H", f"localhost:{n}"],
         "mpirun": [str(executable("mpirun")), "-np", n],
     }[launcher]
     python = [] if launcher == "torchrun" else [sys.executable]
