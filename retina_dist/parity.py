@@ -164,11 +164,14 @@ def compare(config: ParityConfig) -> Differences:
 
 
 def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> Outcome:
-    """What one process gives: computed by the first job, read from a file beside its results by those after it."""
+    """What one process gives: computed by the first job; the jobs after it read it from a file beside its results."""
     file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
-    if not file.exists():
-        torch.save(vars(run_case(case, config, alone)), file)
-    return Outcome(**torch.load(file, map_location="cpu", weights_only=True))
+    if file.exists():
+        return Outcome(**torch.load(file, map_location="cpu", weights_only=True))
+    outcome = run_case(case, config, alone)
+    if len(config.launchers) * len(config.processes) > 1:
+        torch.save(vars(outcome), file)
+    return outcome
 
 
 def parity(config: ParityConfig) -> bool:
