@@ -40,6 +40,7 @@ STEPS, CHECKPOINT_EVERY = 24, 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
 JOB = (
+    "model.backbone=mobilenet_v3_small",
     "data.shapes.num_train=24",
     "data.shapes.num_val=6",
     "data.shapes.image_size=64",

@@ -42,7 +42,7 @@ def test_a_crash_on_one_rank_ends_the_job_with_its_traceback(kind: str) -> None:
     assert job.ranks == [None, None]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "horovod", OVER_MPI])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "horovod", OVER_MPI])
 def test_wrong_data_on_one_rank_ends_the_job_with_one_sentence(kind: str) -> None:
     job = run_ranks(kind, 2, "bad_input", check=False)
     assert job.exit_code != 0

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import torch
 from retina_dist.strategies.start_processes import executable
 from tests import chaos
 from tests.chaos import alive, differences, rank_processes, steps_done
+from tests.commands import run_command
 from tests.distributed.ranks import launched, variables
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
 
@@ -66,18 +66,12 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@cache
-def undisturbed(place: Path, module: str = MODULE) -> Path:
-    """Two processes of DDP; Horovod on two gives the same sums, and so the same bits."""
-    place.mkdir()
-    with started(launched("torchrun", 2, module, *JOB, "output_dir=run"), place) as job:
-        assert job.wait(END_S) == 0, log_of(place)
-    return place / "run"
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return undisturbed(tmp_path_factory.getbasetemp() / "undisturbed")
+    """The run of one process."""
+    place = tmp_path_factory.mktemp("alone")
+    run_command(MODULE, *JOB, "output_dir=run", cwd=place)
+    return place / "run"
 
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "horovodrun", "mpirun")]

@@ -19,7 +19,7 @@ TRAIN = {
 }
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("horovodrun", marks=pytest.mark.long)])
 def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text(json.dumps(TRAIN))
     (tmp_path / "a.jpg").touch()

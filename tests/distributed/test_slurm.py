@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 
 from retina_dist.strategies.launch_environment import slurm_port
 from tests.chaos import differences, steps_done
-from tests.distributed.ranks import ROOT
+from tests.distributed.ranks import ROOT, launched, variables
 from tests.distributed.slurm import NODES, Cluster, slurm, until, why_no_slurm
-from tests.distributed.test_faults import JOB, undisturbed
+from tests.distributed.test_faults import JOB
 from tests.distributed.test_training import checkpoint
 
 SCRIPT = ROOT / "scripts" / "slurm" / "train.sbatch"
@@ -67,12 +68,10 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
 
 
 @pytest.mark.long
-def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
-    cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster: Cluster, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
-    variables = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "RUN": str(run)}
-    job = cluster.submit(*SMALL, str(SCRIPT), *JOB, "strategy.device=cpu", cwd=tmp_path, variables=variables)
+    given = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "RUN": str(run)}
+    job = cluster.submit(*SMALL, str(SCRIPT), *JOB, "strategy.device=cpu", cwd=tmp_path, variables=given)
     log = tmp_path / f"retina-{job}.log"
     wait_for(lambda: steps_done(run) >= 3, cluster, job, log)
     cluster.ask("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1@120 does it before the time limit
@@ -80,9 +79,9 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
     wait_for(lambda: cluster.state(job)["JobState"] == "PENDING", cluster, job, log)
     stopped = checkpoint(run)["step"]
     assert 3 <= stopped < 24
-    alone = undisturbed(
-        tmp_path_factory.getbasetemp() / "undisturbed-fp32", "retina_dist.train"
-    )  # while the nodes are free: Slurm waits two minutes
+    alone = tmp_path / "alone"  # while the nodes are free: Slurm waits two minutes
+    line = launched("torchrun", 2, "retina_dist.train", *JOB, f"output_dir={alone}")
+    subprocess.run(line, cwd=tmp_path, env=variables(), check=True, timeout=240)
     cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, log)
     said = log.read_text()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from retina_dist.reporting.loggers import read_metrics
+from tests.commands import run_command
 from tests.distributed.ranks import ROOT, launched, variables
 from tests.e2e.conftest import SMALL
 
@@ -23,6 +24,9 @@ TRAINED = ("data.batch_size=7", "model.norm=sync_bn", "trainer.max_duration=6ste
            "logging=quiet")  # fmt: skip
 SETTINGS = {
     "detection": (*SMALL, *TRAINED, "model.score_threshold=0.001"),
+    # of one large checkpoint each
+    "golden": (*SMALL, *TRAINED, "model.score_threshold=0.001", "model.backbone=resnet18", "trainer.ema_decay=null",
+               "trainer.validate_every=6steps"),
     "classification": ("task=classification", "data.drawn.image_size=16", "data.image_size=16", "data.val_resize=16",
                        "data.num_workers=0", "trainer.num_threads=1", "trainer.log_every=1", *TRAINED),
 }  # fmt: skip
@@ -32,7 +36,15 @@ def train(
     launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection"
 ) -> subprocess.CompletedProcess[str]:
     """The training module in float64 under a launcher, in `folder`; skips where the launcher cannot be used."""
-    line = launched(launcher, processes, MODULE, *SETTINGS[task], *arguments)
+    return started(launcher, processes, MODULE, *SETTINGS[task], *arguments, folder=folder)
+
+
+def started(
+    launcher: str, processes: int, module: str, *arguments: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    if launcher == "python":
+        return run_command(module, *arguments, cwd=folder)
+    line = launched(launcher, processes, module, *arguments)
     done = subprocess.run(line, cwd=folder, env=variables(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -57,15 +69,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def alone(place: Path) -> Path:
-    train("python", 1, place, "output_dir=alone")
-    return place / "alone"
+def alone(place: Path, task: str = "detection") -> Path:
+    train("python", 1, place, f"output_dir=alone-{task}", task=task)
+    return place / f"alone-{task}"
 
 
 @cache
 def together(place: Path, launcher: str) -> str:
     """What two processes print, whose run is `place / launcher`."""
-    done = train(launcher, 2, place, f"output_dir={launcher}", "logging.per_rank_logs=true", "data.num_workers=1")
+    settings = (f"output_dir={launcher}", "logging.per_rank_logs=true", "data.num_workers=1")
+    done = train(launcher, 2, place, *settings, task="golden")
     return done.stdout + done.stderr
 
 
@@ -79,7 +92,7 @@ def test_golden_losses(place: Path, launcher: str) -> None:
     """Each step's loss and gradient norm as recorded: a refactoring shows the same numbers."""
     if launcher != "python":
         together(place, launcher)
-    run = alone(place) if launcher == "python" else place / launcher
+    run = alone(place, "golden") if launcher == "python" else place / launcher
     for name, expected in json.loads(GOLDEN.read_text())["single" if launcher == "python" else launcher].items():
         assert numbers(run, name) == pytest.approx(expected, rel=1e-9), name
 
@@ -88,14 +101,13 @@ def test_golden_losses(place: Path, launcher: str) -> None:
 def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     run = place / launcher
     said = together(place, launcher)
-    one = alone(place)
+    one = alone(place, "golden")
     assert "2 processes x 1 accumulated x 3 or 4" in said
     for name in ("train/loss", "train/grad_norm", "train/lr", "val/loss"):
         rounding = 1e-6 if name == "val/loss" else 1e-10  # evaluators add up in float32
         assert numbers(run, name) == pytest.approx(numbers(one, name), rel=rounding), name
     assert numbers(run, "coco/AP") == pytest.approx(numbers(one, "coco/AP"), abs=1e-3)
-    mine, theirs = flat(checkpoint(run)["ema"]["model"]), flat(checkpoint(one)["ema"]["model"])
-    assert (mine - theirs).abs().max() < 1e-10
+    assert (flat(checkpoint(run)["model"]) - flat(checkpoint(one)["model"])).abs().max() < 1e-10
     result = json.loads((run / "result.json").read_text())
     assert result["world_size"] == 2
     assert result["backend"].startswith(
@@ -107,34 +119,6 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
         assert log.count("train/loss=") == 6
 
 
-EARLY = ("trainer.max_duration=20epochs", "trainer.validate_every=1epoch", "trainer.monitor=val/loss", "trainer.patience=2",
-         "optimizer=adamw", "optimizer.lr=0.01", "schedule=constant", "schedule.warmup=0steps")  # fmt: skip
-EARLY_DATA = {
-    "detection": ("data.shapes.num_train=7", "data.shapes.num_val=3", "data.batch_size=4"),
-    "classification": ("model.architecture=shufflenet_v2_x0_5", "data.drawn.num_train=7", "data.drawn.num_val=7",
-                       "data.batch_size=4", "data.mixup=0.2", "optimizer.lr=0.02", "model.norm=frozen_bn",
-                       "trainer.ema_decay=null"),
-}  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("task", list(EARLY_DATA))
-def test_early_stopping_is_at_the_same_step_under_every_launcher(place: Path, task: str) -> None:
-    """tests/unit/run/test_early_stop.py with ranks in threads is the small form, and names the regression."""
-    settings = (*EARLY, *EARLY_DATA[task], f"data.root=datasets/early-{task}")
-    train("python", 1, place, f"output_dir=early-{task}", *settings, task=task)
-    steps, losses = read_metrics(place / f"early-{task}" / "metrics.csv")["val/loss"]
-    last = steps[-1]
-    assert last < 40, "20 epochs of two steps"
-    for launcher, processes in (("torchrun", 2), ("horovodrun", 2), ("torchrun", 4)):
-        name = f"early-{task}-{launcher}-{processes}"
-        train(launcher, processes, place, f"output_dir={name}", *settings, task=task)
-        found = read_metrics(place / name / "metrics.csv")["val/loss"]
-        assert found[0] == steps
-        assert found[1] == pytest.approx(losses, rel=1e-6)
-        assert checkpoint(place / name)["step"] == last
-
-
 def test_a_run_goes_on_under_another_backend_and_size(place: Path) -> None:
     train("horovodrun", 2, place, "output_dir=moved", "trainer.stop_after=2steps")
     done = train("torchrun", 3, place, "output_dir=moved", "resume=auto")
@@ -144,7 +128,9 @@ def test_a_run_goes_on_under_another_backend_and_size(place: Path) -> None:
     assert numbers(run, "train/loss") == pytest.approx(numbers(one, "train/loss"), rel=1e-10)
     assert checkpoint(run)["sampler"] == checkpoint(one)["sampler"]
     assert list(checkpoint(run)["model"]) == list(checkpoint(one)["model"])
-    assert (flat(checkpoint(run)["model"]) - flat(checkpoint(one)["model"])).abs().max() < 1e-10
+    for weights in ("model", "ema"):
+        found, expected = (checkpoint(folder)[weights] for folder in (run, one))
+        assert (flat(found.get("model", found)) - flat(expected.get("model", expected))).abs().max() < 1e-10
 
 
 def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
@@ -152,9 +138,7 @@ def test_evaluation_of_a_checkpoint_over_two_processes(place: Path) -> None:
     tables = []
     for launcher, processes in (("python", 1), ("torchrun", 2)):
         arguments = (f"checkpoint={best}", f"output_dir={place}/evaluated-{processes}")
-        line = launched(launcher, processes, "retina_dist.evaluate", *arguments)
-        done = subprocess.run(line, cwd=place, env=variables(), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = started(launcher, processes, "retina_dist.evaluate", *arguments, folder=place)
         assert done.stdout.count("IoU .50:.95") == 1, "one rank speaks"
         tables.append(json.loads((place / f"evaluated-{processes}" / "metrics.json").read_text()))
     assert tables[0] == tables[1]

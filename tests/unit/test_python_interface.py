@@ -84,7 +84,7 @@ own = rd.TorchDatasetConfig(train=train, val=val, categories=train.names, **batc
 for name, data in {"files": rd.DetectionData(root=str(FOLDER), **batches), "own": own}.items():
     trainer = rd.Trainer(
         data=data,
-        model=rd.ModelConfig(backbone="resnet18", variant="v2", fpn_channels=64, norm="sync_bn", score_threshold=0.001),
+        model=rd.ModelConfig(backbone="mobilenet_v3_small", variant="v2", fpn_channels=64, norm="sync_bn", score_threshold=0.001),
         optimizer=rd.OptimizerConfig(name="adamw", lr=1e-3),
         logging=rd.LoggingConfig(tensorboard=False, plots=False),
         max_duration="1epoch",
