@@ -29,7 +29,7 @@ chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 time
 	$(RUN) -m tests.chaos $(ARGS)
 
 engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train and SkyPilot (1 GB of packages more)
-	$(RUN) -m pip install --quiet -e ".[ray]"
+	$(RUN) -m pip install --quiet --no-compile -e ".[ray]"
 	test -x $(VENV)/skypilot/bin/sky || { $(RUN) -m venv $(VENV)/skypilot && $(VENV)/skypilot/bin/pip install --quiet "skypilot>=0.14.1"; }
 	PATH="$$PATH:$(abspath $(VENV)/skypilot/bin)" $(RUN) -m pytest tests/e2e/test_ray.py tests/unit/scripts/test_job_files.py $(ARGS)
 
@@ -52,9 +52,9 @@ lint: $(VENV)/installed-$(KEY)  ## Style, types and spelling
 $(VENV)/installed-$(KEY):
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 with venv and ensurepip was found; install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3."; exit 1; }
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet "torchvision>=0.26,<0.30"
-	$(RUN) -m pip install --quiet -e ".[dev]"
+	$(RUN) -m pip install --quiet --no-compile --upgrade pip
+	$(RUN) -m pip install --quiet --no-compile "torchvision>=0.26,<0.30"
+	$(RUN) -m pip install --quiet --no-compile -e ".[dev]"
 	rm -f $(VENV)/installed-*
 	touch $@
 
