@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +15,11 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.files import Url, names_in
-from retina_dist.strategies.start_processes import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, why_missing
 from tests.azure.conftest import Storage
-from tests.chaos import alive, equal, rank_processes, steps_done
+from tests.chaos import equal, steps_done
+from tests.distributed.test_faults import END_S, log_of, started, wait_for
 from tests.unit.detection.test_module import same_steps
-
-ROOT = Path(__file__).resolve().parents[2]
-END_S = 240
 
 
 @pytest.fixture(scope="session")
@@ -112,27 +105,6 @@ JOB = (
 )
 
 
-def start(line: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    env = {**environment(1), "PYTHONPATH": str(ROOT)}
-    with (folder / "log.txt").open("a") as log:
-        return subprocess.Popen(line, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
-
-
-def end(job: subprocess.Popen[bytes], run: Path) -> None:
-    for process in [*rank_processes(run), job.pid]:
-        if alive(process):
-            os.kill(process, signal.SIGKILL)
-    job.wait()
-
-
-def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], folder: Path) -> None:
-    until = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < until, (folder / "log.txt").read_text()
-        assert job.poll() is None, (folder / "log.txt").read_text()
-        time.sleep(0.05)
-
-
 @pytest.mark.long
 def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     storage: Storage, coco: Path, uploaded: str, tmp_path: Path
@@ -147,20 +119,14 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     here = ["data=coco", f"data.root={coco}", "data.num_workers=0", "output_dir=alone"]
     run, alone = tmp_path / "run", tmp_path / "alone"
     line = command(launcher, 2, "retina_dist.train", [*JOB, *there])
-    job = start(line, tmp_path)
-    try:
+    with started(line, tmp_path):
         saved = Url(f"az://{container}/run")
-        wait_for(lambda: steps_done(run) >= 5 and "manifest.json" in names_in(saved), job, tmp_path)
-    finally:
-        end(job, run)
+        wait_for(lambda: steps_done(run) >= 5 and "manifest.json" in names_in(saved), tmp_path)
     assert steps_done(run) < 12
     for arguments in (line, command(launcher, 2, "retina_dist.train", [*JOB, *here])):
-        job = start(arguments, tmp_path)
-        try:
-            assert job.wait(END_S) == 0, (tmp_path / "log.txt").read_text()
-        finally:
-            end(job, run)
-    assert f"resumed from az://{container}/run/step_" in (tmp_path / "log.txt").read_text()
+        with started(arguments, tmp_path) as job:
+            assert job.wait(END_S) == 0, log_of(tmp_path)
+    assert f"resumed from az://{container}/run/step_" in log_of(tmp_path)
     ours, theirs = load_checkpoint(f"az://{container}/run/last.pt"), load_checkpoint(alone / "checkpoints" / "last.pt")
     assert ours["step"] == theirs["step"] == 12
     for key in ("model", "optimizer", "sampler", "best"):

@@ -59,29 +59,6 @@ def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path,
     assert again["AP50"] == pytest.approx(metrics["AP50"], abs=5e-3)  # boxes in the file are rounded
 
 
-def test_other_ids_for_the_same_names_change_no_number(trained: Path, inside: Callable, tmp_path: Path) -> None:
-    """The same ids, given to the names in alphabetical order: the names decide."""
-    source = trained / "datasets" / "shapes" / "annotations" / "instances_val.json"
-    coco = json.loads(source.read_text())
-    ordered, ids = (
-        sorted(coco["categories"], key=lambda entry: entry["name"]),
-        sorted(c["id"] for c in coco["categories"]),
-    )
-    new_id = {entry["id"]: i for entry, i in zip(ordered, ids, strict=True)}
-    coco["categories"] = [{**entry, "id": new_id[entry["id"]]} for entry in ordered]
-    coco["annotations"] = [{**entry, "category_id": new_id[entry["category_id"]]} for entry in coco["annotations"]]
-    (tmp_path / "val.json").write_text(json.dumps(coco))
-    checkpoint, images = f"checkpoint={RUN}/checkpoints/last.pt", f"images={trained}/datasets/shapes/val"
-    found = []
-    for truth in (source, tmp_path / "val.json"):
-        output = f"output_dir={tmp_path / truth.stem}"
-        inside("retina_dist.evaluate", checkpoint, f"annotations={truth}", images, output, "num_workers=0", cwd=trained)
-        found.append(json.loads((tmp_path / truth.stem / "metrics.json").read_text()))
-    assert found[0].pop("per_class_AP") == found[1].pop("per_class_AP")
-    assert found[0] == pytest.approx(found[1], abs=1e-12)  # means over the classes in another order
-    assert found[0]["AR100"] > 0.05
-
-
 def test_predict_draws_and_writes_results(trained: Path, inside: Callable) -> None:
     checkpoint = f"checkpoint={RUN}/checkpoints/best.pt"
     result = inside(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,14 +17,11 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run_config import settings_of
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, environment, why_missing
-from retina_dist.testing.strategy_contract import strategy_contract
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
 
 HERE = Path(__file__).parent
 FOUND = f"hydra.searchpath=[file://{HERE / 'conf'}]"
-TRAINING = ["data=parity", "trainer.max_duration=3steps", "schedule=constant", "logging=quiet"]
 
 
 def under_mpirun(*arguments: str) -> list[str]:
@@ -45,25 +41,6 @@ def run(line: list[str], cwd: Path) -> str:
 
 def test_the_mpi_strategy_keeps_the_contract(tmp_path: Path) -> None:
     assert run(under_mpirun("tests.plugins.contract"), tmp_path).count("contract kept") == 2
-
-
-def test_one_process_keeps_the_contract() -> None:
-    strategy_contract(lambda: SingleDeviceStrategy("cpu"))
-
-
-def test_the_mpi_strategy_trains_what_one_process_trains(tmp_path: Path) -> None:
-    """In float64, thirteen images in batches of eight: the batches do not divide."""
-    program = "tests.distributed.float64"
-    run([sys.executable, "-m", program, *TRAINING, "output_dir=alone"], tmp_path)
-    found = ["--config-dir", str(HERE / "conf"), "strategy=mpi4py"]
-    run(under_mpirun(program, *found, *TRAINING, "output_dir=two"), tmp_path)
-    alone, two = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
-        for name in ("alone", "two")
-    )
-    for key, weights in alone.items():
-        assert weights.dtype != torch.float32
-        assert torch.allclose(two[key].double(), weights.double(), rtol=1e-10, atol=1e-12), key
 
 
 def test_the_settings_of_a_class_from_outside_are_typed() -> None:

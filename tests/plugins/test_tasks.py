@@ -72,7 +72,7 @@ def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> No
     line = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
     line += ["data.batch_size=24", "data.num_train=64"]
     line += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
-    assert "data: discs" in run([sys.executable, "-m", *line, "output_dir=alone"], tmp_path)
+    assert "data: discs" in run_command(*line, "output_dir=alone", cwd=tmp_path).stdout
     run(under_mpirun(*line, "strategy=mpi4py", "output_dir=two"), tmp_path)
     alone, two = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]

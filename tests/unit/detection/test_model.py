@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torchvision.models import get_model, resnext50_32x4d
-from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models import get_model
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
-from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.ops import FrozenBatchNorm2d, box_iou
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import targets
-from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
+from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.targets import match
 from retina_dist.detection.model.weights import load_backbone_weights
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
-from tests.operator_count import OperatorCount
 
 CANVAS = (128, 160)
 
@@ -101,42 +98,6 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_box
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         error = (a.grad - b.grad).norm() / (b.grad.norm() + 1e-12)
         assert error < (1e-12 if variant == "v1" else 1e-10), name
-
-
-@pytest.mark.parametrize(
-    ("norm", "trainable_layers"), [("frozen_bn", 3), pytest.param("sync_bn", 5, marks=pytest.mark.long)]
-)
-def test_resnext_equals_torchvisions_retinanet_on_the_same_body(norm: str, trainable_layers: int) -> None:
-    torch.manual_seed(3)
-    settings: dict = {"backbone": "resnext50_32x4d", "norm": norm, "trainable_layers": trainable_layers}
-    ours = build_retinanet(num_classes=7, **settings).double()
-    norm_layer = FrozenBatchNorm2d if norm == "frozen_bn" else torch.nn.BatchNorm2d
-    body = _resnet_fpn_extractor(
-        resnext50_32x4d(weights=None, norm_layer=norm_layer),
-        trainable_layers,
-        returned_layers=[2, 3, 4],
-        extra_blocks=LastLevelP6P7(256, 256),
-    )
-    theirs = TorchvisionRetinaNet(body, 7, min_size=CANVAS[0], max_size=CANVAS[1]).double()
-    if norm == "frozen_bn":
-        for name, buffer in ours.backbone.body.named_buffers():
-            buffer.uniform_(0.5, 1.0) if name.endswith(("weight", "var")) else buffer.normal_(std=0.1)
-    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (ours, theirs)]
-    assert shapes[0] == shapes[1]
-    theirs.load_state_dict(ours.state_dict())
-    batch = make_batch([3], num_classes=7)
-    images, targets = torchvision_inputs(batch)
-    losses, expected = ours(batch), theirs(images, targets)
-    for name, value in losses.items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-14)
-    sum(losses.values()).backward()
-    sum(expected.values()).backward()
-    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert a.requires_grad == b.requires_grad == (a.grad is not None), name
-        assert a.grad is None or (a.grad - b.grad).norm() < 1e-11 * (1e-12 + b.grad.norm()), name
-    copied = as_torchvision(ours, CANVAS).eval()(images)[0]
-    for name, value in theirs.eval()(images)[0].items():
-        torch.testing.assert_close(copied[name], value, rtol=1e-12, atol=1e-9)
 
 
 def test_fillers_count_nowhere() -> None:
@@ -324,7 +285,17 @@ def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     assert graphs.frame_count == 1
 
 
-def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for_the_device() -> None:
+class Operators(TorchDispatchMode):
+    """Counts the operators that are dispatched while it is entered."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_number_of_operators_does_not_depend_on_the_batch() -> None:
     torch.manual_seed(0)
     model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=64, norm="frozen_bn")
     model(make_batch([1], num_classes=5))  # anchors and norms are cached
@@ -332,12 +303,7 @@ def test_the_number_of_operators_does_not_depend_on_the_batch_and_none_waits_for
     for boxes in ([3], [3, 0, 7, 1]):
         model.zero_grad()
         batch = make_batch(boxes, num_classes=5)
-        with OperatorCount() as counted:
+        with Operators() as counted:
             sum(model(batch).values()).backward()
-        counts.append(sum(counted.operators.values()))
-        assert not counted.waits
-    images, targets = torchvision_inputs(batch)
-    with OperatorCount() as reference:
-        as_torchvision(model.double(), CANVAS)(images, targets)
-    assert counts[0] == counts[1]
-    assert reference.waits["nonzero"] > 0  # or the measure sees nothing
+        counts.append(counted.count)
+    assert counts[0] == counts[1] > 100
