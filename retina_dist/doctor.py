@@ -1,8 +1,8 @@
 """Is the data set sound and, for detection, do the anchors fit it? With cluster=true: is every rank's machine sound?
 
-    python -m retina_dist.doctor data=coco data.root=/data/mine
+    python -m retina_dist.doctor data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
-    python -m retina_dist.doctor data=auto data.root=/data/mine sheets=sheets        images with their boxes drawn
+    python -m retina_dist.doctor data.root=/data/mine sheets=sheets        images with their boxes drawn
     torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
 Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,

@@ -1,7 +1,7 @@
 """Train a detector or a classifier.
 
 python -m retina_dist.train                                  the drawn shapes, the small model
-python -m retina_dist.train data=coco data.root=/data/coco   your own data
+python -m retina_dist.train data.root=/data/mine             your own data, in the format it has
 python -m retina_dist.train experiment=torchvision_v1 data.root=/data/coco
 
 torchrun --nproc-per-node 8 -m retina_dist.train …           8 GPUs, torch DDP

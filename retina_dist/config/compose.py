@@ -7,6 +7,7 @@ a section has follows from what was composed (its task, a class that an entry na
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -37,6 +38,9 @@ RUN_CONFIG = "config.yaml"
 OF_ONE_START = ("resume", "output_dir", "launcher", "dry_run", "debug", "trainer.stop_after")
 
 SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
+
+READERS = {"detection": "data=auto", "classification": "data=folders"}  # of a root that was not drawn
+DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
 
 
 def config_dir() -> str:
@@ -90,7 +94,19 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
     Raises ConfigError.
     """
     check_overrides(name, overrides)
+    overrides = [*overrides, *data_entry(name, overrides)]
     return to_object(_composed(name, overrides), name, overrides)
+
+
+def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
+    """The override that reads `data.root=FOLDER` where nothing was drawn into it and no override says what the data are."""
+    given = {key: value.strip("'\"") for key, _, value in (o.partition("=") for o in overrides)}
+    root, resume = given.get("data.root", "null"), given.get("resume", "auto")
+    chosen = any(re.match(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)$", key) for key in _keys(overrides))
+    if name not in ("train", "doctor", "shards") or chosen or root in ("null", "") or resume not in ("auto", "null"):
+        return []
+    drawn = any(os.path.isfile(f"{part.strip()}/{file}") for part in root.split(",") for file in DRAWN)
+    return [READERS[task]] if not drawn and (task := given.get("task", TASKS[0])) in READERS else []
 
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:

@@ -23,6 +23,7 @@ from retina_dist.config.compose import (
     check_overrides,
     command_of,
     config_dir,
+    data_entry,
     register,
     register_defaults,
     schema_for,
@@ -96,6 +97,10 @@ def entry_point(
                     print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
                     return
                 check_overrides(name, values)
+                if not (options.config_path or options.config_name) and (entry := data_entry(name, values)):
+                    values, sys.argv = [*values, *entry], [*sys.argv, *entry]
+                    if options.cfg is None and detect_launch().rank == 0:
+                        print_redacted(f"{entry[0]}, because nothing was drawn into data.root")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
                 with translate_hydra_errors(command_of(name)):

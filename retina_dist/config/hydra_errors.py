@@ -28,7 +28,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
             "spaces, commas or brackets."
         ) from error
     except MissingConfigException as error:
-        raise ConfigError(_missing_entry(error)) from error
+        raise ConfigError(_missing_entry(command, error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(command, error)) from error
     except RecursionError as error:
@@ -47,7 +47,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
 
 
-def _missing_entry(error: MissingConfigException) -> str:
+def _missing_entry(command: str, error: MissingConfigException) -> str:
     """The sentence for a choice without a file, such as model=yolo."""
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
@@ -55,6 +55,9 @@ def _missing_entry(error: MissingConfigException) -> str:
     if group == "data" and (place := no_format(value)):
         return place
     value, options = value.removesuffix(".yaml"), error.options or []
+    if group == "model" and ("/" in value or value.endswith(".pt")):
+        key = "model.weights" if "train" in command else "checkpoint"
+        return f"model={value}: model is the kind of network, not a file or a run; write {key}={value}."
     near = get_close_matches(value, options, 1, 0.75)
     hint = f"did you mean {near[0]}? There" if near else "there"
     if group == "model" and value.lower().startswith(("resnet", "resnext")):

@@ -14,6 +14,7 @@ import pytest
 from retina_dist.__main__ import COMMANDS
 from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.help import help_page
+from retina_dist.detection.data.shapes import make_shapes
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Constant
@@ -185,6 +186,32 @@ def test_what_is_wrong_with_several_words(name: str, overrides: list[str], messa
     with pytest.raises(ConfigError) as caught:
         load_config(name, overrides)
     assert message in str(caught.value)
+
+
+def test_a_root_alone_is_read_in_its_own_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drawn data stay the default without a root, in a root that they were drawn into, and where their settings are given."""
+    monkeypatch.chdir(tmp_path)
+    make_shapes(tmp_path / "drawn", num_train=2, num_val=1, image_size=32)
+    make_shapes(tmp_path / "mine", num_train=2, num_val=1, image_size=32)
+    (tmp_path / "mine" / "shapes.json").unlink()
+
+    def chosen(*overrides: str) -> str:
+        return str(load_config("train", overrides).data.name)
+
+    assert chosen("data.root=mine") == chosen("data.root='mine'", "seed=1") == chosen("data.root=absent") == "auto"
+    assert chosen("data.root=mine", "task=classification") == "folders"
+    assert chosen() == chosen("data.root=drawn") == chosen("data.root=absent", "data.shapes.seed=1") == "shapes"
+    assert chosen("data.root=mine", "data=coco") == "coco"
+    assert chosen("data.root=mine", "experiment=bccd") == "bccd"
+    assert chosen("data.root=mine", "resume=auto") == "auto"
+    assert main(monkeypatch, "train", "data.root=mine", "dry_run=true") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "data=auto, because nothing was drawn into data.root"
+    assert any(line.endswith("COCO json, as recognised") for line in lines)
+    result = run_command("retina_dist.train", "-m", "data.root=mine", "seed=1,2", "dry_run=true", cwd=tmp_path)
+    assert result.stdout.count("data: auto") == 2
 
 
 def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:
