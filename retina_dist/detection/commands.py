@@ -60,7 +60,9 @@ def predict(config: PredictConfig) -> Path:
         counts = torch.bincount(labels, minlength=len(names)).tolist()
         words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
         if not words:
-            best = f"the highest score is {output['scores'].max():.2f}" if len(kept) else "the detector has no candidate"
+            best = (
+                f"the highest score is {output['scores'].max():.2f}" if len(kept) else "the detector has no candidate"
+            )
             words = f"nothing at score_threshold={config.score_threshold}; {best}"
         picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
         return to_pil_image(picture), words

@@ -14,7 +14,7 @@ import pytest
 from retina_dist.__main__ import COMMANDS
 from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.help import help_page
-from retina_dist.detection.data.shapes import make_shapes
+from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Constant
