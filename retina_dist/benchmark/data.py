@@ -10,14 +10,13 @@ compared with: Pillow's decoder and a resize in float32, as torchvision's detect
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import Source, read, sizes_of
-from retina_dist.detection.data.dataset import CocoDataModule
+from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
@@ -41,7 +40,6 @@ from retina_dist.settings import setting
 
 HEIGHT, WIDTH, QUALITY = 480, 640, 90
 CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB
-MEASURED = 4  # times the images of the parts, for the data loader
 
 
 @dataclass
@@ -52,7 +50,6 @@ class DataBenchmarkConfig(BenchmarkConfig):
         32, "read in each round; without data.root or data.train_annotations so many are made, 640 x 480", at_least=1
     )
     rounds: int = setting(5, at_least=1)
-    workers: list[int] = setting([0, 1, 2])
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -85,11 +82,10 @@ COMPARED = ((WHOLE, PLAIN), (CACHED, DECODE))  # which is faster, and than what
 
 
 def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
-    """Time every part and every number of data workers in turns; print and return the figures."""
+    """Time every part in turns; print and return the figures."""
     torch.set_num_threads(config.trainer.num_threads or 1)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        strategy = stack.enter_context(build_strategy(config))
+    with tempfile.TemporaryDirectory() as name, build_strategy(config) as strategy:
+        folder = Path(name)
         if strategy.world_size > 1:
             raise ConfigError("benchmark data measures one process; start it without a launcher.")
         made = config.data.root is None and config.data.train_annotations is None
@@ -97,8 +93,9 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             make_images(folder, config.num_images)
             data = replace(config.data, train_annotations=f"{folder}/images.json", train_images=f"{folder}/images")
             config = replace(config, data=data)
+        config = replace(config, data=replace(config.data, cache=None))
         task = DetectionTask(config, strategy)
-        module = _module(task, cache=None)
+        module = task.build_image_data()
         specs: list[BatchSpec] = []  # as many of the training's first batches as hold so many images
         while sum(len(spec.indices) for spec in specs) < config.num_images:
             specs += module.train_sampler.step(len(specs))[:1]
@@ -106,38 +103,37 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
         whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
-        how = f"{strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
-        print(f"{what}; {how}\n", flush=True)
-
+        what += f"; {strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
+        print(f"{what}\n", flush=True)
         files = [(record.path, (record.width, record.height)) for record in records]
-        parts = _parts(module, specs, files, DecodedCache(folder / "cache"))
-        times = _in_turns(parts, len(records), config.rounds)
-        rows = _print_table("ms an image", times)
-        ratios = {
-            f"{name} / {other}": statistics.median(b / a for a, b in zip(times[name], times[other], strict=True))
-            for name, other in COMPARED
-        }
-        print("\ntimes as fast as")
-        for name, ratio in ratios.items():
-            print(f"  {name:<76}{ratio:>6.2f}")
-        print()
-        speeds = _print_table("images a second", _throughput(task, config.workers, config.rounds, len(records)))
-    facts = {"mean_file_kb": round(size_kb, 1), "ms_an_image": rows, "images_per_s": speeds}
-    return finish(config, "data", ratios, what=f"{what}; {how}", **facts)
-
-
-def _module(task: DetectionTask, **data: Any) -> CocoDataModule:
-    """The data module of the task's settings with others of `data`."""
-    other = copy.copy(task)
-    other.config = replace(task.config, data=replace(task.config.data, **data))
-    return other.build_image_data()
+        parts = _parts(module.train_dataset, specs, files, DecodedCache(folder / "cache"))
+        times: dict[str, list[float]] = {name: [] for name in parts}
+        for turn in range(config.rounds + 1):  # the first one warms up
+            for name, part in parts.items():
+                started = time.process_time()
+                part()
+                times[name] += [(time.process_time() - started) / len(records) * 1e3] * bool(turn)
+    print(f"{'ms an image':<44}{'median':>10}{'min':>10}{'max':>10}")
+    rows = {}
+    for name, values in times.items():
+        row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+        print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}")
+        rows[name] = {key: round(value, 4) for key, value in row.items()}
+    ratios = {}
+    for name, other in COMPARED:
+        ratio = statistics.median(b / a for a, b in zip(times[name], times[other], strict=True))
+        print(f"{name}: {ratio:.2f} times as fast as {other}")
+        ratios[f"{name} / {other}"] = ratio
+    return finish(config, "data", ratios, what=what, mean_file_kb=round(size_kb, 1), ms_an_image=rows)
 
 
 def _parts(
-    module: CocoDataModule, specs: list[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]], cache: DecodedCache
+    dataset: DetectionDataset,
+    specs: Sequence[BatchSpec],
+    files: Sequence[tuple[Source, tuple[int, int]]],
+    cache: DecodedCache,
 ) -> dict[str, Callable[[], object]]:
     """The timed functions by name; each does its part for the images of all `specs`, with `files` in the same order."""
-    dataset = module.train_dataset
     for file in files:
         cache.read(*file)
     sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}
@@ -152,62 +148,16 @@ def _parts(
                 canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
 
     return {
-        DECODE: lambda: _each(read_image, files),
-        CACHED: lambda: _each(cache.read, files),
-        WHOLE: lambda: _each(dataset.__getitem__, ((spec,) for spec in specs)),
+        DECODE: lambda: deque((read_image(*file) for file in files), maxlen=0),
+        CACHED: lambda: deque((cache.read(*file) for file in files), maxlen=0),
+        WHOLE: lambda: deque((dataset[spec] for spec in specs), maxlen=0),
         PLAIN: plain,
     }
 
 
-def _each(function: Callable[..., object], arguments: Iterable[tuple[Any, ...]]) -> None:
-    """Call it for each, and let go of what it returns as a reader would."""
-    for one in arguments:
-        function(*one)
-
-
-def _in_turns(parts: dict[str, Callable[[], object]], count: int, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds an image of each part in each round, after one that warms up."""
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    for turn in range(rounds + 1):
-        for name, part in parts.items():
-            started = time.process_time()
-            part()
-            if turn:
-                times[name].append((time.process_time() - started) / count * 1e3)
-    return times
-
-
-def _throughput(task: DetectionTask, workers: list[int], rounds: int, count: int) -> dict[str, list[float]]:
-    """Images a second of the training's data loader with nobody to keep it waiting, by number of data workers."""
-    speeds: dict[str, list[float]] = {f"data loader, num_workers={n}": [] for n in workers}
-    for _ in range(rounds):
-        for name, n in zip(speeds, workers, strict=True):
-            module = _module(task, num_workers=n)
-            warmup = 2 * n + 1  # steps; by then all workers have started, and what they read ahead meanwhile is gone
-            num_steps = -(-MEASURED * count // task.config.data.batch_size)
-            steps = module.train_steps(0, warmup + num_steps)
-            for _ in range(warmup):
-                next(steps)
-            started = time.perf_counter()
-            images = sum(len(batch.real_rows()) for batches in steps for batch in batches)
-            speeds[name].append(images / (time.perf_counter() - started))
-    return speeds
-
-
-def _print_table(title: str, figures: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Print and return median, minimum and maximum of each row."""
-    print(f"{title:<44}{'median':>10}{'min':>10}{'max':>10}")
-    rows = {}
-    for name, values in figures.items():
-        row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}", flush=True)
-        rows[name] = {key: round(value, 4) for key, value in row.items()}
-    return rows
-
-
 @entry_point("benchmark_data", DataBenchmarkConfig)
 def main(config: DataBenchmarkConfig) -> Any:
-    """The tables."""
+    """The table."""
     benchmark(config)
 
 
