@@ -5,6 +5,7 @@ Pre-processing is that of the validation during training, by what the checkpoint
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from retina_dist.data.images import FORMS, AnyImage, find_images, read_images
+from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
-from retina_dist.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError
 from retina_dist.files import first_line
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.run_config import ModelSettings, task_of_checkpoint
@@ -185,10 +186,25 @@ def predict_files(
     predictor = predictor_of(config, config.device)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
-    for number, file, pixels, name in read_images(files, config.input, config.max_pixels):
+    taken: set[str] = set()
+    for number, file in enumerate(files):
+        try:
+            pixels = read_image(file, max_pixels=config.max_pixels)
+        except ImageError as error:
+            print(f"warning: {escape(str(error).split(';')[0])}; left out", file=sys.stderr)
+            continue
+        name = file.stem
+        while name in taken:
+            name += f"_{number}"
+        taken.add(name)
         (output,) = predictor.run_each(pixels)
         picture, words = draw(predictor, pixels, output)
         picture.save(folder / f"{name}.jpg", quality=92)
         print(escape(f"{file}: {words} -> {folder / name}.jpg"))
         outputs[number] = file, output
+    if not outputs:
+        raise DataError(
+            f"none of the {len(files)} files of input={config.input} is a readable image ({', '.join(sorted(SUFFIXES))}); "
+            "write a video's frames as images."
+        )
     return predictor, outputs

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from PIL import Image, ImageDraw
 from torch import Tensor
-from torchvision.utils import make_grid
 
 from retina_dist.classification.dataset import ClassificationDataModule, eval_transform, resized
 from retina_dist.classification.metrics import ClassificationResult
@@ -19,32 +16,19 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import read_image
 from retina_dist.errors import ImageError
 from retina_dist.files import write_atomically
+from retina_dist.reporting.pictures import sheet, titled
 from retina_dist.reporting.plots import new_figure
 
-NUM_IMAGES, COLUMNS, SIDE, LINE = 24, 6, 156, 16
+NUM_IMAGES, COLUMNS, SIDE = 24, 6, 192
 MOST_CLASSES = 40  # in a drawn confusion matrix
 
 
-def labelled(image: Tensor, text: str) -> Image.Image:
-    """An image [3, h, w] uint8 with a line of text below it."""
-    sheet = Image.new("RGB", (max(image.shape[2], 6 * len(text) + 8), image.shape[1] + LINE), "white")
-    sheet.paste(Image.fromarray(image.permute(1, 2, 0).cpu().numpy()), (0, 0))
-    text = text.encode("latin-1", "replace").decode("latin-1")  # the letters of Pillow's font
-    ImageDraw.Draw(sheet).text((3, image.shape[1] + 2), text, fill="black")
-    return sheet
-
-
 def _draw_mosaic(images: Sequence[Tensor], texts: Sequence[str], path: Path) -> None:
-    """Images [3, h, w] uint8 with a line of text below each; no file of no images."""
+    """Images [3, h, w] uint8 with a line of text above each; no file of no images."""
     path.unlink(missing_ok=True)  # of an earlier part of the run
-    if not images:
-        return
-    width = (SIDE - 8) // 6  # letters
-    tiles = [
-        labelled(resized(image.cpu(), SIDE, SIDE), text[:width]) for image, text in zip(images, texts, strict=True)
-    ]
-    pixels = torch.stack([torch.from_numpy(np.array(tile)).permute(2, 0, 1) for tile in tiles])
-    Image.fromarray(make_grid(pixels, COLUMNS, pad_value=255).permute(1, 2, 0).numpy()).save(path, quality=92)
+    if images:
+        tiles = [titled(resized(image.cpu(), SIDE, SIDE), text) for image, text in zip(images, texts, strict=True)]
+        sheet(tiles, COLUMNS).save(path, quality=92)
 
 
 def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:

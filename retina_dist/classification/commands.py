@@ -17,8 +17,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.classification.artifacts import labelled
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.drawn import CLASSES, draw_shape
 from retina_dist.classification.evaluation import evaluate_as_text as evaluate  # noqa: F401  a command of this module
@@ -36,6 +36,7 @@ from retina_dist.predictor import predict_files, refuse_tile
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.reporting.pictures import enlarged, titled
 from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def predict(config: PredictConfig) -> Path:
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
         best = int(output.argmax())
         words = f"{classifier.classes[best]} {float(output[best]):.3f}"
-        return labelled(pixels, words), words
+        return to_pil_image(titled(enlarged(pixels), words)), words
 
     classifier, outputs = predict_files(config, predictor_of, draw)
     folder = Path(str(config.output_dir))

@@ -27,7 +27,7 @@ from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.errors import ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
-from retina_dist.run_config import TASKS, OfCheckpoint, RunConfig, names_class, schema_of_task
+from retina_dist.run_config import TASKS, OfCheckpoint, names_class, schema_of_task
 from retina_dist.settings import MISSING, leaves, make, settings_by_key, validate
 from retina_dist.unknown_keys import no_value, unknown_key
 
@@ -69,7 +69,7 @@ def schema_of(name: str) -> type:
 def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | None = None) -> None:
     """Make NAME_schema known to Hydra: with `content`, else with empty sections.
 
-    It has the keys of the overrides too, since Hydra refuses others with an error of its own.
+    It has the keys of the overrides too, since Hydra refuses others before our check, which names the closest key.
     """
     load_plugins()
     node: dict[str, Any] = dict(content or {})
@@ -134,13 +134,9 @@ def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) ->
     config = _typed(composed, name, overrides)
     for key in sorted(key for key, value in leaves(asdict(config)) if value == MISSING):
         raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
-    try:
-        validate(config)
-        if isinstance(optimizer := getattr(config, "optimizer", None), OptimizerConfig):
-            optimizer.check({key.removeprefix("optimizer.") for key in _keys(overrides)})
-    except ConfigError as error:
-        content: Any = OmegaConf.to_container(composed)
-        raise _of_another_task(error, content, overrides) from None
+    validate(config)
+    if isinstance(optimizer := getattr(config, "optimizer", None), OptimizerConfig):
+        optimizer.check({key.removeprefix("optimizer.") for key in _keys(overrides)})
     return config
 
 
@@ -151,14 +147,11 @@ def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     content = _with_run(content, name, overrides)
     schema = schema_with(schema_of(name), content)
     outside = take_outside(content, _keys(overrides)) if issubclass(schema, OfCheckpoint) else {}
-    try:
-        _check_keys(name, schema, content, overrides)
-        config: Any = make(schema, content)
-        for attribute, value in outside.items():
-            setattr(config, attribute, value)
-        return config
-    except ConfigError as error:
-        raise _of_another_task(error, content, overrides) from None
+    _check_keys(name, schema, content, overrides)
+    config: Any = make(schema, content)
+    for attribute, value in outside.items():
+        setattr(config, attribute, value)
+    return config
 
 
 def _keys(overrides: Iterable[str]) -> set[str]:
@@ -220,7 +213,8 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
     known, given = settings_by_key(schema), _keys(overrides)
     for key, value in leaves(content):
         if key not in known:
-            raise ConfigError(unknown_key(command_of(name), key, schema, value))
+            other = "" if key in given else _of_another_task(key, content)
+            raise ConfigError(other or unknown_key(command_of(name), key, schema, value))
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and type(None) in get_args(known[section])
@@ -231,30 +225,14 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
             raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
 
 
-def _of_another_task(error: ConfigError, content: dict[str, Any], overrides: Sequence[str]) -> ConfigError:
-    """`error`, or the remedy where the data or model that caused it are those of another built-in task."""
-    task = content["task"].get("name") if isinstance(content.get("task"), dict) else None
-    if task in TASKS and str(error).startswith(("data", "model")):
-        for section in ("data", "model"):
-            tasks = _tasks_of(section, content, _keys(overrides))
-            if tasks and task not in tasks:
-                named = f"{section}={content[section]['name']}" if "name" in content[section] else f"this {section}"
-                return ConfigError(f"{named} is for task={tasks[0]}, but the task is {task}; give task={tasks[0]}.")
-    return error
-
-
-def _tasks_of(section: str, content: dict[str, Any], given: set[str]) -> list[str]:
-    """The built-in tasks that the chosen entry of data or model is for, whatever keys below it are given."""
-    part = {key: value for key, value in content[section].items() if f"{section}.{key}" not in given}
-
-    def fits(task: str) -> bool:
-        try:
-            validate(make(settings_by_key(schema_of_task(task, RunConfig))[section], part))
-        except ConfigError:
-            return False
-        return True
-
-    return [task for task in TASKS if fits(task)]
+def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
+    """The sentence for a key that a chosen entry of data or model has from another built-in task; "" for other keys."""
+    tasks = [task for task in TASKS if key in settings_by_key(schema_of_task(task))]
+    section = key.partition(".")[0]
+    if section not in ("data", "model") or not tasks or not isinstance(content.get("task"), Mapping):
+        return ""
+    named = f"{section}={content[section]['name']}" if "name" in content[section] else f"this {section}"
+    return f"{named} is for task={tasks[0]}, but the task is {content['task'].get('name')}; give task={tasks[0]}."
 
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import glob
 import io
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url, open_regular, parse_path
-from retina_dist.text import escape
 
 ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -132,12 +130,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def has_more_scans(jpeg: bytes, most: int) -> bool:
     """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded.
 
-    Thumbnails and films after the image hold marks of scans too, so a file with more than `most` marks is gone through.
+    The segments are read only if there are more marks of scans, which thumbnails and films after the image hold too.
     """
     if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
         return False
     scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
-    return sum(1 for _ in islice(scans, most + 1)) > most
+    return next(islice(scans, most, None), None) is not None
 
 
 def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
@@ -271,15 +269,6 @@ def _orientation_of_annotations(
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
-class ReadImage(NamedTuple):
-    """An image of a list of files."""
-
-    number: int  # in the list, unreadable files counted
-    file: Path
-    pixels: Tensor  # [3, h, w] uint8
-    name: str  # the file's without its ending, and with the number where an earlier image has that
-
-
 def find_images(pattern: str) -> list[Path]:
     """The file, the image files of the folder or, if it has none, of its subfolders, or what the glob matches; sorted.
 
@@ -300,27 +289,6 @@ def find_images(pattern: str) -> list[Path]:
             "glob that matches any; convert other types to these, and quote a glob for the shell."
         )
     return files
-
-
-def read_images(files: Sequence[Path], pattern: str, max_pixels: int) -> Iterator[ReadImage]:
-    """Each readable image of `files`, which `pattern` gave; a warning names each of the others. With none left, DataError."""
-    names: set[str] = set()
-    for number, file in enumerate(files):
-        try:
-            pixels = read_image(file, max_pixels=max_pixels)
-        except ImageError as error:
-            print(f"warning: {escape(str(error).split(';')[0])}; left out", file=sys.stderr)
-            continue
-        name = file.stem
-        while name in names:
-            name += f"_{number}"
-        names.add(name)
-        yield ReadImage(number, file, pixels, name)
-    if not names:
-        raise DataError(
-            f"none of the {len(files)} files of input={pattern} is a readable image ({', '.join(sorted(SUFFIXES))}); "
-            "write a video's frames as images."
-        )
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor

@@ -110,6 +110,11 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
         if index not in range(len(names)):
             raise DataError(f"{where} has class {label}, but there are {len(names)} names, from 0; add it to them.")
         shares = [number_in(value, where, "the number") for value in values]
+        if max(shares) > 2:
+            raise DataError(
+                f"{where} has {max(shares):g}, so it is in pixels; YOLO's labels are shares from 0 to 1: divide x and width by the "
+                "image's width, y and height by its height."
+            )
         x, y, width, height = shares[:4]
         corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
         if len(values) > 5:

@@ -7,6 +7,8 @@ import struct
 import tracemalloc
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +20,11 @@ from retina_dist.data.images import (
     has_more_scans,
     image_size,
     read_image,
-    read_images,
 )
 from retina_dist.detection.doctor import check_image
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import DataError, ImageError
+from retina_dist.predictor import predict_files
 
 ORIENTATION = 0x0112
 CORNERS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # 2 high, 3 wide, all six pixels different
@@ -269,21 +271,22 @@ def test_scans_are_counted_as_libjpeg_reads_them():
 
 
 def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [tmp_path / name for name in ("x/a_3.png", "x/bad.png", "x/a.png", "y/a.png", "y/bad.png")]
+    files = [tmp_path / name for name in ("x/a.png", "x/a_3.png", "x/bad.png", "y/a.png", "y/bad.png")]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         Image.new("RGB", (4, 3)).save(file)
-    files[1].write_bytes(b"no image")
-    found = list(read_images(files, "*", 100))
-    assert [(image.number, image.file, image.name) for image in found] == [
-        (0, files[0], "a_3"),
-        (2, files[2], "a"),
-        (3, files[3], "a_3_3"),
-        (4, files[4], "bad"),
-    ]
-    assert found[0].pixels.shape == (3, 3, 4)
+    files[2].write_bytes(b"no image")
+    model: Any = SimpleNamespace(run_each=lambda pixels: [pixels.shape])
+    how: Any = (lambda config, device: model, lambda *_: (Image.new("RGB", (4, 3)), "drawn"))
+
+    def predict(pattern: str, folder: str) -> dict[int, tuple[Path, Any]]:
+        settings = {"input": f"{tmp_path}/{pattern}", "output_dir": str(tmp_path / folder)}
+        return predict_files(SimpleNamespace(**settings, device="cpu", max_pixels=100), *how)[1]  # type: ignore[arg-type]
+
+    assert predict("*/*.png", "out") == {number: (files[number], (3, 3, 4)) for number in (0, 1, 3, 4)}
+    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == ["a", "a_3", "a_3_3", "bad"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ")
     assert line.endswith("; left out")
-    with pytest.raises(DataError, match=r"none of the 1 files of input=x/\* is a readable image"):
-        list(read_images(files[1:2], "x/*", 100))
+    with pytest.raises(DataError, match=r"none of the 1 files of input=.*/x/b\*.png is a readable image"):
+        predict("x/b*.png", "none")
