@@ -21,7 +21,7 @@ from pathlib import Path
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.files import write_atomically
-from retina_dist.preflight.cluster import check_cluster
+from retina_dist.preflight import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,31 +59,28 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
     Tries it, and leaves nothing behind.
     """
     path, given, what = Path(text), f"{key}={text}", "folder" if folder else "file"
-    made: list[Path] = []
+    if "://" in str(text):
+        raise ConfigError(f"{given} is a URL; give a local {what}.")
     try:
-        if "://" in str(text):
-            raise ConfigError(f"{given} is a URL; give a local {what}.")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)  # raises for NUL, and for a name that is too long
         if path.is_symlink() and not path.exists():
             raise ConfigError(f"{given} is a link to {os.readlink(path)}, which does not exist; give another {what}.")
         if path.exists() and not (path.is_dir() if folder else path.is_file()):
             kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device, pipe or socket"
             raise ConfigError(f"{given} is {kind}; give another {what}.")
-        probe = path / f"write_test.tmp{os.getpid()}" if folder else _temporary(path)
-        for parent in reversed(probe.parents):
-            if not parent.exists():
-                parent.mkdir()
-                made.append(parent)
-        probe.touch()
-        probe.unlink()
-    except (OSError, ValueError) as error:  # the second is Python's answer to NUL
-        if isinstance(error, ConfigError):
-            raise
+        tempfile.TemporaryFile(dir=nearest_existing(path if folder else path.absolute().parent)).close()
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{given} cannot be written ({reason}); give another {what}.") from error
-    finally:
-        for parent in reversed(made):
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _temporary(path: Path) -> Path:

@@ -96,9 +96,6 @@ class Endpoint:
                 status, content = error.status, {"detail": str(error)}
             except asyncio.CancelledError:  # uvicorn would answer 500 and log a traceback
                 status, content = 503, {"detail": "the server is shutting down; try again."}
-            except BaseException:
-                status = 500
-                raise
             finally:
                 self.requests.labels(status).inc()
         return JSONResponse(content, status, HEADERS.get(status))

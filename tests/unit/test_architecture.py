@@ -87,7 +87,7 @@ def imports_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", [p for p in FILES if len(p.relative_to(PACKAGE).parts) > 1], ids=module_of)
 def test_layers_point_one_way(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[0]
-    if package not in ALLOWED:  # benchmark/ and preflight/ are entry points': they may import everything
+    if package not in ALLOWED:  # benchmark/ is entry points': it may import everything
         return
     for name in imports_of(path):
         if not name.startswith("retina_dist."):
@@ -124,7 +124,7 @@ def test_backends_stay_in_strategies() -> None:
             assert not name.startswith(("horovod", "torch.distributed")), module_of(path)
 
 
-@pytest.mark.parametrize("room", ["data", "optim", "preflight", "serving"])
+@pytest.mark.parametrize("room", ["data", "optim", "serving"])
 def test_no_backend_is_named_outside_strategies(room: str) -> None:
     for path in (PACKAGE / room).glob("*.py"):
         assert not re.search(r"\b(horovod|ddp)\b", path.read_text(), re.I), path.name

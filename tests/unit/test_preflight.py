@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from retina_dist.preflight import cluster as checks
-from retina_dist.preflight.facts import Facts, Link
+from retina_dist import preflight
+from retina_dist.preflight import Facts, Link
 from retina_dist.reporting.findings import Finding
 
 VERSIONS = {"retina_dist": "0.2", "torch": "2.11", "torchvision": "0.26", "NCCL": "2.27.5", "driver": "580.65.06"}
@@ -42,7 +42,7 @@ def cluster(**of_rank_3: Any) -> list[Facts]:
 
 
 def findings(ranks: list[Facts], **config: Any) -> list[Finding]:
-    return checks.findings(ranks, LINKS, SimpleNamespace(**{**vars(CONFIG), **config}), "runs")
+    return preflight.findings(ranks, LINKS, SimpleNamespace(**{**vars(CONFIG), **config}), "runs")
 
 
 def test_a_sound_cluster_has_no_finding() -> None:
