@@ -17,7 +17,7 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.evaluation import evaluate_on
+from retina_dist.classification.commands import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.detection.coco_metrics import CocoResult

@@ -12,7 +12,7 @@ from PIL import Image
 
 import retina_dist as rd
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.evaluation import evaluate_on
+from retina_dist.classification.commands import evaluate_on
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.config.compose import load_config
