@@ -124,10 +124,7 @@ def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
         if section and isinstance(value, Mapping):
             values[name] = make(section, value, f"{key}.")
             continue
-        try:
-            value = _coerced(value, hints[name], limits_of(schema, name))
-        except OverflowError as error:
-            raise ConfigError(f"{key} is too large for a number.") from error
+        value = _coerced(value, hints[name], limits_of(schema, name))
         if not _is_of(value, hints[name]) and value != MISSING:
             raise ConfigError(wrong_type(key, value, hints[name]))
         values[name] = value

@@ -31,17 +31,9 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(_missing_entry(command, error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(command, error)) from error
-    except RecursionError as error:
-        raise ConfigError("a value is nested too deeply; no setting is more than a list of lists.") from error
-    except OSError as error:  # such as a name that is too long for a file
-        raise ConfigError(
-            f"a file of the configuration cannot be read ({error.strerror}); check the names of data, model and the like."
-        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a file of the configuration is not YAML: {' '.join(str(error).split())}.") from error
     except ValueError as error:
-        if "integer string conversion" in str(error):  # Python's answer to a whole number of 5000 digits
-            raise ConfigError("a value is too large for a number.") from error
         if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
             raise
         raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error

@@ -140,9 +140,6 @@ def test_values_have_the_types_of_the_schema() -> None:
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
         ("seed=9223372036854775808", "seed=9223372036854775808 is too large; it must be below 2^63."),
-        ("optimizer.lr=1" + "0" * 400, "optimizer.lr is too large for a number."),
-        ("data.root=" + "{a: " * 300 + "1" + "}" * 300, "a value is nested too deeply"),
-        ("model=" + "x" * 5000, "a file of the configuration cannot be read (File name too long)"),
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
         ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is out of range; give 0 to 1."),
