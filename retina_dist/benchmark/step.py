@@ -27,8 +27,10 @@ from torch import Tensor
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
+from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.train_step import TrainStep
@@ -83,21 +85,9 @@ PATHS = {
 
 
 def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
-    """Noise images that fill the canvas, each with `boxes` boxes of 8 px to half its side."""
-    generator = torch.Generator().manual_seed(seed)
-    height, width = canvas
-    sides = 8 + torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) / 2 - 8)
-    corners = torch.rand(size, boxes, 2, generator=generator) * (torch.tensor([width, height]) - sides)
-    images = torch.randint(0, 256, (size, height, width, 3), generator=generator, dtype=torch.uint8)
-    return Batch(
-        images=images.permute(0, 3, 1, 2),
-        image_sizes=torch.tensor([list(canvas)] * size),
-        original_sizes=torch.tensor([list(canvas)] * size),
-        image_ids=torch.arange(size),
-        boxes=torch.cat((corners, corners + sides), dim=-1),
-        labels=torch.randint(0, num_classes, (size, boxes), generator=generator),
-        num_boxes=torch.full((size,), boxes),
-    )
+    """Noise images that fill the canvas, each with `boxes` boxes, as `data=synthetic` makes them."""
+    annotations = synthetic_annotations(SyntheticConfig(list(canvas), boxes, num_classes, size), seed)
+    return synthetic_batch(annotations, range(size), 1.0, seed=seed, device=torch.device("cpu"))
 
 
 def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
@@ -129,7 +119,7 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: St
     scaler = torch.amp.GradScaler(device.type, enabled=way.precision == "fp16")
     arithmetic = autocast(device, way.precision)
     images = [(image.contiguous() / 255).to(device) for image in batch.images]  # the lists that its model takes
-    rows = zip(batch.boxes.to(device), batch.labels.to(device), strict=True)
+    rows = zip(batch.boxes[:, : config.boxes].to(device), batch.labels[:, : config.boxes].to(device), strict=True)
     targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
 
     def step() -> Tensor:
