@@ -17,8 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.canvases import Buckets
-from retina_dist.data.dataset import Contents, ImageDataset
-from retina_dist.data.module import DataModule, TensorBatch
+from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.seeding import derived_seed, torch_seed
 

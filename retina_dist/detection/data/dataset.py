@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from retina_dist.data.canvases import Buckets, make_buckets
-from retina_dist.data.dataset import NOTHING, Contents, ImageDataset
-from retina_dist.data.module import DataModule
+from retina_dist.data.module import NOTHING, Contents, DataModule, ImageDataset
 from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
