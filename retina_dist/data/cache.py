@@ -20,7 +20,6 @@ from torch import Tensor
 
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source
-from retina_dist.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +38,7 @@ class DecodedCache:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
         self._writes = True
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"data.cache={folder} cannot be made ({error}); give another folder, or data.cache=null."
-            ) from error
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def holds(self, path: Source, annotated_size: tuple[int, int] | None, max_pixels: int = MAX_PIXELS) -> bool:
         """Whether the cache has an image, so that its file need not be read."""

@@ -228,6 +228,12 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
             "0 0.5 0.5 0.1\n",
             "a.txt:1 has 3 numbers after the class; write class x y",
         ),
+        (
+            ultralytics,
+            "labels/train/a.txt",
+            "0 20 10 8 8\n",
+            "a.txt:1 has 20, so it is in pixels; YOLO's labels are shares",
+        ),
         (ultralytics, "labels/train/a.txt", "cat 0.5 0.5 0.1 0.1\n", "a.txt:1 has the class 'cat', not a number"),
         (ultralytics, "data.yaml", "train: [\n", "data.yaml cannot be read as YAML"),
         (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "a.json is not LabelMe's .KeyError"),
