@@ -15,30 +15,18 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.api import ClassifierTrainer as ClassifierTrainer
     from retina_dist.api import Trainer as Trainer
     from retina_dist.classification.classifier import TrainedClassifier as TrainedClassifier
-    from retina_dist.classification.metrics import ClassificationResult as ClassificationResult
     from retina_dist.classification.settings import ClassificationData as ClassificationData
     from retina_dist.classification.settings import ClassifierConfig as ClassifierConfig
     from retina_dist.classification.settings import DrawnClassesConfig as DrawnClassesConfig
     from retina_dist.config.compose import load_config as load_config
-    from retina_dist.detection.batch import Batch as Batch
-    from retina_dist.detection.batch import Detections as Detections
-    from retina_dist.detection.coco_metrics import CocoEvaluator as CocoEvaluator
-    from retina_dist.detection.coco_metrics import CocoResult as CocoResult
-    from retina_dist.detection.data.dataset import CocoDataModule as CocoDataModule
     from retina_dist.detection.detector import Detector as Detector
-    from retina_dist.detection.model.retinanet import RetinaNet as RetinaNet
     from retina_dist.detection.model.retinanet import build_retinanet as build_retinanet
-    from retina_dist.detection.model.weights import load_weights as load_weights
     from retina_dist.detection.readers.coco import Annotations as Annotations
     from retina_dist.detection.readers.coco import load_annotations as load_annotations
     from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig as TorchDatasetConfig
     from retina_dist.detection.settings import DetectionData as DetectionData
-    from retina_dist.detection.settings import DetectionRunConfig as DetectionRunConfig
     from retina_dist.detection.settings import ModelConfig as ModelConfig
     from retina_dist.detection.settings import ShapesConfig as ShapesConfig
-    from retina_dist.engine.plan import resolve_plan as resolve_plan
-    from retina_dist.engine.settings import TrainerConfig as TrainerConfig
-    from retina_dist.engine.state import TrainState as TrainState
     from retina_dist.errors import CheckpointError as CheckpointError
     from retina_dist.errors import ConfigError as ConfigError
     from retina_dist.errors import DataError as DataError
@@ -47,37 +35,23 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.optim.settings import OptimizerConfig as OptimizerConfig
     from retina_dist.optim.settings import ScheduleConfig as ScheduleConfig
     from retina_dist.reporting.settings import LoggingConfig as LoggingConfig
-    from retina_dist.strategies.base import DistributedStrategy as DistributedStrategy
     from retina_dist.strategies.settings import NcclConfig as NcclConfig
     from retina_dist.strategies.settings import StrategyConfig as StrategyConfig
-    from retina_dist.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
-    from retina_dist.task import Task as Task
 
 _NAMES = {  # of each module
     "api": "ClassifierTrainer Trainer",
     "classification.classifier": "TrainedClassifier",
-    "classification.metrics": "ClassificationResult",
     "classification.settings": "ClassificationData ClassifierConfig DrawnClassesConfig",
     "config.compose": "load_config",
-    "detection.batch": "Batch Detections",
-    "detection.coco_metrics": "CocoEvaluator CocoResult",
-    "detection.data.dataset": "CocoDataModule",
     "detection.detector": "Detector",
-    "detection.model.retinanet": "RetinaNet build_retinanet",
-    "detection.model.weights": "load_weights",
+    "detection.model.retinanet": "build_retinanet",
     "detection.readers.coco": "Annotations load_annotations",
     "detection.readers.torch_dataset": "TorchDatasetConfig",
-    "detection.settings": "DetectionData DetectionRunConfig ModelConfig ShapesConfig",
-    "engine.plan": "resolve_plan",
-    "engine.settings": "TrainerConfig",
-    "engine.state": "TrainState",
+    "detection.settings": "DetectionData ModelConfig ShapesConfig",
     "errors": "CheckpointError ConfigError DataError Preempted UserError",
     "optim.settings": "OptimizerConfig ScheduleConfig",
     "reporting.settings": "LoggingConfig",
-    "strategies.base": "DistributedStrategy",
     "strategies.settings": "NcclConfig StrategyConfig",
-    "strategies.single_device": "SingleDeviceStrategy",
-    "task": "Task",
 }
 _PUBLIC = {name: f"retina_dist.{module}" for module, names in _NAMES.items() for name in names.split()}
 
