@@ -23,9 +23,6 @@ BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_im
 TINY = ["data.batch_size=2", "trainer.num_threads=1", "num_warmup_batches=1", "num_batches_per_iter=1", "num_iters=3"]
 
 
-# what all of them write
-
-
 # step
 
 
