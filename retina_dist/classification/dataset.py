@@ -18,7 +18,7 @@ from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.canvases import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
-from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
+from retina_dist.data.samplers import BatchSpec
 from retina_dist.seeding import derived_seed, torch_seed
 
 AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}  # with torchvision's own settings
@@ -162,41 +162,19 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
 
 
 class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):
-    """The batches of this rank; `settings.batch_size` is the number of images per optimizer step over all ranks.
-
-    `train` or `val` may be None where only the other is used.
-    """
+    """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(
-        self,
-        settings: ClassificationData,
-        *,
-        train: Samples | None,
-        val: Samples | None,
-        accumulate: int = 1,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool = True,
+        self, settings: ClassificationData, *, train: Samples | None, val: Samples | None, seed: int = 0, **job: Any
     ) -> None:
-        self.settings = settings
-        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         training, validation = None, None
         if train is not None:
-            sampler = TrainSampler(
-                buckets=_one_bucket(len(train), settings.image_size),
-                batch_size=settings.batch_size,
-                accumulate=accumulate,
-                seed=seed,
-                shuffle=settings.shuffle,
-                **ranks,
-            )
-            training = (ClassificationDataset(train, settings, seed=seed), sampler)
+            dataset = ClassificationDataset(train, settings, seed=seed)
+            training = dataset, _one_bucket(len(train), settings.image_size)
         if val is not None:
-            buckets = _one_bucket(len(val), settings.val_size)
-            val_sampler = EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks)
-            validation = (ClassificationDataset(val, settings, train=False), val_sampler)
-        super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=pin_memory)
+            dataset = ClassificationDataset(val, settings, train=False)
+            validation = dataset, _one_bucket(len(val), settings.val_size)
+        super().__init__(settings, training, validation, seed=seed, **job)
 
 
 def _one_bucket(count: int, size: int) -> Buckets:

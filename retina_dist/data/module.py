@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from typing_extensions import Self
 
+from retina_dist.data.canvases import Buckets
 from retina_dist.data.images import MAX_PIXELS, read_image
-from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
+from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler
+from retina_dist.data.settings import ImageDataSettings
 from retina_dist.data.sources import Source, is_remote, read_all
 from retina_dist.errors import ImageError, UserError
 
@@ -255,24 +257,43 @@ AnyDataset = TypeVar("AnyDataset", bound=BatchSource[Any])
 
 
 class DataModule(Generic[AnyDataset, AnyBatch]):
-    """The batches that `train` and `val`, a dataset with the sampler of its batches, give this rank.
+    """The batches that `train` and `val`, a dataset with its buckets, give this rank, as `settings` say.
 
-    Either may be None where only the other is used. `num_workers` processes read ahead; 0 reads in this process.
+    `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. Either split
+    may be None where only the other is used.
     """
 
     def __init__(
         self,
-        train: tuple[AnyDataset, TrainSampler] | None,
-        val: tuple[AnyDataset, EvalSampler] | None,
+        settings: ImageDataSettings,
+        train: tuple[AnyDataset, Buckets] | None,
+        val: tuple[AnyDataset, Buckets] | None,
         *,
-        num_workers: int,
-        pin_memory: bool,
+        repeats: FloatArray | None = None,
+        accumulate: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
     ) -> None:
+        self._num_workers, self._pin_memory = settings.num_workers, pin_memory
+        self._val: tuple[AnyDataset, EvalSampler] | None = None
         if train is not None:
-            self.train_dataset, self.train_sampler = train
-        self._val = val
-        self._num_workers, self._pin_memory = num_workers, pin_memory
-        if num_workers:
+            self.train_dataset, buckets = train
+            self.train_sampler = TrainSampler(
+                buckets=buckets,
+                batch_size=settings.batch_size,
+                accumulate=accumulate,
+                rank=rank,
+                world_size=world_size,
+                seed=seed,
+                shuffle=settings.shuffle,
+                repeats=repeats,
+            )
+        if val is not None:
+            sampler = EvalSampler(buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size)
+            self._val = val[0], sampler
+        if settings.num_workers:
             for dataset in {type(pair[0]) for pair in (train, val) if pair}:
                 start_fork_server(dataset.__module__)
 

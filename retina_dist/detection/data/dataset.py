@@ -13,7 +13,7 @@ import torch
 
 from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.module import NOTHING, Contents, DataModule, ImageDataset
-from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler, repeat_factors
+from retina_dist.data.samplers import BatchSpec, FloatArray, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
@@ -80,10 +80,7 @@ class DetectionDataset(ImageDataset[Batch]):
 
 
 class CocoDataModule(DataModule[DetectionDataset, Batch]):
-    """The batches of rank `rank`, read and resized as `settings` say, for `device`.
-
-    `train` or `val` may be None where only the other is used.
-    """
+    """The batches of this rank, for `device`; `job` are the other arguments of `DataModule`."""
 
     def __init__(
         self,
@@ -91,33 +88,22 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         *,
         train: Annotations | None,
         val: Annotations | None,
-        accumulate: int = 1,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
         device: torch.device = CPU,
+        **job: Any,
     ) -> None:
-        training, validation = None, None
+        training, validation, repeats = None, None, None
         reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images}
         reading |= {"max_pixels": settings.max_pixels, "cache": settings.cache}
-        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         if train is not None:
             dataset = DetectionDataset(train, _train_transform(settings), **reading)
-            sampler = TrainSampler(
-                buckets=_buckets(settings, dataset, settings.min_sizes),
-                batch_size=settings.batch_size,
-                accumulate=accumulate,
-                seed=seed,
-                shuffle=settings.shuffle,
-                repeats=repeats_of(settings, train),
-                **ranks,
-            )
-            training = (dataset, sampler)
+            training = dataset, _buckets(settings, dataset, settings.min_sizes)
+            repeats = repeats_of(settings, train)
         if val is not None:
-            val_dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
-            buckets = _buckets(settings, val_dataset, [settings.val_min_size or max(settings.min_sizes)])
-            validation = (val_dataset, EvalSampler(buckets=buckets, batch_size=settings.val_batch_size, **ranks))
-        super().__init__(training, validation, num_workers=settings.num_workers, pin_memory=device.type == "cuda")
+            dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
+            validation = dataset, _buckets(settings, dataset, [settings.val_min_size or max(settings.min_sizes)])
+        pin_memory = device.type == "cuda"
+        super().__init__(settings, training, validation, repeats=repeats, seed=seed, pin_memory=pin_memory, **job)
 
 
 def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None:
