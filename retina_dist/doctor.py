@@ -12,7 +12,6 @@ Exit code 1 if there are errors, 2 if the settings or the annotation files canno
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.preflight import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import heartbeat, print_redacted
@@ -66,8 +65,7 @@ def show(config: DoctorConfig, report: DoctorReport) -> None:
     """Print a report and write it to `config.output`."""
     print_redacted(report.text())
     if config.output:
-        text = json.dumps(redacted_tree(report.to_dict()), indent=1) + "\n"
-        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+        write_json(Path(config.output), redacted_tree(report.to_dict()))
 
 
 if __name__ == "__main__":

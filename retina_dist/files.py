@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -293,6 +294,11 @@ def write_bytes(target: PathOrUrl, data: bytes) -> None:
         target.write_bytes(data)
     else:
         write_atomically(target, lambda temporary: temporary.write_bytes(data))
+
+
+def write_json(path: Path, content: Any, indent: int = 1) -> None:
+    """Write `content` as JSON that ends with a newline, durably, whole or not at all. Raises UserError."""
+    write_bytes(path, (json.dumps(content, indent=indent) + "\n").encode())
 
 
 def first_line(error: BaseException) -> str:

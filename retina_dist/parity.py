@@ -34,7 +34,7 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.files import write_atomically
+from retina_dist.files import write_atomically, write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
 from retina_dist.seeding import seed_everything
@@ -185,8 +185,7 @@ def parity(config: ParityConfig) -> bool:
             columns[f"{launcher} {processes}"] = run_job(launcher, processes, "retina_dist.parity", Path(folder))
     good = _print_table(config, columns)
     if config.output:
-        text = json.dumps(columns, indent=1) + "\n"
-        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+        write_json(Path(config.output), columns)
     return good
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.redaction import redacted_tree
 from retina_dist.run.environment import commit, versions
 from retina_dist.settings import setting
@@ -42,8 +41,7 @@ def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts
         "commit": commit(),
     }
     if config.output:
-        text = json.dumps(redacted_tree(result), indent=1) + "\n"
-        write_atomically(Path(config.output), lambda temporary: temporary.write_text(text))
+        write_json(Path(config.output), redacted_tree(result))
         print(f"\nwritten to {config.output}")
     return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import read_image
 from retina_dist.errors import ImageError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.reporting.pictures import sheet, titled
 from retina_dist.reporting.plots import new_figure
 
@@ -57,8 +56,7 @@ def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationDa
 
 def write_result(result: ClassificationResult, folder: Path) -> None:
     """`folder`/metrics.json and, of at most 40 classes, confusion.png."""
-    text = json.dumps(result.to_dict(), indent=1) + "\n"
-    write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
+    write_json(folder / "metrics.json", result.to_dict())
     count = len(result.classes)
     if count > MOST_CLASSES:
         return

@@ -24,7 +24,7 @@ from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, sized_coco, split_files, with_format
-from retina_dist.files import read_bytes, write_atomically
+from retina_dist.files import read_bytes, write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
 
@@ -74,8 +74,7 @@ def predict(config: PredictConfig) -> Path:
     images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
     named = zip(detector.categories.ids, detector.categories.names, strict=True)
     lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named if i >= 0]}
-    text = json.dumps(lists, indent=1) + "\n"
-    write_atomically(folder / "images.json", lambda temporary: temporary.write_text(text))
+    write_json(folder / "images.json", lists)
     print(f"{len(outputs)} images and results.json in {folder}")
     return folder
 

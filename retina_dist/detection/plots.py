@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retina_dist.detection.coco_metrics import CocoResult
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.reporting.plots import BAR, COLORS, FAINT, INK, PAPER, footnote, new_figure
 from retina_dist.text import pluralize
 
@@ -31,8 +30,7 @@ def draw_metrics(result: CocoResult, folder: Path) -> None:
 
 def write_metrics(result: CocoResult, folder: Path) -> None:
     """`folder`/metrics.json and the plots of `draw_metrics`."""
-    text = json.dumps(result.to_dict(), indent=1) + "\n"
-    write_atomically(folder / "metrics.json", lambda temporary: temporary.write_text(text))
+    write_json(folder / "metrics.json", result.to_dict())
     draw_metrics(result, folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import CollectiveError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -118,9 +117,7 @@ class NonFiniteGuard:
                 "ranks": ranks,
             }
             # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
-            text = json.dumps(redacted_tree(content), indent=1) + "\n"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda temporary: temporary.write_text(text))
+            write_json(path, redacted_tree(content))
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
             again = f", {state.consecutive_skips} times in a row" if self.limit else ""

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 import retina_dist
 from retina_dist.engine.settings import TrainerConfig
-from retina_dist.files import read_bytes, write_atomically
+from retina_dist.files import read_bytes, write_atomically, write_json
 from retina_dist.redaction import redacted_tree
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -83,8 +83,7 @@ def write_command(strategy: DistributedStrategy, folder: Path) -> None:
         "versions": versions(),
         "commit": commit(),
     }
-    text = json.dumps([*starts, redacted_tree(start)], indent=1) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_json(path, [*starts, redacted_tree(start)])
 
 
 def commit() -> str | None:

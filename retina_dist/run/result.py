@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from retina_dist.errors import Preempted, UserError
-from retina_dist.files import first_line, write_atomically
+from retina_dist.files import first_line, write_json
 from retina_dist.redaction import redacted
 
 RESULT = "result.json"
@@ -39,8 +39,7 @@ def write_result(
         LOSS: _finite(loss),
         "images_per_s": fmean(speeds[1:] or speeds) if speeds else None,
     }
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_json(folder / RESULT, content, indent=2)
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gc
 import io
-import json
 import math
 import os
 import sys
@@ -28,7 +27,7 @@ from retina_dist.config.entry_point import reported_errors
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_atomically, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.settings import MLFLOW_PARENT
@@ -86,8 +85,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     if failure is not None:
         content |= {"status": "failed", "error": content["error"] or sentence(failure)}
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_json(folder / RESULT, content, indent=2)
 
 
 class SweepTable(Callback):

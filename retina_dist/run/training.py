@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -28,7 +27,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import UserError, doing, is_collective
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.reporting.console import Console, print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
@@ -168,8 +167,7 @@ class Training:
         doing("writing the results")
         times = summary(self.trainer.timer, self.strategy)
         if self.strategy.is_main:
-            text = json.dumps(times, indent=1) + "\n"
-            write_atomically(self.run.folder / "timings.json", lambda temporary: temporary.write_text(text))
+            write_json(self.run.folder / "timings.json", times)
             self._write_result(time.perf_counter() - started, metrics=metrics)
             self._draw_results()
             self._log_results(times)
