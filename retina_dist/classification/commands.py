@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.classification.analysis import resample
 from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.dataset import ClassificationDataModule
@@ -47,6 +48,7 @@ from retina_dist.reporting.pictures import enlarged, titled
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import apply_nccl
+from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.text import pluralize
@@ -63,9 +65,9 @@ DETECTIONS_OWN = ("results", "annotations", "images", "category_map", "box_forma
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """The metrics and the accuracy of each class, a line each; a dash where there is no image.
+    """On the main rank metrics and accuracy of each class, a line each, accuracies with 95 % intervals; a dash without images.
 
-    With `output_dir` also metrics.json and confusion.png.
+    With `output_dir` also metrics.json, confusion.png and resamples.npz.
     """
     for key in DETECTIONS_OWN:
         if value := getattr(config, key):
@@ -78,13 +80,21 @@ def evaluate(config: EvaluateConfig) -> str:
         if config.output_dir and strategy.is_main:
             write_result(result, Path(config.output_dir))
 
-    def shown(value: float | None) -> str:
-        return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+    if detect_launch().rank:
+        return ""
+    resampled = resample(result)
+    if config.output_dir:
+        resampled.save(Path(config.output_dir))
+
+    def line(title: str, value: float | None, name: str) -> str:
+        if value is None or math.isnan(value):
+            return f"{title}-"
+        return f"{title}{value:.4f}   {resampled.interval(name) if name in resampled.values else ''}".rstrip()
 
     width = max(22, *map(len, result.classes))
-    lines = [f"{name.removeprefix('val/'):<{width + 2}}{shown(value)}" for name, value in result.metrics.items()]
-    lines += ["", "accuracy of each class"]
-    return "\n".join(lines + [f"  {name:<{width}}{shown(value)}" for name, value in result.per_class.items()])
+    first, *others = (line(f"{n.removeprefix('val/'):<{width + 2}}", x, n) for n, x in result.metrics.items())
+    of_classes = [line(f"  {name:<{width}}", x, f"val/top1/{name}") for name, x in result.per_class.items()]
+    return "\n".join([f"{first}   95 % interval", *others, "", "accuracy of each class", *of_classes])
 
 
 def evaluate_on(

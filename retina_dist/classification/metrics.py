@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.classification.dataset import ImageBatch
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError, doing
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -36,6 +37,7 @@ class ClassificationResult:
     metrics: dict[str, float]
     classes: tuple[str, ...]
     confusion: np.ndarray  # [K, K] images by class (row) and prediction (column)
+    rows: np.ndarray = field(repr=False)  # one for each image
 
     @property
     def per_class(self) -> dict[str, float | None]:
@@ -92,7 +94,7 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
         metrics["val/roc_auc"] = roc_auc(rows[:, 5], labels)
     if np.isnan(rows[:, 5]).any():
         metrics = dict.fromkeys(metrics, math.nan)
-    return ClassificationResult(metrics, tuple(classes), confusion)
+    return ClassificationResult(metrics, tuple(classes), confusion, rows)
 
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -122,10 +124,12 @@ class ClassificationEvaluator:
         num_images: int,
         strategy: DistributedStrategy,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        best: BestMetric | None = None,
     ) -> None:
         self.classes, self.batches, self.strategy = classes, batches, strategy
-        self.autocast, self.num_images = autocast, num_images
+        self.autocast, self.num_images, self.best = autocast, num_images, best
         self.last_result: ClassificationResult | None = None
+        self.best_result: ClassificationResult | None = None  # by `best`
         self.last_rows = np.zeros((0, COLUMNS))  # by image
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
@@ -138,6 +142,10 @@ class ClassificationEvaluator:
         if self.strategy.is_main and (unread := self.num_images - len(self.last_rows)):
             logger.warning(f"{unread} of {self.num_images} validation images cannot be read; no metric counts them")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
+        if self.best:
+            self.best.update(self.last_result.metrics)
+            if self.best.evals_since_best == 0:
+                self.best_result = self.last_result
         return dict(self.last_result.metrics)
 
     @torch.inference_mode()

@@ -20,6 +20,7 @@ from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint.store import located
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Url
@@ -145,9 +146,11 @@ class ClassificationTask(Task):
     def build_evaluator(self, data: ClassificationDataModule) -> ClassificationEvaluator | None:
         """Metrics of a model over the validation set; None without one."""
         if self.val is not None:
-            arithmetic = autocast(self.strategy.device, self.config.trainer.precision)
+            trainer = self.config.trainer
+            arithmetic = autocast(self.strategy.device, trainer.precision)
+            best = BestMetric(trainer.monitor or self.default_monitor, trainer.monitor_mode)
             self.evaluator = ClassificationEvaluator(
-                self.classes, data.val_batches, len(self.val), self.strategy, arithmetic
+                self.classes, data.val_batches, len(self.val), self.strategy, arithmetic, best
             )
         return self.evaluator
 
@@ -184,12 +187,14 @@ class ClassificationTask(Task):
             draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
-        """The confusion matrix of the last validation, and the wrong predictions with the highest loss."""
+        """The last validation's confusion matrix and the wrong predictions of highest loss; the best one in resamples."""
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return
+        from retina_dist.classification.analysis import resample
         from retina_dist.classification.artifacts import draw_mistakes, write_result
 
         write_result(self.evaluator.last_result, folder)
+        resample(self.evaluator.best_result or self.evaluator.last_result).save(folder)
         draw_mistakes(self.evaluator.last_rows, self.val, self.config.data, folder / "mistakes.jpg")
 
     def describe_results(self, folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError, doing
 from retina_dist.files import read_bytes, write_atomically
 from retina_dist.strategies.base import DistributedStrategy
@@ -52,6 +53,10 @@ class CocoResult:
     per_class: dict[str, float | None]  # AP of each class; None without ground truth
     # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
     precision: np.ndarray
+    # What was compared: the ground truth, the images in the order of their ids, and rows [n, 7] of detections on them.
+    coco: dict[str, Any] = field(repr=False)
+    image_ids: list[int] = field(repr=False)
+    rows: np.ndarray = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and AP of each class, for JSON; None where there is no ground truth."""
@@ -90,6 +95,9 @@ def evaluate_rows(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
         per_class={names[c]: _class_ap(precision[:, :, k]) for k, c in enumerate(evaluation.params.catIds)},
         precision=precision,
+        coco=coco,
+        image_ids=[int(i) for i in evaluation.params.imgIds],
+        rows=rows,
     )
 
 
@@ -174,11 +182,12 @@ class CocoEvaluator:
         batches: Callable[[], Iterable[Batch]],
         strategy: DistributedStrategy,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        best: BestMetric | None = None,
     ) -> None:
         self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
-        self.autocast = autocast
+        self.autocast, self.best = autocast, best
         self.last_result: CocoResult | None = None
-        self.last_rows: np.ndarray | None = None
+        self.best_result: CocoResult | None = None  # by `best`
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts; the same on every rank."""
@@ -187,12 +196,17 @@ class CocoEvaluator:
         rows, image_ids, sums, images = self._run(model)
         model.train(was_training)
         losses = self._mean_losses(sums, images)  # outside inference mode, whose tensors Horovod cannot write to
-        self.last_rows = rows = self._gathered(rows)
+        rows = self._gathered(rows)
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
         self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids))
         stats = self.last_result.stats.items()
-        return {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
+        metrics = {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
+        if self.best:
+            self.best.update(metrics)
+            if self.best.evals_since_best == 0:
+                self.best_result = self.last_result
+        return metrics
 
     @torch.inference_mode()
     def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:

@@ -20,6 +20,7 @@ from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.doctor import examine as examine
 from retina_dist.detection.export import export as export
+from retina_dist.detection.matching import resample
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
@@ -27,6 +28,7 @@ from retina_dist.detection.splits import read_split, sized_coco, split_files, wi
 from retina_dist.files import read_bytes, write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
+from retina_dist.strategies.launch_environment import detect_launch
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
@@ -36,8 +38,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """COCO metrics as a table; every rank calls it."""
-    return evaluation.format_table(evaluation.evaluate(config))
+    """COCO metrics as a table, on the main rank; every rank calls it."""
+    result = evaluation.evaluate(config)
+    if detect_launch().rank:
+        return ""
+    resampled = resample(result)
+    if config.output_dir:
+        resampled.save(Path(config.output_dir))
+    return evaluation.format_table(result, resampled)
 
 
 def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> Detector:

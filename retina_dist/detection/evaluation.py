@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from retina_dist.detection.coco_metrics import (
@@ -31,6 +30,7 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import parse_path
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
+from retina_dist.reporting.intervals import Resampled
 from retina_dist.run_config import data_settings_of
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
@@ -76,20 +76,23 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result, rows = _evaluated(detector, annotations, data, strategy)
+            result = _evaluated(detector, annotations, data, strategy)
         if folder:
-            write_results(rows, folder / "results.json")
+            write_results(result.rows, folder / "results.json")
     if folder:
         write_metrics(result, folder)
     return result
 
 
-def format_table(result: CocoResult) -> str:
-    """The twelve numbers and AP of each class, a line each; a dash where there is no ground truth."""
-    lines = [f"{TITLES[name]:<34}{_number(value)}" for name, value in result.stats.items()]
+def format_table(result: CocoResult, resampled: Resampled) -> str:
+    """The twelve numbers and AP of each class, a line each, APs with their 95 % intervals; a dash without ground truth."""
+    bars = {name: str(resampled.interval(name)) for name in resampled.values}
+    lines = [f"{TITLES[n]:<34}{_number(value)}   {bars.get(f'coco/{n}', '')}" for n, value in result.stats.items()]
     width = max((len(name) for name in result.per_class), default=0)
-    lines += ["", "AP of each class"] + [f"  {n:<{width}}  {_number(ap)}" for n, ap in result.per_class.items()]
-    return "\n".join(lines)
+    lines += ["", "AP of each class"]
+    lines += [f"  {n:<{width}}  {_number(ap)}   {bars[f'coco/AP/{n}']}" for n, ap in result.per_class.items()]
+    lines[0] = f"{lines[0]}   95 % interval"
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _of_results(config: EvaluateConfig) -> CocoResult:
@@ -112,7 +115,7 @@ def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySetti
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
         with detector.on(strategy.device):
-            return _evaluated(detector, annotations, data, strategy)[0]
+            return _evaluated(detector, annotations, data, strategy)
 
 
 def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
@@ -127,8 +130,8 @@ def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
 
 def _evaluated(
     detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
-) -> tuple[CocoResult, np.ndarray]:
-    """Metrics and detections of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
+) -> CocoResult:
+    """Metrics of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
     if annotations.held_out:
         logger.info(f"evaluating on {describe_split(annotations)}")
     how: dict[str, Any] = {
@@ -153,8 +156,7 @@ def _evaluated(
         evaluator = CocoEvaluator(batches=module.val_batches, **how)
     evaluator(detector.model)
     assert evaluator.last_result is not None
-    assert evaluator.last_rows is not None
-    return evaluator.last_result, evaluator.last_rows
+    return evaluator.last_result
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:

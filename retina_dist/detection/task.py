@@ -27,6 +27,7 @@ from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoin
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.strategies.base import DistributedStrategy
@@ -216,6 +217,7 @@ class DetectionTask(Task):
             batches=data.val_batches,
             strategy=self.strategy,
             autocast=autocast(self.strategy.device, self.config.trainer.precision),
+            best=BestMetric(self.config.trainer.monitor or self.default_monitor, self.config.trainer.monitor_mode),
         )
         return self.evaluator
 
@@ -281,13 +283,15 @@ class DetectionTask(Task):
         return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
-        """Precision-recall curves, AP of each class, and predictions beside the ground truth, of the last validation."""
+        """Precision-recall curves, AP of each class and predictions of the last validation, and the best one in resamples."""
+        from retina_dist.detection.matching import resample
         from retina_dist.detection.pictures import draw_predictions
         from retina_dist.detection.plots import draw_metrics
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return
         draw_metrics(self.evaluator.last_result, folder)
+        resample(self.evaluator.best_result or self.evaluator.last_result).save(folder)
         model.eval()
         with self.evaluator.autocast():  # the precision of the validation
             draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)

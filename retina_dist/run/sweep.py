@@ -112,7 +112,7 @@ class SweepTable(Callback):
             return
         columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
         print("\n" + aligned(columns, lines))
-        best = best_of(rows, config.trainer.get("monitor_mode"))
+        best = best_of(rows)
         from retina_dist.reporting.plots import plot_sweep
 
         measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
@@ -144,24 +144,48 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def best_of(rows: list[dict[str, Any]], mode: str | None = None) -> tuple[dict[str, Any], str, float] | None:
+def best_of(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str, float] | None:
     """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
     done = [row for row in rows if row["status"] == "ok"]
     for key, name in (("best", _monitor(done)), (LOSS, LOSS)):
         if ranked := [row for row in done if row.get(key) is not None]:
-            highest = key == "best" and (mode or default_mode(name)) == "max"
+            highest = key == "best" and (ranked[0].get("monitor_mode") or default_mode(name)) == "max"
             row = (max if highest else min)(ranked, key=lambda row: row[key])
             return row, f"{'best' if key == 'best' else 'lowest'} {name}", row[key]
     return None
 
 
+def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Each job's 95 % interval of the monitored metric, and whether its difference to the best job's has one that holds 0.
+
+    "" where a job has no resamples of its best validation: it failed, was resumed after it, or monitors a loss.
+    """
+    from retina_dist.reporting.intervals import Resampled
+
+    name, best = _monitor(rows), best_of(rows)
+    known = [Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None for row in rows]
+    known = [
+        each if each and each.values.get(name) == row["best"] else None for each, row in zip(known, rows, strict=True)
+    ]
+    top = known[rows.index(best[0])] if best else None
+    cells = []
+    for each in known:
+        verdict = ""
+        if each is not None and top is not None and each.images == top.images:
+            same = each.difference(top, name).holds_zero
+            verdict = "best" if each is top else "not distinguishable from the best" if same else "worse"
+        cells.append((str(each.interval(name)) if each else "", verdict))
+    return cells
+
+
 def _cells(rows: list[dict[str, Any]], form: Callable[[float | None], str]) -> tuple[list[str], list[list[str]]]:
-    columns = ["job", *rows[0]["swept"], "status", _monitor(rows), LOSS, "images_per_s", "seconds", "folder", "error"]
+    columns = ["job", *rows[0]["swept"], "status", _monitor(rows), "95 % interval", "comparison"]
+    columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
     lines = []
-    for row in rows:
-        numbers = [form(row.get(key)) for key in ("best", LOSS, "images_per_s", "seconds")]
+    for row, bars in zip(rows, compare_with_best(rows), strict=True):
+        best, *numbers = (form(row.get(key)) for key in ("best", LOSS, "images_per_s", "seconds"))
         settings = [Path(row["folder"]).name, *row["swept"].values(), row["status"]]
-        lines.append([*settings, *numbers, row["folder"], row["error"] or ""])
+        lines.append([*settings, best, *bars, *numbers, row["folder"], row["error"] or ""])
     return columns, lines
 
 

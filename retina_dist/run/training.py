@@ -192,6 +192,7 @@ class Training:
             loss=self.trainer.train_logger.last_loss,
             speeds=self.trainer.train_logger.speeds,
             monitor=monitor_of(self.config),
+            monitor_mode=self.state.best.mode,
             best=self.state.best.value,
             seconds=seconds,
             world_size=self.strategy.world_size,

@@ -251,8 +251,8 @@ def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
     (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
     assert first == second
     assert first["coco/AP"] == pytest.approx(1.0)
-    assert evaluator.last_rows is not None
-    assert evaluator.last_rows[:, 0].tolist() == [1, 2, *NEIGHBOURS]
+    assert evaluator.last_result is not None
+    assert evaluator.last_result.rows[:, 0].tolist() == [1, 2, *NEIGHBOURS]
     images = [sum(map(len, share)) for share in shares]
     mean = (1.0 * images[0] + 4.0 * images[1]) / 4  # every image weighs the same, wherever it was
     assert first["val/loss_classification"] == pytest.approx(mean)
@@ -272,8 +272,8 @@ def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
 def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
     """Its second copy would be a false positive: the right box is taken."""
     (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
-    assert evaluator.last_rows is not None
-    assert evaluator.last_rows.shape == (4, 7)
+    assert evaluator.last_result is not None
+    assert evaluator.last_result.rows.shape == (4, 7)
     assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
 
 

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import DataError
+from retina_dist.reporting.intervals import Resampled
 from retina_dist.run.result import LOSS, write_result
+from retina_dist.run.sweep import compare_with_best
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 Sweep = Callable[..., int]
@@ -25,7 +28,14 @@ def trained(config: Any) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     value = config.optimizer.lr * 10
     write_result(
-        folder, step=3, loss=1.0, speeds=[1.0, 30.0, 50.0], best=value, monitor="coco/AP", metrics={"coco/AP": 0.0}
+        folder,
+        step=3,
+        loss=1.0,
+        speeds=[1.0, 30.0, 50.0],
+        best=value,
+        monitor="coco/AP",
+        monitor_mode=config.trainer.monitor_mode,
+        metrics={"coco/AP": 0.0},
     )
     (folder / "checkpoints").mkdir(exist_ok=True)
     return {"coco/AP": config.optimizer.lr * 10}
@@ -66,6 +76,25 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
     assert any(line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed)
     sweep("optimizer.lr=1e-3,1e-2", "trainer.monitor_mode=min", "output_dir=lowest")
     assert capsys.readouterr().out.splitlines()[-1].endswith("lowest/0")
+
+
+def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise, own = rng.normal(0, 0.02, (2, 1000))  # of images that are hard for all, and of one job alone
+
+    def job(name: str, best: float, samples: np.ndarray, seen: float) -> dict[str, Any]:
+        (tmp_path / name).mkdir()
+        Resampled("images", {"coco/AP": seen}, {"coco/AP": seen + samples}).save(tmp_path / name)
+        return {"status": "ok", "monitor": "coco/AP", "best": best, "folder": str(tmp_path / name)}
+
+    rows = [job("a", 0.98, noise, 0.98), job("b", 1.0, noise, 1.0), job("c", 0.99, own, 0.99)]
+    bars, verdicts = zip(*compare_with_best(rows), strict=True)
+    assert verdicts == ("worse", "best", "not distinguishable from the best")
+    low, high = map(float, bars[1].split(" to "))
+    assert (low, high) == pytest.approx((0.96, 1.04), abs=0.005)
+    rows.append(job("d", 2.0, noise, 1.5))  # resumed after its best validation
+    rows.append({"status": "failed", "monitor": "coco/AP", "best": None, "folder": str(tmp_path)})
+    assert compare_with_best(rows) == [*((text, "") for text in bars), ("", ""), ("", "")]
 
 
 def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,189 @@
+"""How sure a metric is: 95 % intervals by bootstrap over the images, and the difference of two results on the same images.
+
+Each resample draws as many images as there are, with replacement; an image counts as often as it was drawn. What a prediction was
+matched with does not change, so a resample is a weight for each image, and all resamples are computed from one matching.
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import embedding_bag
+
+from retina_dist.errors import DataError
+from retina_dist.files import write_atomically
+
+RESAMPLES, SEED = 1000, 0
+LEVEL = 0.95
+FILE = "resamples.npz"
+RECALLS = np.linspace(0.0, 1.0, 101)
+BLOCK = 1 << 24  # values of an array that are computed at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value, and the interval that holds the true one in 95 % of cases; NaN where it is undefined."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "" if math.isnan(self.low) else f"{self.low:.4f} to {self.high:.4f}"
+
+    @property
+    def holds_zero(self) -> bool:
+        """Of a difference: whether the two cannot be told apart."""
+        return not (self.low > 0 or self.high < 0)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no NaN."""
+        return {name: x if math.isfinite(x) else None for name, x in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Metrics of one result by name, each with its value and its values [B] in the resamples.
+
+    `images` is a digest of the image ids: results with the same one were resampled alike, so they can be compared by pairs.
+    """
+
+    images: str
+    values: Mapping[str, float]
+    samples: Mapping[str, np.ndarray] = field(repr=False)
+
+    def interval(self, name: str) -> Interval:
+        """Of a metric."""
+        return _interval(self.values[name], self.samples[name])
+
+    def difference(self, other: Resampled, name: str) -> Interval:
+        """Of a metric, this result's minus the other's on the same images. Raises DataError where the images differ."""
+        if self.images != other.images:
+            raise DataError("the two results are of different images; compare results on one validation set.")
+        return _interval(self.values[name] - other.values[name], self.samples[name] - other.samples[name])
+
+    def save(self, folder: Path) -> None:
+        """Write `folder`/resamples.npz."""
+        names = list(self.values)
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                samples = np.array([self.samples[name] for name in names], np.float32)
+                values = np.array([self.values[name] for name in names])
+                np.savez_compressed(file, images=self.images, names=names, values=values, samples=samples)
+
+        write_atomically(folder / FILE, write)
+
+    @classmethod
+    def load(cls, folder: Path) -> Resampled | None:
+        """What `save` wrote into `folder`; None without the file."""
+        if not (folder / FILE).is_file():
+            return None
+        with np.load(folder / FILE, allow_pickle=False) as content:
+            names = content["names"].tolist()
+            values = dict(zip(names, content["values"].tolist(), strict=True))
+            return cls(str(content["images"]), values, dict(zip(names, content["samples"], strict=True)))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Predictions of one class on all images, by falling score: of which image each is, and whether it is right.
+
+    `images` [n] are places in the list of images; `right` and `ignored` [T, n] are by T criteria of what is right; an ignored
+    prediction counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for each.
+    """
+
+    images: np.ndarray
+    right: np.ndarray
+    ignored: np.ndarray
+    objects: np.ndarray
+
+
+def resampled_weights(num_images: int, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+    """float32 [num_images, B]: how often each image is drawn; a function of the arguments alone."""
+    weights = np.empty((num_images, resamples), np.float32)
+    for i in range(resamples):
+        drawn = np.random.default_rng([seed, i]).integers(num_images, size=num_images)
+        weights[:, i] = np.bincount(drawn, minlength=num_images)
+    return weights
+
+
+def digest_of(image_ids: Iterable[Any]) -> str:
+    """A digest of the images of a result, in their order."""
+    return hashlib.sha256("\n".join(map(str, image_ids)).encode()).hexdigest()
+
+
+def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
+    """[T, B] average precision at 101 recalls, as COCO defines it, for weights [N, B] of the images; NaN without objects.
+
+    With whole numbers as weights it is that of a data set with each image as often as its weight says; float64 weights give
+    every digit of COCO's precision, float32 ones seven.
+    """
+    points = int(ranking.right.sum(axis=1).max(initial=1)) * weights.shape[1]
+    blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
+    result = np.zeros((len(ranking.right), weights.shape[1]))
+    for columns, block in zip(np.array_split(np.arange(weights.shape[1]), len(blocks)), blocks, strict=True):
+        for t, (precision, reached) in enumerate(curves(ranking, np.ascontiguousarray(block))):
+            steps = np.diff(reached, axis=0, prepend=np.int16(0))
+            result[t, columns] = np.einsum("pb,pb->b", precision, steps) / len(RECALLS)
+    result[:, ~weights[ranking.objects].any(axis=0)] = np.nan
+    return result
+
+
+def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The precision-recall curve for each of T criteria, as precision [P, B] and how many [P, B] of the 101 recalls are reached.
+
+    The precision falls along a curve, which has a point for each right prediction: only there recall grows. Recalls beyond the
+    last point have precision 0.
+    """
+    total = weights[ranking.objects].sum(axis=0).astype(np.float64)  # [B]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.arange(total.max(initial=0) + 1) / total[:, None]
+    reached = np.searchsorted(RECALLS, recall, side="right").astype(
+        np.int16
+    )  # [B, objects + 1], by the number of right ones
+    first = np.arange(len(total)) * reached.shape[1]
+    counted = ~ranking.ignored
+    some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
+    always, varying = counted.all(axis=0), counted.any(axis=0) & ~counted.all(axis=0)
+    counts = _running_sums(weights, ranking.images, always, some)
+    for right, ignored in zip(ranking.right, ranking.ignored, strict=True):
+        places = np.flatnonzero(right)
+        hits = _running_sums(weights, ranking.images, right, places)
+        precision = counts[np.searchsorted(some, places)]
+        also = varying & ~ignored
+        if also.any():
+            precision += _running_sums(weights, ranking.images, also, places)
+        precision += np.spacing(1)
+        np.divide(hits, precision, out=precision)
+        for i in range(len(places) - 2, -1, -1):  # numpy's own running maximum takes five times as long
+            np.maximum(precision[i], precision[i + 1], out=precision[i])
+        yield precision, np.take(reached.ravel(), hits.astype(np.int64) + first)
+
+
+def _running_sums(weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """[P, B]: the weights of the images of the predictions that are `chosen`, up to and with each of P ascending places."""
+    picked = np.flatnonzero(chosen)
+    bounds = np.searchsorted(picked, places, side="right")
+    picked = torch.from_numpy(images[picked[: bounds[-1] if len(bounds) else 0]])
+    starts = torch.from_numpy(np.concatenate(([0], bounds[:-1]))[: len(places)])
+    sums = embedding_bag(picked, torch.from_numpy(weights), starts, mode="sum").numpy()
+    for i in range(1, len(sums)):
+        sums[i] += sums[i - 1]
+    return sums
+
+
+def _interval(value: float, samples: np.ndarray) -> Interval:
+    known = samples[np.isfinite(samples)]
+    if not len(known) or not math.isfinite(value):
+        return Interval(value, math.nan, math.nan)
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,58 @@
+"""95 % intervals by bootstrap over images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retina_dist.errors import DataError
+from retina_dist.reporting.intervals import Ranking, Resampled, average_precision, digest_of, resampled_weights
+
+
+def accuracy_of(right: np.ndarray, weights: np.ndarray) -> Resampled:
+    return Resampled(digest_of(range(len(right))), {"top1": right.mean()}, {"top1": right @ weights / len(right)})
+
+
+def test_weights_are_a_function_of_the_seed() -> None:
+    weights = resampled_weights(50, 20, seed=3)
+    assert (weights.shape, weights.dtype) == ((50, 20), np.float32)
+    assert (weights.sum(axis=0) == 50).all()
+    np.testing.assert_array_equal(weights[:, :5], resampled_weights(50, 5, seed=3))
+    assert (weights != resampled_weights(50, 20, seed=4)).any()
+
+
+def test_an_accuracys_interval_is_the_binomial_one() -> None:
+    right = np.arange(400) % 5 > 0
+    bars = accuracy_of(right, resampled_weights(400)).interval("top1")
+    assert bars.value == 0.8
+    assert (bars.high - bars.low) / 2 == pytest.approx(1.96 * (0.8 * 0.2 / 400) ** 0.5, rel=0.1)
+
+
+def test_a_paired_difference_is_surer_than_the_two_intervals(tmp_path: Path) -> None:
+    rng, weights = np.random.default_rng(0), resampled_weights(1000)
+    first = rng.random(1000) < 0.7
+    second = first | (rng.random(1000) < 0.1)  # right on the same images, and on some more
+    one, two = accuracy_of(first, weights), accuracy_of(second, weights)
+    assert one.interval("top1").high > two.interval("top1").low, "the intervals overlap"
+    assert two.difference(one, "top1").low > 0, "and yet the second one is better"
+    two.save(tmp_path)
+    loaded = Resampled.load(tmp_path)
+    assert loaded is not None
+    assert loaded.values == two.values
+    assert loaded.difference(one, "top1").low == pytest.approx(two.difference(one, "top1").low, abs=1e-6)
+    with pytest.raises(DataError, match="of different images"):
+        accuracy_of(first[:500], resampled_weights(500)).difference(one, "top1")
+    assert Resampled.load(tmp_path / "other") is None
+
+
+def test_what_is_undefined_has_no_interval() -> None:
+    nothing = Ranking(np.zeros(0, np.int64), np.zeros((1, 0), bool), np.zeros((1, 0), bool), np.zeros(0, np.int64))
+    missed = Ranking(np.array([0]), np.zeros((1, 1), bool), np.zeros((1, 1), bool), np.array([0, 0]))
+    weights = resampled_weights(2, 4)
+    assert np.isnan(average_precision(nothing, weights)).all()
+    assert (average_precision(missed, np.ones((2, 1))) == 0).all()
+    bars = Resampled("", {"AP": float("nan")}, {"AP": np.full(4, np.nan)}).interval("AP")
+    assert bars.to_dict() == {"value": None, "low": None, "high": None}
+    assert str(bars) == ""
