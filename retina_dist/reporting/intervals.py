@@ -122,10 +122,10 @@ def digest_of(image_ids: Iterable[Any]) -> str:
 
 
 def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
-    """[T, B] average precision at 101 recalls, as COCO defines it, for weights [N, B] of the images; NaN without objects.
+    """[T, B] average precision, the mean over 101 recalls, for weights [N, B] of the images; NaN without objects.
 
     With whole numbers as weights it is that of a data set with each image as often as its weight says; float64 weights give
-    every digit of COCO's precision, float32 ones seven.
+    every digit of pycocotools' precision, float32 ones seven.
     """
     points = int(ranking.right.sum(axis=1).max(initial=1)) * weights.shape[1]
     blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
