@@ -9,7 +9,6 @@ detector = trainer.detector()
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
@@ -37,6 +36,7 @@ from retina_dist.run_config import (
     ModelSettings,
     RunConfig,
     TaskConfig,
+    name_of_root,
     schema_of_task,
 )
 from retina_dist.settings import MISSING, check_types, validate
@@ -66,8 +66,7 @@ class _Run(TrainerConfig):
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
-            name = re.split(r"[/\\]", str(self.data.root or "").rstrip("/\\"))[-1].strip(".") or "data"
-            self.data = self.data.with_values(name=name)
+            self.data = self.data.with_values(name=name_of_root(self.data.root))
         check_types(self, type(self))
         to_steps(self.max_duration, key="max_duration", num_images=1, batch_size=1)  # raises for what is not a duration
         validate(self.config)

@@ -42,6 +42,15 @@ class TaskConfig:
     name: str = setting(TASKS[0], choices=TASKS)
 
 
+def name_of_root(root: str | None) -> str:
+    """What a data set is called: the last part of its `root`, a folder or URL; "data" without one.
+
+    >>> name_of_root("az://container/bccd/")
+    'bccd'
+    """
+    return re.split(r"[/\\]", str(root or "").rstrip("/\\"))[-1].strip(".") or "data"
+
+
 @dataclass
 class DataSettings(KnownArguments):
     """What every task's data has."""
@@ -106,6 +115,10 @@ class RunConfig:
             )
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
+        if self.trainer.compile and getattr(self.model, "activation_checkpointing", False):
+            raise ConfigError(
+                "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one of them out."
+            )
 
 
 class OfCheckpoint:

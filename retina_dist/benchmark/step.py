@@ -33,10 +33,9 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
-from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state
+from retina_dist.run.build import build_plan, build_state, build_train_step
 from retina_dist.run.environment import configure_torch
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
@@ -94,9 +93,9 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVarian
     """A training's `TrainStep` on one batch."""
     strategy = SingleDeviceStrategy(config.strategy.device)
     trainer = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
-    state = build_state(replace(config, trainer=trainer), copy.deepcopy(model), strategy)
-    clip = config.trainer.gradient_clip
-    train_step = TrainStep(state, _plan(config, len(batch)), strategy, precision=way.precision, gradient_clip=clip)
+    config = replace(config, trainer=trainer)
+    state = build_state(config, copy.deepcopy(model), strategy)
+    train_step = build_train_step(config, state, _plan(config, len(batch)), strategy)
     train_step.timer.start()
     batch = batch.to(strategy.device)
 

@@ -27,7 +27,7 @@ from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.errors import ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
-from retina_dist.run_config import TASKS, OfCheckpoint, names_class, schema_of_task
+from retina_dist.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
 from retina_dist.settings import MISSING, leaves, make, settings_by_key, validate
 from retina_dist.unknown_keys import no_value, unknown_key
 
@@ -41,6 +41,7 @@ SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module stat
 
 READERS = {"detection": "data=auto", "classification": "data=folders"}  # of a root that was not drawn
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
+OmegaConf.register_new_resolver("name_of_root", name_of_root, replace=True)
 
 
 def config_dir() -> str:

@@ -21,6 +21,8 @@ from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 
+MAX_SHAPES = 2000  # graphs, far above what the batches of a data set need; past it torch warns and runs eagerly
+
 
 class TrainBatch(Protocol):
     """What the step needs of a micro-batch; `weight` is its share in the step's mean loss."""
@@ -37,6 +39,7 @@ class TrainStep:
     device, or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
     `state.step`, from which `plan` gives the learning rate. What the model draws at random, such as dropout, is keyed by `seed`,
     step and rank. `timer` measures the phases. `skips_images`: images that cannot be read lower the weights of their step.
+    `compiles`: torch.compile makes a graph for each shape of a batch; what else uses the model runs eagerly.
     """
 
     def __init__(
@@ -51,13 +54,14 @@ class TrainStep:
         guard: NonFiniteGuard | None = None,
         seed: int = 0,
         skips_images: bool = False,
+        compiles: bool = False,
     ) -> None:
         self.state, self.plan, self.strategy, self.seed = state, plan, strategy, seed
         self.skips_images = skips_images
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        self.net = strategy.prepare(state.model, plan.accumulate)
+        self.net = strategy.prepare(compiled(state.model) if compiles else state.model, plan.accumulate)
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
@@ -147,6 +151,13 @@ class TrainStep:
             self.timer.mark("forward")
             self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()
         return losses
+
+
+def compiled(model: nn.Module, **options: Any) -> nn.Module:
+    """`model` with its passes compiled, a graph for each shape; `model` itself stays eager. `options` are torch.compile's."""
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SHAPES
+    net: nn.Module = torch.compile(model, dynamic=False, **options)
+    return net
 
 
 @contextmanager

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from retina_dist.engine.checkpoint.when import Checkpointer
+from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
-from retina_dist.engine.prefetch import prefetched
 from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
@@ -31,8 +33,10 @@ class Trainer:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
     `validate` takes a model and returns metrics of the whole validation set. Rank 0's metrics are broadcast, so all ranks agree on
-    `state.best` and on early stopping. `stop_reason` says why this process should end, or None; one step after any rank has a
-    reason, all ranks save and raise Preempted. Every rank makes a Trainer and calls `fit`.
+    `state.best` and on early stopping. The main rank writes checkpoints into `store`: where the plan has one, when all ranks stop,
+    and `checkpoint_minutes` after the last one by its clock; each holds the state, the place in the data and `metadata` (plain
+    values). `stop_reason` says why this process should end, or None; one step after any rank has a reason, all ranks save and raise
+    Preempted. Every rank makes a Trainer and calls `fit`.
     """
 
     def __init__(
@@ -42,14 +46,17 @@ class Trainer:
         metric_logger: MetricLogger,
         *,
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
-        checkpointer: Checkpointer | None = None,
+        store: CheckpointStore | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        checkpoint_minutes: float | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
         self.data, self.validate, self.stop_reason = data, validate, stop_reason
         self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
         self.net, self.timer = train_step.net, train_step.timer
-        self.checkpointer = checkpointer or Checkpointer(self.state, self.strategy, position=data.position)
+        self.store, self.metadata, self.checkpoint_minutes = store, metadata or {}, checkpoint_minutes
+        self.saved_step, self._saved_at = self.state.step, time.monotonic()
         self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data.position)
         self.stop = StopConsensus(self.strategy)
         self._metrics_checked = self.strategy.world_size == 1
@@ -67,7 +74,8 @@ class Trainer:
             return metrics
         except BaseException:
             try:
-                self.checkpointer.wait_here()
+                if self.store:
+                    self.store.wait()  # without the other ranks
             except Exception as error:  # it must not hide the error that ended the run
                 logger.warning(error)
             raise
@@ -76,7 +84,7 @@ class Trainer:
         """Run the loop; validate first if the previous run stopped before a due validation."""
         state = self.state
         self.net.train()
-        self.checkpointer.saved_step = state.step
+        self.saved_step = state.step
         metrics: dict[str, float] = {}
         if self.plan.validates_at(state.step) and state.last_eval_step < state.step:
             metrics = self._validate()
@@ -84,7 +92,7 @@ class Trainer:
         if not self._stops_early():
             metrics = self._loop(metrics)
         self.stop.close()
-        self.checkpointer.wait()
+        self._wait_for_store()
         self.timer.mark("checkpoint")
         return metrics
 
@@ -103,19 +111,26 @@ class Trainer:
                     self.train_logger.flush()  # before saving, so that no checkpoint holds weights that are not finite
                 if due.validate:
                     metrics = self._validate()
-                if self.checkpointer.is_due(due.save, action):
+                # a request for SAVE is one step old: it is not repeated when a checkpoint was written meanwhile
+                timed = action is StopAction.SAVE and self.saved_step < state.step - 1
+                if due.save or timed or action is StopAction.STOP:
                     self._save(metrics if due.validate else {})
                 if action is StopAction.STOP:
                     self._preempt()
                 if due.last or (due.validate and self._stops_early()):
                     break
-        assert self.checkpointer.saved_step == state.step, "a run ends with a checkpoint"
+        assert self.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
     def _agreed_action(self) -> StopAction:
         """What the ranks agreed on, one step after any of them asked for it."""
-        stops = self.stop_reason() is not None
-        return self.stop.poll(StopAction.STOP if stops else self.checkpointer.request())
+        seconds = 60 * self.checkpoint_minutes if self.checkpoint_minutes and self.strategy.is_main else math.inf
+        request = StopAction.NONE
+        if self.stop_reason() is not None:
+            request = StopAction.STOP
+        elif time.monotonic() - self._saved_at >= seconds:
+            request, self._saved_at = StopAction.SAVE, time.monotonic()
+        return self.stop.poll(request)
 
     def _validate(self) -> dict[str, float]:
         state = self.state
@@ -135,8 +150,29 @@ class Trainer:
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
+        """Start to write a checkpoint. Raises CheckpointError if the one before was not written."""
+        step, monitored = self.state.step, self.state.best.name
+
+        def save() -> None:
+            if self.store:
+                self.store.save(content, step, metrics.get(monitored) if monitored else None)
+
         with self.state.meter.paused(), self.timer.phase("checkpoint"):
-            self.checkpointer.save(metrics)
+            self._saved_at = time.monotonic()
+            content = self.checkpoint(metrics)
+            self.strategy.on_main(save)
+            self.saved_step = step
+
+    def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
+        """What a checkpoint of this moment holds; `metrics` are those of this step's validation. Every rank must call it."""
+        epoch, cursor = self.data.position(self.state.step)
+        place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
+        return {**self.state.state_dict(), **self.metadata, **place}
+
+    def _wait_for_store(self) -> None:
+        """Return once every checkpoint is written, on all ranks. Raises CheckpointError if one was not."""
+        if self.store:
+            self.strategy.on_main(self.store.wait)
 
     def _stops_early(self) -> bool:
         if self.state.best.exhausted:
@@ -144,7 +180,46 @@ class Trainer:
         return self.state.best.exhausted
 
     def _preempt(self) -> None:
-        self.checkpointer.wait()
+        self._wait_for_store()
         self.stop.close()
         why = self.stop_reason() or "another rank was asked to"
         raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume=auto.")
+
+
+def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:
+    """The same steps in the same order; on CUDA with their batches on `device`, elsewhere as they come.
+
+    Copies, and what `to` computes, run on a side stream, one step ahead; with pinned memory the host does not wait for them. An
+    error of `steps` is raised at its step. Closing the generator closes `steps`.
+    """
+    try:
+        yield from _one_ahead(steps, device) if device.type == "cuda" else steps
+    finally:
+        if hasattr(steps, "close"):
+            steps.close()
+
+
+def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
+    side = torch.cuda.Stream(device)
+
+    def fetch() -> tuple[Sequence[Any], Any] | Exception | None:
+        """The next step on its way, with the event of its arrival; None at the end."""
+        try:
+            batches = next(steps, None)
+        except Exception as error:
+            return error
+        if batches is None:
+            return None
+        # Memory of earlier batches, all that the host has let go of, may be used again once the work queued with it is done.
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            return [batch.to(device, non_blocking=True) for batch in batches], side.record_event()
+
+    coming = fetch()
+    while coming is not None:
+        if isinstance(coming, Exception):
+            raise coming
+        (batches, arrived), coming = coming, fetch()
+        torch.cuda.current_stream(device).wait_event(arrived)
+        yield batches
+        del batches  # before the next copy, so that the memory of two steps' batches is enough

@@ -15,7 +15,6 @@ from retina_dist.engine.checkpoint.resume import (
     Run,
     check_resume,
     checkpoint_folder,
-    load_strategy_state,
     open_run,
     restore,
 )
@@ -135,9 +134,7 @@ def assemble(
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
         job.mlflow = job.exits.enter_context(mlflow_run.MlflowRun(server, config, run, tags, resumes=is_restart))
-    training = Training(config, strategy, task, plan, data, run, state, checkpoints, job)
-    load_strategy_state(strategy, run)
-    return training
+    return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 
 def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:

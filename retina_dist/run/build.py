@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.engine.compiled import compile_model
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, resolve_plan
@@ -138,8 +137,6 @@ def build_state(
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
-    if trainer.compile:
-        compile_model(model)
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 
@@ -162,4 +159,5 @@ def build_train_step(
         guard=guard,
         seed=config.seed,
         skips_images=getattr(config.data, "bad_images", "error") == "skip",
+        compiles=config.trainer.compile,
     )

@@ -49,13 +49,13 @@ GPUS = {
 CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
 SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
-PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.prefetch`
+PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.trainer.prefetched`
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
 FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
 PARTS = [
-    "parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "temporaries", "communication"
+    "parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "communication"
 ]  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _gpu(name: str, gib: float) -> Memory:
 class MemoryEstimate(NamedTuple):
     """Bytes of each part at the moment when their sum is largest; `images` are those of the micro-batch.
 
-    "activations" are kept for the backward pass, "temporaries" are all else that lives at that moment.
+    "activations" are all that the passes hold at that moment, for the backward pass or for an operator.
     """
 
     images: int
@@ -203,7 +203,6 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
     tracker.add(_tensors(batch), "batches")
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients"))
-    model.register_forward_hook(lambda *_: tracker.rename("temporaries", "activations"))
     with tracker:
         step([batch])
     return tracker.at_peak()
@@ -226,21 +225,16 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def add(self, values: Iterable[Any], part: str) -> None:
-        """Count the storages of the tensors among `values` as `part`; "" is "temporaries", or what they were."""
+        """Count the storages of the tensors among `values` as `part`; "" is "activations", or what they were."""
         for storage in (value.untyped_storage() for value in values if isinstance(value, Tensor)):
             if (known := self._live.get(storage._cdata)) is None:
-                known = self._live[storage._cdata] = ["temporaries", -(-storage.nbytes() // BLOCK) * BLOCK]
+                known = self._live[storage._cdata] = ["activations", -(-storage.nbytes() // BLOCK) * BLOCK]
                 self._events.append((known, 1))
                 weakref.finalize(storage, self._drop, storage._cdata).atexit = False
             known[0] = part or known[0]
 
     def _drop(self, address: int) -> None:
         self._events.append((self._live.pop(address), -1))
-
-    def rename(self, old: str, new: str) -> None:
-        """Make `new` of the live storages that are `old`."""
-        for known in self._live.values():
-            known[0] = new if known[0] == old else known[0]
 
     def at_peak(self) -> dict[str, int]:
         """Bytes of each part when their sum was largest."""

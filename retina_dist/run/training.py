@@ -18,7 +18,6 @@ from torch import Tensor
 from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
-from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.plan import Plan
@@ -108,14 +107,6 @@ class Training:
     def _trainer(self) -> Trainer:
         config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
         facts = {"versions": versions(), "world_size": strategy.world_size, "backend": strategy.backend}
-        checkpointer = Checkpointer(
-            state,
-            strategy,
-            self.checkpoints,
-            position=self.data.position,
-            max_minutes=config.checkpoint_minutes,
-            metadata=task.metadata(state.model) | facts,
-        )
         guard = NonFiniteGuard(
             state,
             self.plan,
@@ -129,7 +120,9 @@ class Training:
             self.data,
             self.metric_logger,
             validate=task.build_evaluator(self.data),
-            checkpointer=checkpointer,
+            store=self.checkpoints,
+            metadata=task.metadata(state.model) | facts,
+            checkpoint_minutes=config.checkpoint_minutes,
             stop_reason=lambda: self.watch.reason,
         )
 
@@ -147,7 +140,7 @@ class Training:
             profiling = profiled(plain, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
 
         def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-            membership.commit(self.trainer.checkpointer.content)
+            membership.commit(self.trainer.checkpoint)
             return take_step(micro_batches)
 
         self.trainer.train_step = step

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,8 @@ T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
 
 
-@runtime_checkable
 class Stateful(Protocol):
-    """Has a state. That of a strategy, such as error feedback, is kept in checkpoints for each rank."""
+    """Has a state of tensors and plain values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -14,7 +14,7 @@ import torch
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.model.build import build_model
-from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
 from tests.e2e.conftest import ROOT, SMALL
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
     for key, value in (("optimizer", {}), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
         content = load_checkpoint(last)
         content.pop(key)
-        write_checkpoint(tmp_path / "less.pt", content if value is None else content | {key: value})
+        (tmp_path / "less.pt").write_bytes(sealed(content if value is None else content | {key: value}))
         with pytest.raises(CheckpointError, match=r"less\.pt"):
             run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
 

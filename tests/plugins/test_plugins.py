@@ -15,7 +15,6 @@ from retina_dist.config import plugins
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
-from retina_dist.run.assemble import train
 from retina_dist.run_config import settings_of
 from retina_dist.strategies.start_processes import command, environment, why_missing
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
@@ -105,31 +104,3 @@ def test_a_checkpoint_names_no_class() -> None:
     found = settings_of(content, DetectionRunConfig)
     assert type(found) is DetectionRunConfig
     assert found.data.name == "shapes"
-
-
-def test_a_strategys_own_state_survives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error feedback of a lossy strategy: a run that was stopped ends with the bits of one that was not."""
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "task=discs",
-        "logging=quiet",
-        "data.batch_size=24",
-        "data.num_train=64",
-        "strategy=rounding",
-        "strategy.bits=3",
-    ]
-    small += ["trainer.max_duration=8steps", "schedule.warmup=2steps", "optimizer.lr=0.01", "strategy.device=cpu"]
-    for one_run in (
-        ["output_dir=whole"],
-        ["output_dir=half", "trainer.stop_after=3steps"],
-        ["output_dir=half", "resume=auto"],
-    ):
-        train(load_config("train", [FOUND, *small, *one_run]))
-    one, two = (
-        torch.load(Path(name) / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
-        for name in ("whole", "half")
-    )
-    assert len(one["strategy"]) == 1
-    assert max(float(x.abs().max()) for x in one["strategy"][0]["left"].values()) > 1e-4
-    for name, weights in one["model"].items():
-        assert torch.equal(two["model"][name], weights), name

@@ -95,14 +95,6 @@ class RetinaNet(TorchvisionRetinaNet):
         layout = torch.channels_last if is_channels_last else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """nn.Module.compile; raises ConfigError with activation checkpointing, which it cannot trace."""
-        if self.get_submodule("backbone.body").checkpointing:
-            raise ConfigError(
-                "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one of them out."
-            )
-        super().compile(*args, **kwargs)
-
     def anchors(self, canvas: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
         """Anchors of each level [A_l, 4] xyxy float32 in canvas pixels, made once for each canvas.
 

@@ -19,7 +19,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
-from retina_dist.strategies.base import DistributedStrategy, Stateful
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
@@ -271,22 +271,6 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
     else:
         return False
     return True
-
-
-def load_strategy_state(strategy: DistributedStrategy, run: Run) -> None:
-    """Give a strategy that has a state, such as error feedback, each rank's own from the checkpoint; every rank must call it.
-
-    With another number of ranks it starts without one, after a warning. After `prepare`.
-    """
-    if run.resume_step is None or not isinstance(strategy, Stateful):
-        return
-    states = strategy.broadcast_object((run.checkpoint or {}).get("strategy"))
-    if isinstance(states, list) and len(states) == strategy.world_size:
-        strategy.load_state_dict(states[strategy.rank])
-    else:
-        logger.warning(
-            f"{run.resumed_from} holds no state of {type(strategy).__name__} for {strategy.world_size} processes"
-        )
 
 
 # the names of run folders

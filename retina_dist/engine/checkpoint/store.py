@@ -138,7 +138,7 @@ class CheckpointStore:
 
     def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
         try:
-            self._replace(_sealed(content), step, metric)
+            self._replace(sealed(content), step, metric)
             self._check_owner()
             self._tidy()
         except UserError as error:
@@ -161,6 +161,7 @@ class CheckpointStore:
         named = self._write_manifest(kept)
         self._entries = kept
         if isinstance(self.folder, Path):
+            self._check_owner()
             for alias, target in named.items():
                 _link(self.folder / target, self.folder / alias)
             if BEST not in named:  # what has this name is the best of another metric
@@ -212,11 +213,6 @@ class CheckpointStore:
         return sorted(
             (e for e in entries if e["metric"] is not None), key=lambda e: (self.best.rank(e["metric"]), e["step"])
         )
-
-
-def write_checkpoint(target: PathOrUrl, content: dict[str, Any]) -> None:
-    """Write `content` as a checkpoint file that `load_checkpoint` takes, outside any store. Raises UserError."""
-    write_bytes(target, _sealed(content))
 
 
 def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
@@ -310,7 +306,7 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
     return next((file for file in files if file.is_file()), source) if source.is_dir() else source
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def sealed(content: dict[str, Any]) -> bytes:
     """What torch.save makes of a checkpoint, with the SHA-256 of all of it as the zip's comment at the end."""
     file = io.BytesIO()
     torch.save({**content, "format": FORMAT}, file)

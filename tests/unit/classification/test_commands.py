@@ -17,7 +17,7 @@ from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
-from retina_dist.engine.checkpoint.store import load_checkpoint, write_checkpoint
+from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -32,7 +32,7 @@ def checkpoint(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = task.build_model()
     path = tmp_path_factory.mktemp("run") / "best.pt"
-    write_checkpoint(path, {"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)})
+    path.write_bytes(sealed({"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)}))
     return path
 
 
@@ -51,11 +51,11 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
 def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:
     content = load_checkpoint(checkpoint)
     content["config"]["data"]["root"] = "http://stranger.example/images"
-    write_checkpoint(tmp_path / "theirs.pt", content)
+    (tmp_path / "theirs.pt").write_bytes(sealed(content))
     with pytest.raises(ConfigError, match="such a URL is followed only where you give it"):
         commands.evaluate(load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"]))
     content["model_arguments"]["architecture"] = "os.system"
-    write_checkpoint(tmp_path / "theirs.pt", content)
+    (tmp_path / "theirs.pt").write_bytes(sealed(content))
     with pytest.raises(CheckpointError, match="does not describe a classifier"):
         TrainedClassifier.from_checkpoint(tmp_path / "theirs.pt")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.engine.checkpoint.store import CheckpointStore, write_checkpoint
+from retina_dist.engine.checkpoint.store import CheckpointStore, sealed
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
@@ -130,6 +130,6 @@ def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
 
 
 def test_a_checkpoint_of_another_task_is_an_error(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "a.pt", {**content(config={"task": {"name": "classification"}}), "step": 1})
+    (tmp_path / "a.pt").write_bytes(sealed({**content(config={"task": {"name": "classification"}}), "step": 1}))
     with pytest.raises(CheckpointError, match=r"a.pt is a checkpoint of task=classification, not of a detector"):
         Detector.from_checkpoint(tmp_path / "a.pt")

@@ -19,7 +19,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.store import write_checkpoint
+from retina_dist.engine.checkpoint.store import sealed
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.files import Url
@@ -95,7 +95,7 @@ def checkpoint_of(folder: Path, **data: Any) -> Path:
         "input": {"min_size": 32, "max_size": 48},
         "config": {"data": asdict(replace(DetectionData(name="coco"), **data))},
     }
-    write_checkpoint(folder / "theirs.pt", content)
+    (folder / "theirs.pt").write_bytes(sealed(content))
     return folder / "theirs.pt"
 
 

@@ -21,7 +21,7 @@ from retina_dist.detection.model.weights import batch_norm_eps, load_backbone_we
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.store import write_checkpoint
+from retina_dist.engine.checkpoint.store import sealed
 from retina_dist.errors import CheckpointError, ConfigError
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
@@ -180,7 +180,7 @@ def test_every_rank_has_the_epsilon_of_the_weights(
     assert ranks(settings_with(COCO_V1)) == [0.0, 0.0]
     assert [content["model_arguments"]["norm_eps"] for content in contents] == [0.0, 0.0]
     checkpoint, path = contents[0], tmp_path / "ours.pt"
-    write_checkpoint(path, checkpoint)
+    path.write_bytes(sealed(checkpoint))
     assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
     assert ranks(settings_with(str(path))) == [0.0, 0.0]
     monkeypatch.setattr(

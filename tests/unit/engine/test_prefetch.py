@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from retina_dist.engine.prefetch import prefetched
+from retina_dist.engine.trainer import prefetched
 
 CUDA = torch.device("cuda", 0)
 

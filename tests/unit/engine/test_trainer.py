@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.checkpoint import store as checkpoint
-from retina_dist.engine.checkpoint import when
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
-from retina_dist.engine.checkpoint.when import Checkpointer
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
@@ -101,13 +99,10 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         **{"max_duration": "4epochs", "log_every": 2, **plan_changes},
     )
     strategy = changes.pop("strategy", None) or SingleDeviceStrategy("cpu")
-    saving = {"max_minutes": changes.pop("checkpoint_minutes", None), "metadata": changes.pop("metadata", None)}
     store = CheckpointStore(folder, keep_last=100, best=best) if folder else None
-    checkpointer = Checkpointer(state, strategy, store, position=data.position, **saving)
     stepping = {k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes}
     train_step = TrainStep(state, plan, strategy, **stepping)
-    changes = {"checkpointer": checkpointer, **changes}
-    return Trainer(train_step, data, Recorder(), **changes)
+    return Trainer(train_step, data, Recorder(), **{"store": store, **changes})
 
 
 def weights(one: Trainer) -> Tensor:
@@ -293,7 +288,7 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     whole = trainer(log_every=3)
     whole.fit()
     clock = [0.0]  # in seconds; a step takes 30
-    monkeypatch.setattr(when.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     timed = trainer(
         tmp_path, log_every=3, checkpoint_minutes=1, stop_reason=lambda: clock.__setitem__(0, clock[0] + 30)
     )

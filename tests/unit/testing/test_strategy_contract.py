@@ -19,15 +19,22 @@ class Rounding(ThreadRank):
 
     prepare: Any = RoundingStrategy.prepare
     reduce_gradients: Any = RoundingStrategy.reduce_gradients
-    state_dict: Any = RoundingStrategy.state_dict
-    load_state_dict: Any = RoundingStrategy.load_state_dict
     levels = 127
 
 
-class Forgetful(Rounding):
-    """Its state is in no checkpoint."""
+class Forgetful(ThreadRank):
+    """Adds a part of each step's gradients to the next step's; no checkpoint holds it."""
 
-    state_dict = load_state_dict = None
+    def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
+        self.left: dict[nn.Parameter, Tensor] = {}
+        return super().prepare(model, accumulate)
+
+    def reduce_gradients(self) -> None:
+        super().reduce_gradients()
+        for p in self.averaged:
+            whole = p.grad + self.left.get(p, 0)  # type: ignore[operator]
+            p.grad = 0.99 * whole
+            self.left[p] = (whole - p.grad).nan_to_num(0.0)
 
 
 class Reversed(ThreadRank):

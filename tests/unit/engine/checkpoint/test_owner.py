@@ -19,7 +19,7 @@ from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
 from retina_dist.engine.checkpoint.resume import RunOpener, open_run
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_latest, read_manifest
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
 from retina_dist.engine.settings import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, names_in, parse_path
@@ -262,6 +262,8 @@ def test_one_that_was_suspended_while_it_wrote_removes_nothing_of_the_new_owner(
     with pytest.raises(CheckpointError, match="step 2 was not saved"):
         former.wait()
     assert "step_00000003.pt" in names_in(folder)
+    if isinstance(folder, Path):
+        assert load_checkpoint(folder / "last.pt")["step"] == 3
     now.save({"w": torch.ones(1)}, 4)
     now.wait()
     assert [e["step"] for e in read_manifest(folder)] == [4]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,13 +12,10 @@ import torch
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.resume import Run, load_strategy_state, open_run
+from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
-from retina_dist.engine.checkpoint.when import Checkpointer
-from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.environment import write_config
-from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -173,33 +169,3 @@ def test_checkpoints_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         open_run(settings("resume=mine", there))
     save("", 5, place=f"file://{tmp_path}/local")
     assert open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto")).resume_step == 5
-
-
-class Remembering(ThreadRank):
-    def state_dict(self) -> dict[str, Any]:
-        return {"x": self.rank}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state["x"]
-
-
-@pytest.mark.parametrize(("world_size", "loaded"), [(2, [0, 1]), (3, [None] * 3)])
-def test_each_rank_gets_its_own_state_of_the_strategy_back(
-    world_size: int, loaded: list[int | None], caplog: pytest.LogCaptureFixture
-) -> None:
-    def save(strategy: Remembering) -> Any:
-        model = torch.nn.Linear(1, 1)
-        state = TrainState(model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu", enabled=False))
-        return Checkpointer(state, strategy, position=lambda step: (0, 0)).content()["strategy"]
-
-    states = [{"x": 0}, {"x": 1}]
-    assert on_ranks(2, save, Remembering) == [states, states]
-
-    def load(strategy: Remembering) -> int | None:
-        content = {"strategy": states} if strategy.is_main else None
-        load_strategy_state(strategy, Run(Path("mine"), 3, Path("mine/step_3.pt"), content))
-        return getattr(strategy, "loaded", None)
-
-    assert on_ranks(world_size, load, Remembering) == loaded
-    warning = "mine/step_3.pt holds no state of Remembering for 3 processes"
-    assert set(caplog.messages) == ({warning} if world_size == 3 else set())

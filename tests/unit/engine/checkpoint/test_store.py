@@ -17,7 +17,7 @@ from torch import nn
 
 from retina_dist import files
 from retina_dist.engine.checkpoint import store as checkpoint
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, write_checkpoint
+from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, sealed
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.files import PathOrUrl, names_in, parse_path, write_atomically
@@ -264,7 +264,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.opened, self.threads = threading.Event(), set[str]()
-        original = checkpoint._sealed
+        original = checkpoint.sealed
 
         def sealed(content: dict[str, Any]) -> bytes:
             self.threads.add(threading.current_thread().name)
@@ -273,7 +273,7 @@ class Gate:
                 raise error
             return original(content)
 
-        monkeypatch.setattr(checkpoint, "_sealed", sealed)
+        monkeypatch.setattr(checkpoint, "sealed", sealed)
 
 
 def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
     torch.save({"format": 1, "bad": Hostile()}, "hostile.pt")
     Path("plain.pt").write_bytes(pickle.dumps(Hostile()))
     Path("sealed").mkdir()
-    write_checkpoint(Path("sealed/step_00000001.pt"), {"step": 1, "bad": Hostile()})
+    Path("sealed/step_00000001.pt").write_bytes(sealed({"step": 1, "bad": Hostile()}))
     for name in ("hostile.pt", "plain.pt", "sealed/step_00000001.pt"):
         with pytest.raises(CheckpointError, match="cannot be read"):
             load_checkpoint(Path(name))
@@ -353,7 +353,7 @@ def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> No
     if isinstance(made, bytes):
         path.write_bytes(made)
     elif isinstance(made, dict) and "sealed" in made:
-        write_checkpoint(path, made)
+        path.write_bytes(sealed(made))
     elif made is not None:
         torch.save(made, path)
     with pytest.raises(CheckpointError, match=message):
