@@ -25,8 +25,7 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint.resume import checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
-from retina_dist.engine.plan import to_steps
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import TrainerConfig, to_steps
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig

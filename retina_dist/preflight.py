@@ -25,7 +25,7 @@ from retina_dist.errors import doing
 from retina_dist.files import Url, first_line, nearest_existing, parse_path
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy, build_task, task_class
-from retina_dist.run.environment import versions
+from retina_dist.run.records import versions
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
 from retina_dist.strategies.launch_environment import detect_launch

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from typing_extensions import Self
 
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig

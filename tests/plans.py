@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from retina_dist.engine.plan import Plan, resolve_plan
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 
 

@@ -15,7 +15,7 @@ import torch
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.files import write_json
 from retina_dist.redaction import redacted_tree
-from retina_dist.run.environment import commit, versions
+from retina_dist.run.records import commit, versions
 from retina_dist.settings import setting
 
 

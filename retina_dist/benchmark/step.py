@@ -35,8 +35,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state, build_train_step
-from retina_dist.run.environment import configure_torch
+from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -25,8 +25,8 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step
-from retina_dist.run.environment import configure_torch, describe_job
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step, configure_torch
+from retina_dist.run.records import describe_job
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting

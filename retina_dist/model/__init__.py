@@ -1,1 +1,1 @@
-"""What the models of all tasks share: norms and averages of weights."""
+"""What the models of all tasks share: norms, convolutions, weights."""

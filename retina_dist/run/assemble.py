@@ -31,10 +31,10 @@ from retina_dist.run.build import (
     build_state,
     build_strategy,
     build_task,
+    configure_torch,
     task_class,
 )
-from retina_dist.run.environment import (
-    configure_torch,
+from retina_dist.run.records import (
     describe_job,
     versions,
     write_command,

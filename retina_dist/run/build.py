@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -13,12 +14,11 @@ import torch
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
-from retina_dist.engine.plan import Plan, resolve_plan
+from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
 from retina_dist.engine.precision import make_scaler
-from retina_dist.engine.state import TrainState
+from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
-from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
@@ -32,6 +32,15 @@ from retina_dist.task import Task
 logger = logging.getLogger(__name__)
 
 BUILTIN = [f"retina_dist.{name}.task" for name in TASKS]
+
+
+def configure_torch(settings: TrainerConfig) -> None:
+    """Set the number of threads and deterministic algorithms of this process."""
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
+    torch.use_deterministic_algorithms(settings.deterministic)
 
 
 def build_strategy(config: RunConfig) -> DistributedStrategy:

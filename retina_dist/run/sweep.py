@@ -31,7 +31,7 @@ from retina_dist.files import write_atomically, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.settings import MLFLOW_PARENT
-from retina_dist.run.result import LOSS, RESULT, read_result, sentence
+from retina_dist.run.records import LOSS, RESULT, read_result, sentence
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.launch_environment import detect_launch
 

@@ -31,8 +31,7 @@ from retina_dist.reporting.console import Console, print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
-from retina_dist.run.environment import describe_job, versions
-from retina_dist.run.result import write_result
+from retina_dist.run.records import describe_job, versions, write_result
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData

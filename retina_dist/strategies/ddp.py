@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
-from retina_dist.strategies.base import DistributedStrategy, ReduceOp, missing_ranks, peer_lost_message
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, from_wire, take_fp16, to_wire
+from retina_dist.strategies.base import (
+    DEFAULT_FP16_SCALE,
+    DistributedStrategy,
+    ReduceOp,
+    from_wire,
+    missing_ranks,
+    peer_lost_message,
+    take_fp16,
+    to_wire,
+)
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.settings import StrategyConfig
@@ -47,7 +55,7 @@ class DDPStrategy(DistributedStrategy):
     """One of the processes that torchrun started, or srun, mpirun, Azure ML or any launcher that gives rank 0's address.
 
     Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. A collective that
-    takes longer than `timeout_s` seconds ends the process. `compression` and `fp16_scale` are those of `strategies.compression`.
+    takes longer than `timeout_s` seconds ends the process. `compression` and `fp16_scale` are described in `strategies.base`.
     `deterministic` keeps the buckets of the first step, which torch would rearrange after it: a sum over three or more ranks then
     has the same order in a run that was resumed.
 

@@ -27,8 +27,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retina_dist.errors import ConfigError, PeerLost, activity, is_collective
-from retina_dist.strategies.base import DistributedStrategy, Membership, ReduceOp, missing_ranks, peer_lost_message
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, take_fp16, to_wire
+from retina_dist.strategies.base import (
+    DEFAULT_FP16_SCALE,
+    DistributedStrategy,
+    Membership,
+    ReduceOp,
+    missing_ranks,
+    peer_lost_message,
+    take_fp16,
+    to_wire,
+)
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
@@ -52,7 +60,7 @@ class HorovodStrategy(DistributedStrategy):
     a shorter cycle takes CPU time, a longer one holds messages back. Settings that the launcher gave (horovodrun
     --fusion-threshold-mb ...) win.
     A collective that some rank has not joined after `timeout_s` seconds ends the job.
-    `compression` and `fp16_scale` are those of `strategies.compression`. `deterministic` sends each gradient on its own, because
+    `compression` and `fp16_scale` are described in `strategies.base`. `deterministic` sends each gradient on its own, because
     which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
 
     Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.engine.plan import resolve_plan
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import TrainerConfig, resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import PeerLost, UserError

@@ -37,7 +37,7 @@ ALLOWED = {
     "optim": set(),
     "reporting": set(),
     "strategies": set(),
-    "engine": {"model.ema", "optim", "strategies"},
+    "engine": {"optim", "strategies"},
     "detection": {
         *COMMANDS,
         "config",
@@ -66,7 +66,7 @@ ALLOWED = {
     "config": {"optim.settings", "reporting", "strategies"},
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "config.entry_point", "config.hydra_errors", "run.environment", "run.sweep"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "config.hydra_errors", "run.records", "run.sweep"}
 
 
 def module_of(path: Path) -> str:

@@ -20,7 +20,7 @@ import pytest
 import retina_dist.train
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint.resume import Run
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.errors import DataError
 from retina_dist.files import names_in, parse_path
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.batch import Batch
-from retina_dist.engine.state import TrainState
+from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
-from retina_dist.model.ema import ExponentialMovingAverage
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect, count_only
 from retina_dist.testing.thread_ranks import ThreadRank
 from tests.plans import plan_of

@@ -15,7 +15,7 @@ import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import DataError
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.run.result import LOSS, write_result
+from retina_dist.run.records import LOSS, write_result
 from retina_dist.run.sweep import compare_with_best
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

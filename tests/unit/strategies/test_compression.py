@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retina_dist.strategies.compression import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
+from retina_dist.strategies.base import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
 
 
 def mean_of(gradients: list[Tensor], compression: str, scale: float = DEFAULT_FP16_SCALE) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retina_dist.run import environment
-from retina_dist.run.environment import FLIGHT_FILE, write_flight_records
+from retina_dist.run.records import FLIGHT_FILE, write_flight_records
 from retina_dist.strategies.ddp import FLIGHT_RECORDER, DDPStrategy
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig

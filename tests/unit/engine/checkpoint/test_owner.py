@@ -20,7 +20,7 @@ from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.owner import LOCK, Owner
 from retina_dist.engine.checkpoint.resume import RunOpener, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
-from retina_dist.engine.settings import TrainerConfig
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, names_in, parse_path
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -15,7 +15,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.run.environment import write_config
+from retina_dist.run.records import write_config
 
 ROOT = Path(__file__).resolve().parents[4]
 

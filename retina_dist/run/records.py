@@ -1,43 +1,40 @@
-"""The process around a run: torch's settings, and the job in words, in config.yaml and in command.json."""
+"""What a run folder says of its run: config.yaml, command.json, and in result.json how it ended."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 import torchvision
 from omegaconf import OmegaConf
 
 import retina_dist
-from retina_dist.engine.settings import TrainerConfig
-from retina_dist.files import read_bytes, write_atomically, write_json
-from retina_dist.redaction import redacted_tree
+from retina_dist.errors import Preempted, UserError
+from retina_dist.files import first_line, read_bytes, write_atomically, write_json
+from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
+RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs
+LOSS = "train/loss"
 
 FLIGHT_FILE, FORMER_NAME = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _flight_file: str | None = None  # that an earlier job of this process set
-
-
-def configure_torch(settings: TrainerConfig) -> None:
-    """Set the number of threads and deterministic algorithms of this process."""
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
-    if settings.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
-    torch.use_deterministic_algorithms(settings.deterministic)
 
 
 def write_flight_records(folder: Path) -> None:
@@ -111,3 +108,45 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def write_result(
+    folder: Path,
+    *,
+    error: BaseException | None = None,
+    metrics: Mapping[str, float] | None = None,
+    loss: float | None = None,
+    speeds: Sequence[float] = (),
+    **facts: Any,
+) -> None:
+    """Write how the run ended: status, the last `loss`, the last validation's `metrics`, and `facts` as they are.
+
+    The speed is the mean of `speeds`, those of the log lines, but the first, which has the start in it. What is not finite is
+    null.
+    """
+    content = {
+        "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
+        "error": error and sentence(error),
+        **facts,
+        "metrics": {name: _finite(value) for name, value in (metrics or {}).items()},
+        LOSS: _finite(loss),
+        "images_per_s": fmean(speeds[1:] or speeds) if speeds else None,
+    }
+    write_json(folder / RESULT, content, indent=2)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of result.json; empty without the file."""
+    path = folder / RESULT
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def sentence(error: BaseException) -> str:
+    """A UserError's text; of another exception its name and first line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, UserError) else redacted(first_line(error))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
