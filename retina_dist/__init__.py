@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with _PUB
     from retina_dist.optim.settings import OptimizerConfig as OptimizerConfig
     from retina_dist.optim.settings import ScheduleConfig as ScheduleConfig
     from retina_dist.reporting.settings import LoggingConfig as LoggingConfig
-    from retina_dist.strategies.settings import NcclConfig as NcclConfig
     from retina_dist.strategies.settings import StrategyConfig as StrategyConfig
 
 _NAMES = {  # of each module
@@ -51,7 +50,7 @@ _NAMES = {  # of each module
     "errors": "CheckpointError ConfigError DataError Preempted UserError",
     "optim.settings": "OptimizerConfig ScheduleConfig",
     "reporting.settings": "LoggingConfig",
-    "strategies.settings": "NcclConfig StrategyConfig",
+    "strategies.settings": "StrategyConfig",
 }
 _PUBLIC = {name: f"retina_dist.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -39,7 +39,7 @@ from retina_dist.run_config import (
     schema_of_task,
 )
 from retina_dist.settings import MISSING, check_types, validate
-from retina_dist.strategies.settings import NcclConfig, StrategyConfig
+from retina_dist.strategies.settings import StrategyConfig
 
 
 @dataclass(kw_only=True, eq=False)
@@ -54,7 +54,6 @@ class _Run(TrainerConfig):
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     seed: int = RunConfig.seed
     output_dir: str | None = RunConfig.output_dir

@@ -13,7 +13,7 @@ classes sensitivity, specificity and ROC-AUC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import check_category_map
@@ -21,7 +21,6 @@ from retina_dist.run.build import command_of_task, task_of
 from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import setting
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.settings import NcclConfig
 
 
 @dataclass
@@ -40,7 +39,6 @@ class EvaluateConfig(OfCheckpoint):
         None, "px: detect in windows of this size too, for small objects in large images", at_least=32
     )
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
-    nccl: NcclConfig = field(default_factory=NcclConfig)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     batch_size: int = setting(8, at_least=1)

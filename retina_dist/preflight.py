@@ -277,8 +277,8 @@ def link_findings(links: Sequence[Link], ranks: int, expect_gb_s: float | None) 
     if links and expect_gb_s and links[-1].gb_s(ranks) < expect_gb_s:
         reached = f"an all-reduce of {links[-1].size_mb} MB reaches {links[-1].gb_s(ranks):.2f} GB/s"
         remedy = (
-            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), give nccl=NAME for this kind of machine, "
-            "and run nccl-tests between pairs of hosts."
+            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), set NCCL's variables for this kind of machine "
+            "(docs/clusters.md), and run nccl-tests between pairs of hosts."
         )
         yield Finding("error", "network", f"{reached}, below expect_gb_s={expect_gb_s:g}", remedy)
 

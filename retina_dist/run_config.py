@@ -27,7 +27,7 @@ from retina_dist.settings import (
     settings_by_key,
     validate,
 )
-from retina_dist.strategies.settings import NcclConfig, StrategyConfig
+from retina_dist.strategies.settings import StrategyConfig
 
 T = TypeVar("T")
 TASKS = ("detection", "classification")  # of the package, each in the folder of its name
@@ -88,7 +88,6 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    nccl: NcclConfig = field(default_factory=NcclConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     seed: int = setting(0, at_least=0)

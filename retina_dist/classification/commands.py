@@ -10,7 +10,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,6 @@ from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.reporting.pictures import enlarged, titled
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
@@ -72,7 +71,6 @@ def evaluate(config: EvaluateConfig) -> str:
     for key in DETECTIONS_OWN:
         if value := getattr(config, key):
             raise ConfigError(f"{key}={value} is for detection; for a classifier give root=FOLDER.")
-    apply_nccl(asdict(config.nccl))
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)

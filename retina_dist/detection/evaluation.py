@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.run_config import data_settings_of
 from retina_dist.settings import validate
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.devices import apply_nccl, describe_nccl
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy, strategy_of
 from retina_dist.strategies.settings import StrategySettings
@@ -70,9 +69,6 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
     if config.results:
         result = _of_results(config)
     else:
-        apply_nccl(asdict(config.nccl))
-        if note := describe_nccl(asdict(config.nccl)):
-            logger.info(note)
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import retina_dist
+from retina_dist.engine.checkpoint.owner import Owner
 from retina_dist.engine.checkpoint.resume import (
     Run,
+    RunOpener,
     check_resume,
     checkpoint_folder,
     open_run,
@@ -24,7 +26,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.errors import ConfigError, doing
 from retina_dist.files import parse_path
-from retina_dist.reporting.console import configure_logging, heartbeat
+from retina_dist.reporting.console import Console, configure_logging, heartbeat
 from retina_dist.run.build import (
     best_metric,
     build_plan,
@@ -41,11 +43,9 @@ from retina_dist.run.records import (
     write_config,
     write_flight_records,
 )
-from retina_dist.run.training import Job, Training
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
-from retina_dist.strategies.devices import describe_nccl
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
 from retina_dist.task import Task, TaskData
@@ -53,8 +53,22 @@ from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from retina_dist.run.memory import MemoryPlan
+    from retina_dist.run.mlflow_run import MlflowRun
+    from retina_dist.run.training import Training
 
 logger = logging.getLogger(__name__)
+
+
+class Job:
+    """What the attempts of an elastic job share; any other job has one attempt.
+
+    `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
+    """
+
+    def __init__(self, console: Console, exits: ExitStack) -> None:
+        self.console, self.exits = console, exits
+        self.opener = RunOpener(exits.enter_context(Owner()))
+        self.mlflow: MlflowRun | None = None  # on the main rank
 
 
 def train(config: RunConfig) -> dict[str, float]:
@@ -101,7 +115,8 @@ def assemble(
         raise ConfigError(memory.problem, collective=True)
     if config.dry_run:
         return None
-    from retina_dist.run import mlflow_run  # which a dry run does not need
+    from retina_dist.run import mlflow_run  # a dry run needs neither
+    from retina_dist.run.training import Training
 
     server = strategy.on_main(lambda: mlflow_run.tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, committed)
@@ -140,9 +155,8 @@ def assemble(
 def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
     logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     logger.info(describe_precision(strategy.device, config.trainer.precision))
-    for note in (describe_nccl(asdict(config.nccl)), why_alone(config.strategy.name, detect_launch())):
-        if note:
-            logger.info(note)
+    if note := why_alone(config.strategy.name, detect_launch()):
+        logger.info(note)
 
 
 def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:

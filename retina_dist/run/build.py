@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +25,6 @@ from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run_config import TASKS, RunConfig, builtin_task, names_class, task_of_checkpoint
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.devices import apply_nccl
 from retina_dist.strategies.select import strategy_of
 from retina_dist.task import Task
 
@@ -46,7 +45,6 @@ def configure_torch(settings: TrainerConfig) -> None:
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
     trainer = config.trainer
-    apply_nccl(asdict(config.nccl))
     return strategy_of(config.strategy, loss_is_scaled=trainer.precision == "fp16", deterministic=trainer.deterministic)
 
 

@@ -9,14 +9,13 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import Run, RunOpener, checkpoint_folder
+from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, summary
@@ -27,7 +26,7 @@ from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import UserError, doing, is_collective
 from retina_dist.files import write_json
-from retina_dist.reporting.console import Console, print_redacted
+from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
@@ -37,21 +36,9 @@ from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
 
 if TYPE_CHECKING:
-    from retina_dist.run.mlflow_run import MlflowRun
+    from retina_dist.run.assemble import Job
 
 logger = logging.getLogger(__name__)
-
-
-class Job:
-    """What the attempts of an elastic job share; any other job has one attempt.
-
-    `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
-    """
-
-    def __init__(self, console: Console, exits: ExitStack) -> None:
-        self.console, self.exits = console, exits
-        self.opener = RunOpener(exits.enter_context(Owner()))
-        self.mlflow: MlflowRun | None = None  # on the main rank
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which device this process works on, and NCCL, by which GPUs communicate."""
+"""Which device this process works on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -119,40 +119,3 @@ def check_devices(identities: Sequence[str]) -> None:
             "none, or strategy.device=cpu for all.",
             collective=True,
         )
-
-
-# NCCL reads its variables once in a process, as it starts: a sweep over them needs a launcher for each job.
-# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
-NcclSettings = Mapping[str, str | int | bool | None]  # the group's name and a value, or None, for each key of VARIABLES
-
-VARIABLES = {
-    "socket_ifname": "NCCL_SOCKET_IFNAME",
-    "ib_disable": "NCCL_IB_DISABLE",
-    "ib_pci_relaxed_ordering": "NCCL_IB_PCI_RELAXED_ORDERING",
-    "topo_file": "NCCL_TOPO_FILE",
-    "debug": "NCCL_DEBUG",
-}
-
-
-def apply_nccl(settings: NcclSettings, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables that the user has not set; a topology file that this machine lacks is left out."""
-    for name, value in _wanted(settings).items():
-        if name != VARIABLES["topo_file"] or Path(value).is_file():
-            environment.setdefault(name, value)
-
-
-def describe_nccl(settings: NcclSettings, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What `apply_nccl` did, in one line; None if the settings name no variable."""
-    parts = []
-    for name, value in _wanted(settings).items():
-        own = environment.get(name)
-        if own is None:
-            parts.append(f"no {name}, as {value} does not exist")
-        else:
-            parts.append(f"{name}={own}" + (" (your own)" if own != value else ""))
-    return f"nccl={settings['name']}: {', '.join(parts)}" if parts else None
-
-
-def _wanted(settings: NcclSettings) -> dict[str, str]:
-    values = {name: settings[key] for key, name in VARIABLES.items()}
-    return {name: str(int(v)) if isinstance(v, bool) else str(v) for name, v in values.items() if v is not None}

@@ -56,9 +56,7 @@ class HorovodStrategy(DistributedStrategy):
     """One of the processes that horovodrun or mpirun started.
 
     `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
-    nothing would overlap with the backward pass). Every `cycle_time_ms` (Horovod's own: 1) the processes agree on what to send:
-    a shorter cycle takes CPU time, a longer one holds messages back. Settings that the launcher gave (horovodrun
-    --fusion-threshold-mb ...) win.
+    nothing would overlap with the backward pass). Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
     A collective that some rank has not joined after `timeout_s` seconds ends the job.
     `compression` and `fp16_scale` are described in `strategies.base`. `deterministic` sends each gradient on its own, because
     which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
@@ -82,8 +80,6 @@ class HorovodStrategy(DistributedStrategy):
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
         }
-        if settings.cycle_time_ms is not None:
-            self.variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         if self.device.type == "cpu":
             # or Open MPI's waiting takes the core from the training
             self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
@@ -115,7 +111,7 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.is_initialized():
             if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
-                    "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, cycle_time_ms, "
+                    "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, "
                     "timeout_s and device cannot change between the jobs of a sweep; start a sweep for each value."
                 )
         else:

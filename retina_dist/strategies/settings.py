@@ -1,4 +1,4 @@
-"""Settings of the strategies and of NCCL."""
+"""Settings of the strategies."""
 
 from __future__ import annotations
 
@@ -34,25 +34,6 @@ class StrategyConfig(StrategySettings):
     name: str = setting("auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod"))
     bucket_mb: float = setting(25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6)
     fusion_mb: float = setting(32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6)
-    cycle_time_ms: float | None = setting(
-        None, "horovod: interval of its negotiation; null: its own 1 ms", at_least=0, at_most=10**6
-    )
     commit_every: int = setting(
         10, "horovod elastic: steps between commits to memory, where surviving processes restart", at_least=1
     )
-
-
-@dataclass
-class NcclConfig(KnownArguments):
-    """NCCL's environment variables, set where you have not set them yourself; null: left alone. See `strategies/devices.py`."""
-
-    name: str = "none"
-    socket_ifname: str | None = setting(
-        None, "NCCL_SOCKET_IFNAME: network interfaces that begin so; =NAME for one exactly"
-    )
-    ib_disable: bool | None = setting(None, "NCCL_IB_DISABLE: TCP even where there is InfiniBand")
-    ib_pci_relaxed_ordering: int | None = setting(
-        None, "NCCL_IB_PCI_RELAXED_ORDERING: 0 off | 1 on | 2 where it can be had", choices=(None, 0, 1, 2)
-    )
-    topo_file: str | None = setting(None, "NCCL_TOPO_FILE: the machine's topology; left out where the file is missing")
-    debug: str | None = setting(None, "NCCL_DEBUG", choices=(None, "VERSION", "WARN", "INFO", "TRACE"))

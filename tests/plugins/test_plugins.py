@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import plugins

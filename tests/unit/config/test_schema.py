@@ -45,8 +45,6 @@ ZERO = {
     "trainer.save_top_k": "none",
     "trainer.overfit_batches": "off",
     "strategy.fusion_mb": "Horovod sends each gradient alone",
-    "strategy.cycle_time_ms": "Horovod always looks",
-    "nccl.ib_pci_relaxed_ordering": "off",
 }
 # Whole numbers that may be of any size, because nothing is made of that size.
 ANY_SIZE = ("seed", "data.shapes.seed", "data.max_pixels", "trainer.log_every", "trainer.patience", "trainer.keep_last")
