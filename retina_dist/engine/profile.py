@@ -14,7 +14,6 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.files import write_atomically
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 
@@ -44,28 +43,14 @@ def profiled(
         table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=ROWS)
         write_atomically(folder / f"rank_{rank}.txt", lambda temporary: temporary.write_text(table))
         profiler.export_chrome_trace(str(path))
-        logger.info(
-            f"profile of {pluralize(calls - skipped, 'step')}: {path}, for https://ui.perfetto.dev, and rank_{rank}.txt beside it"
-        )
+        logger.info(f"profile: {path}, for https://ui.perfetto.dev, and rank_{rank}.txt beside it")
 
     chosen = schedule(wait=0, warmup=skipped, active=steps, repeat=1)
-    profiler = profile(activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True)
-    calls = 0
+    with profile(activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True) as profiler:
 
-    def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        nonlocal calls
-        if calls == 0:
-            profiler.start()
-        values = take_step(micro_batches)
-        calls += 1
-        if calls < skipped + steps:
+        def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+            values = take_step(micro_batches)
             profiler.step()
-        elif calls == skipped + steps:
-            profiler.stop()  # which writes
-        return values
+            return values
 
-    try:
         yield step
-    finally:
-        if 0 < calls < skipped + steps:  # a run that stopped before its plan's end, or by an error
-            profiler.stop()

@@ -259,7 +259,8 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:  # or it would wait for Horovod's next cycle
             return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
-        # Horovod caches what it negotiated by name; without one, rank 0 would collect a request from each rank for every sum
+        # Horovod caches what it negotiated by name; without one, rank 0 would collect a request from each rank for every sum. Ranks
+        # whose shapes differ wait for each other until `timeout_s`: a name without the shape would show it, and cache nothing.
         name = f"{op}.{x.dtype}.{tuple(x.shape)}"
         total = self._synchronize(hvd.allreduce_async(x.contiguous(), name=name, op=ops[op]))
         return total / self.world_size if op == "mean" else total

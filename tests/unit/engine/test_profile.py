@@ -49,7 +49,6 @@ def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one
     with pytest.raises(RuntimeError, match="no memory"):
         train("first", 0, steps, RuntimeError("no memory"))
     assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
-    assert ("profile of" in caplog.text) == (steps > 2)
-    assert steps <= 2 or f"profile of {steps - 2} step{'s' * (steps > 3)}: " in caplog.text
+    assert ("profile: " in caplog.text) == (steps > 2)
     train("second", 6, 8)
     assert (tmp_path / "second" / "rank_0.json.gz").exists()
