@@ -156,7 +156,8 @@ class TrainStep:
 def compiled(model: nn.Module, **options: Any) -> nn.Module:
     """`model` with its passes compiled, a graph for each shape; `model` itself stays eager. `options` are torch.compile's."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SHAPES
-    net: nn.Module = torch.compile(model, dynamic=False, **options)
+    net: Any = torch.compile(model, dynamic=False, **options)
+    assert isinstance(net, nn.Module)
     return net
 
 
