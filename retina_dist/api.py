@@ -30,14 +30,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
-from retina_dist.run_config import (
-    DataSettings,
-    ModelSettings,
-    RunConfig,
-    TaskConfig,
-    name_of_root,
-    schema_of_task,
-)
+from retina_dist.run_config import DataSettings, ModelSettings, RunConfig, TaskConfig, name_of_root, schema_of_task
 from retina_dist.settings import MISSING, check_types, validate
 from retina_dist.strategies.settings import StrategyConfig
 

@@ -12,14 +12,7 @@ import torch
 
 import retina_dist
 from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import (
-    Run,
-    RunOpener,
-    check_resume,
-    checkpoint_folder,
-    open_run,
-    restore,
-)
+from retina_dist.engine.checkpoint.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
@@ -36,13 +29,7 @@ from retina_dist.run.build import (
     configure_torch,
     task_class,
 )
-from retina_dist.run.records import (
-    describe_job,
-    versions,
-    write_command,
-    write_config,
-    write_flight_records,
-)
+from retina_dist.run.records import describe_job, versions, write_command, write_config, write_flight_records
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership

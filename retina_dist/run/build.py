@@ -45,7 +45,10 @@ def configure_torch(settings: TrainerConfig) -> None:
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
     trainer = config.trainer
-    return strategy_of(config.strategy, loss_is_scaled=trainer.precision == "fp16", deterministic=trainer.deterministic)
+    strategy = strategy_of(config.strategy, deterministic=trainer.deterministic)
+    if trainer.precision == "fp16":
+        strategy.fp16_scale = 1.0  # the loss is scaled already
+    return strategy
 
 
 def task_class(config: RunConfig) -> type[Task]:

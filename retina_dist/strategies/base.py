@@ -57,6 +57,7 @@ class DistributedStrategy(ABC):
     launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # for messages
+    fp16_scale: float = 1024.0  # on gradients before fp16: 6e-8 .. 64 keep their precision; 1 where the loss is scaled
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
 
     @classmethod
@@ -235,7 +236,6 @@ def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> st
 #
 # A sum over ranks could leave fp16's range where no summand does, so each rank sends its share of the mean.
 WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
-DEFAULT_FP16_SCALE = 1024.0  # 6e-8 .. 64 keep their precision: RetinaNet's gradients, without a loss scale
 
 
 def to_wire(gradient: Tensor, compression: str, scale: float, world_size: int) -> Tensor:

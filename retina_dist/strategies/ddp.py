@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
 from retina_dist.strategies.base import (
-    DEFAULT_FP16_SCALE,
     DistributedStrategy,
     ReduceOp,
     from_wire,
@@ -55,7 +54,7 @@ class DDPStrategy(DistributedStrategy):
     """One of the processes that torchrun started, or srun, mpirun, Azure ML or any launcher that gives rank 0's address.
 
     Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. A collective that
-    takes longer than `timeout_s` seconds ends the process. `compression` and `fp16_scale` are described in `strategies.base`.
+    takes longer than `timeout_s` seconds ends the process. `compression` is described in `strategies.base`.
     `deterministic` keeps the buckets of the first step, which torch would rearrange after it: a sum over three or more ranks then
     has the same order in a run that was resumed.
 
@@ -64,7 +63,7 @@ class DDPStrategy(DistributedStrategy):
 
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
-        self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
+        self.compression = settings.compression
         self.bucket_mb = settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         transport = "NCCL" if self.device.type == "cuda" else "Gloo"

@@ -28,7 +28,6 @@ from torch.utils.hooks import RemovableHandle
 
 from retina_dist.errors import ConfigError, PeerLost, activity, is_collective
 from retina_dist.strategies.base import (
-    DEFAULT_FP16_SCALE,
     DistributedStrategy,
     Membership,
     ReduceOp,
@@ -58,7 +57,7 @@ class HorovodStrategy(DistributedStrategy):
     `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
     nothing would overlap with the backward pass). Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
     A collective that some rank has not joined after `timeout_s` seconds ends the job.
-    `compression` and `fp16_scale` are described in `strategies.base`. `deterministic` sends each gradient on its own, because
+    `compression` is described in `strategies.base`. `deterministic` sends each gradient on its own, because
     which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
 
     Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
@@ -71,7 +70,7 @@ class HorovodStrategy(DistributedStrategy):
         self.launch = launch
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._membership = HorovodMembership(self, settings.commit_every)
-        self.compression, self.fp16_scale = settings.compression, settings.fp16_scale or DEFAULT_FP16_SCALE
+        self.compression = settings.compression
         self.timeout_s = settings.timeout_s
         self.hvd = _import_horovod()
         self.device = resolve_device(settings.device, launch)

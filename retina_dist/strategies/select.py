@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from retina_dist.errors import ConfigError
@@ -52,17 +51,14 @@ def strategy_of(
     settings: StrategySettings,
     *,
     launch: Launch | None = None,
-    loss_is_scaled: bool = False,
     deterministic: bool = False,
 ) -> DistributedStrategy:
     """The strategy of a configuration, not entered yet: a built-in one, or the class that the group's entry names.
 
-    "auto" is single for a plain python, horovod under horovodrun and mpirun, ddp under the others. `loss_is_scaled` makes 1 of
-    an open fp16_scale. Raises ConfigError when the strategy cannot run under this job's launcher.
+    "auto" is single for a plain python, horovod under horovodrun and mpirun, ddp under the others. Raises ConfigError when the
+    strategy cannot run under this job's launcher.
     """
     launch = launch or detect_launch()
-    if settings.fp16_scale is None and loss_is_scaled:
-        settings = replace(settings, fp16_scale=1.0)
     outside: type[Any] | None = getattr(settings, "implementation", None)
     if outside is not None:
         if not outside.supports(launch):

@@ -16,12 +16,6 @@ class StrategySettings(KnownArguments):
     name: str = setting(MISSING, "the group entry's name")
     device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
     compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
-    fp16_scale: float | None = setting(
-        None,
-        "factor on gradients before fp16; null: 1024, or 1 with precision=fp16, which scales the loss",
-        above=0,
-        at_most=2**24,
-    )
     timeout_s: float = setting(
         600.0, "a collective that some rank has not joined by then ends the job", at_least=1, at_most=10**7
     )

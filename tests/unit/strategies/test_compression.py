@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from retina_dist.strategies.base import DEFAULT_FP16_SCALE, all_finite, from_wire, to_wire
+from retina_dist.engine.plan import TrainerConfig
+from retina_dist.run.build import build_strategy
+from retina_dist.run_config import RunConfig
+from retina_dist.strategies.base import DistributedStrategy, all_finite, from_wire, to_wire
+from retina_dist.strategies.settings import StrategyConfig
 
 
-def mean_of(gradients: list[Tensor], compression: str, scale: float = DEFAULT_FP16_SCALE) -> Tensor:
+def mean_of(gradients: list[Tensor], compression: str, scale: float = DistributedStrategy.fp16_scale) -> Tensor:
     """What ranks with these gradients end with; the wire adds up in its own 16 bits."""
     summed = to_wire(gradients[0], compression, scale, len(gradients))
     for gradient in gradients[1:]:
@@ -44,3 +48,10 @@ def test_one_value_that_is_no_number_is_found_wherever_it_is(bad: float) -> None
         gradient.flatten()[-1:].fill_(bad)
         assert not all_finite(iter(gradients))
         gradient.flatten()[-1:].fill_(0)
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", 1024.0), ("fp16", 1.0)])
+def test_a_scaled_loss_needs_no_other_scale(precision: str, scale: float) -> None:
+    trainer = TrainerConfig(max_duration="1step", precision=precision)
+    config = RunConfig(trainer=trainer, strategy=StrategyConfig(device="cpu", compression="fp16"))
+    assert build_strategy(config).fp16_scale == scale
