@@ -165,7 +165,7 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
         (["data=auto", "data.root=data/bccd/"], "bccd"),
         (["task=classification", "data=folders", "data.root=az://box/cells"], "cells"),
         (["data=auto", "data.root=data/bccd", "data.name=mine"], "mine"),
-        (["data=auto"], "data"),
+        (["data=auto"], "auto"),
     ],
 )
 def test_runs_of_data_in_any_format_are_named_after_its_folder(overrides: list[str], name: str) -> None:
@@ -177,6 +177,8 @@ def test_settings_that_exclude_each_other() -> None:
         load_config("train", ["optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"])
     with pytest.raises(ConfigError, match="output_dir=ok is data.root, the folder of the data; give another folder."):
         load_config("train", ["data.root=ok", "output_dir=ok"])
+    with pytest.raises(ConfigError, match="trainer.compile=true cannot trace model.activation_checkpointing=true"):
+        load_config("train", ["trainer.compile=true", "model.activation_checkpointing=true"])
     with pytest.raises(ConfigError, match="trainer.max_duration=12 is not a duration"):
         build_plan(load_config("train", ["trainer.max_duration=12"]), 100, 1)
 
