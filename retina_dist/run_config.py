@@ -43,12 +43,13 @@ class TaskConfig:
 
 
 def name_of_root(root: str | None) -> str:
-    """What a data set is called: the last part of its `root`, a folder or URL; "data" without one.
+    """What a data set is called: the last part of its `root`, a folder or URL; "data" where that cannot be a name.
 
     >>> name_of_root("az://container/bccd/")
     'bccd'
     """
-    return re.split(r"[/\\]", str(root or "").rstrip("/\\"))[-1].strip(".") or "data"
+    name = re.split(r"[/\\]", str(root or "").rstrip("/\\"))[-1].strip(".")
+    return name if name.isprintable() and name else "data"
 
 
 @dataclass

@@ -41,7 +41,16 @@ SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module stat
 
 READERS = {"detection": "data=auto", "classification": "data=folders"}  # of a root that was not drawn
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
-OmegaConf.register_new_resolver("name_of_root", name_of_root, replace=True)
+
+
+def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
+    try:
+        return name_of_root(_parent_.get("root") or entry)
+    except OmegaConfBaseException:  # which reading the root itself raises too
+        return entry
+
+
+OmegaConf.register_new_resolver("name_of_root", _name_of_root, replace=True)
 
 
 def config_dir() -> str:

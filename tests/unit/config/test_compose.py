@@ -212,18 +212,19 @@ def test_a_root_alone_is_read_in_its_own_format(
     def chosen(*overrides: str) -> str:
         return str(load_config("train", overrides).data.name)
 
-    assert chosen("data.root=mine") == chosen("data.root='mine'", "seed=1") == chosen("data.root=absent") == "auto"
-    assert chosen("data.root=mine", "task=classification") == "folders"
+    assert chosen("data.root=mine") == chosen("data.root='mine'", "seed=1") == "mine"
+    assert chosen("data.root=absent") == "absent"
+    assert chosen("data.root=mine", "task=classification") == "mine"
     assert chosen() == chosen("data.root=drawn") == chosen("data.root=absent", "data.shapes.seed=1") == "shapes"
     assert chosen("data.root=mine", "data=coco") == "coco"
     assert chosen("data.root=mine", "experiment=bccd") == "bccd"
-    assert chosen("data.root=mine", "resume=auto") == "auto"
+    assert chosen("data.root=mine", "resume=auto") == "mine"
     assert main(monkeypatch, "train", "data.root=mine", "dry_run=true") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "data=auto, because nothing was drawn into data.root"
     assert any(line.endswith("COCO json, as recognised") for line in lines)
     result = run_command("retina_dist.train", "-m", "data.root=mine", "seed=1,2", "dry_run=true", cwd=tmp_path)
-    assert result.stdout.count("data: auto") == 2
+    assert result.stdout.count("data: mine") == 2
 
 
 def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:
