@@ -21,11 +21,13 @@ COMMANDS = {
     "doctor": "check a data set; for detection, how well the anchors fit it too",
     "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
     "shards": "pack the images of a data set into tar shards",
+    "report": "write the report of a run, or of two side by side, as one HTML file",
+    "compare": "the report of two runs: compare RUN RUN",
     "parity": "compare every backend with one process, step by step",
     "benchmark": "measure step, data, synthetic and scaling",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.
-MODULES = {"benchmark": "retina_dist.benchmark.__main__"}
+MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dist.report"}
 
 
 def usage() -> str:
@@ -58,7 +60,13 @@ def main() -> None:
         hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
         print(f"error: there is no command {command}; {hint}", file=sys.stderr)
         raise SystemExit(2)
-    sys.argv = [f"retina-dist {command}", *sys.argv[2:]]
+    arguments = sys.argv[2:]
+    if command == "compare":
+        names = zip(("run", "other"), (a for a in arguments if "=" not in a and not a.startswith("-")))
+        arguments = [f"{name}={folder}" for name, folder in names] + [
+            a for a in arguments if "=" in a or a.startswith("-")
+        ]
+    sys.argv = [f"retina-dist {command}", *arguments]
     importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
 
 

@@ -14,9 +14,12 @@ classes sensitivity, specificity and ROC-AUC.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import check_category_map
+from retina_dist.reporting.page import page_if_possible
+from retina_dist.reporting.report import write_report
 from retina_dist.run.build import command_of_task, task_of
 from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import setting
@@ -34,7 +37,7 @@ class EvaluateConfig(OfCheckpoint):
     root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
     category_map: list[list[str | None]] = setting([], "as data.category_map, of `annotations`")
     box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
-    output_dir: str | None = setting(None, "a folder for metrics and plots; null: none", writes="folder")
+    output_dir: str | None = setting(None, "a folder for metrics and their report; null: none", writes="folder")
     tile: int | None = setting(
         None, "px: detect in windows of this size too, for small objects in large images", at_least=32
     )
@@ -56,6 +59,9 @@ def main(config: EvaluateConfig) -> None:
     table = command_of_task(task_of(config), "evaluate")(config)
     if detect_launch().rank == 0:
         print(table)
+        if config.output_dir:
+            folder = Path(config.output_dir)
+            print(f"\n{page_if_possible(lambda: write_report(folder), folder)}")
 
 
 if __name__ == "__main__":

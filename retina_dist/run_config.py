@@ -15,10 +15,12 @@ from typing_extensions import Self
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
+from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.settings import (
     MISSING,
     KnownArguments,
+    flattened,
     leaves,
     limits_of,
     make,
@@ -119,6 +121,13 @@ class RunConfig:
             raise ConfigError(
                 "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one of them out."
             )
+
+
+def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
+    """(dotted key, value, default) of each setting that differs from its default, as on the command line, without secrets."""
+    defaults = flattened(asdict(type(config)()))
+    values = flattened(redacted_tree(asdict(config)))
+    return [(key, value, default) for key, value in values.items() if (default := defaults.get(key, "null")) != value]
 
 
 class OfCheckpoint:

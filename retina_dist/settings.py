@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import json
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -262,3 +263,18 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(inner, key)
     else:
         yield key, value
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every setting by its dotted key, as on the command line.
+
+    >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})
+    {'data.sizes': '[64, 96]', 'data.root': 'null', 'seed': '1'}
+    """
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return flat

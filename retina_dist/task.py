@@ -38,8 +38,8 @@ class Task(ABC):
 
     `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
     `run_config.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
-    chooses the best checkpoint where `trainer.monitor` is null. `headline_metrics` are those on the progress line, the first
-    three of which curves.png shows; () means all. A resume must find `locked_settings`, dotted keys, as they were.
+    chooses the best checkpoint where `trainer.monitor` is null. `headline_metrics` are those on the progress line, () means
+    all. A resume must find `locked_settings`, dotted keys, as they were.
     """
 
     settings: ClassVar[type]
@@ -118,7 +118,7 @@ class Task(ABC):
         """Draw the first training batch into the run folder; on the main rank."""
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """Draw what the trained model finds into the run folder; on the main rank."""
+        """Write what the report shows of the last validation, see docs/extending.md; on the main rank."""
 
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PRELOADED = ["torch", "torchvision", "hydra", "matplotlib.pyplot", "retina_dist.run.assemble"]
+PRELOADED = ["torch", "torchvision", "hydra", "jinja2", "retina_dist.run.assemble"]
 PRELOADED += ["retina_dist.detection.task", "retina_dist.classification.task"]
 
 _server = multiprocessing.get_context("forkserver")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,11 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_atomically
-from retina_dist.reporting.plots import COLORS, FAINT, footnote, new_figure
+from retina_dist.reporting.page import INSTALL, Chart, missing_packages, write_page
 from retina_dist.run.build import task_class
 from retina_dist.settings import setting
 from retina_dist.strategies.start_processes import run_job, usable
 
-MARKERS = "osD^vPX"
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
 IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, 670 s an epoch"
 
@@ -82,9 +80,15 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     print(f"for comparison: {IN_2018}")
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
-        plot = Path(config.output).with_suffix(".png")
-        plot_epochs(rows, plot, [f"an epoch of {num_images:,} images", what, "whiskers: shortest and longest", IN_2018])
-        print(f"\nwritten to {plot}")
+        out, notes = (
+            Path(config.output).with_suffix(".html"),
+            [f"An epoch of {num_images:,} images; {what}.", f"{IN_2018}."],
+        )
+        chart = {"Epochs": [epochs_chart(rows)]}
+        if lacking := missing_packages():
+            print(f"\nno {out}, as {lacking} is not installed: {INSTALL}")
+        else:
+            print(f"\nwritten to {write_page(out, 'Scaling', chart, notes=notes)}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
     return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
 
@@ -115,42 +119,28 @@ def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float],
     }
 
 
-def plot_epochs(rows: Sequence[Mapping[str, Any]], out: Path, notes: Sequence[str] = ()) -> None:
+def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of 1/N.
 
     The first of `rows` is the plain process, from which a line begins unless its launcher has a job of one process.
     Whiskers reach from the shortest to the longest round.
     """
-    launchers = list(dict.fromkeys(row["launcher"] for row in rows[1:]))
-    with new_figure(out, (7.4, 4.9 + 0.22 * len(launchers))) as figure:
-        axes = figure.subplots()
-        axes.set(title="Length of an epoch", xlabel="workers", ylabel="minutes", xscale="log", yscale="log")
-        workers, alone = sorted({row["processes"] for row in rows}), rows[0]["epoch_minutes"][0]
-        axes.plot(workers, [alone / n for n in workers], color=FAINT, linestyle="--", linewidth=1.3, label="ideal, 1/N")
-        for i, launcher in enumerate(launchers):
-            line = sorted((row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"])
-            last = line[-1]
-            label = f"{launcher} ({last['backend']}): {last['speedup']:.2f} times as fast with {last['processes']}"
-            line = line if line[0]["processes"] == 1 else [rows[0], *line]
-            middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
-            look: Any = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
-            capsize = 3 + 2 * (i % 5)  # so that whiskers do not hide each other
-            axes.errorbar(
-                [row["processes"] for row in line],
-                middle,
-                [middle - fastest, slowest - middle],
-                capsize=capsize,
-                label=label,
-                **look,
-            )
-        axes.minorticks_off()
-        axes.set_xticks(workers, map(str, workers))
-        low, high = axes.get_ylim()
-        ticks = [low * (high / low) ** (i / 6) for i in range(7)]
-        axes.set_yticks(ticks, [f"{tick:,.3g}" for tick in ticks])
-        # below, since lines may pass anywhere
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
-        footnote(figure, ["\n".join(textwrap.wrap("; ".join(notes), 95))])
+    workers, alone = sorted({row["processes"] for row in rows}), rows[0]["epoch_minutes"][0]
+    ideal = {"x": workers, "y": [alone / n for n in workers], "name": "ideal, 1/N", "mode": "lines"}
+    traces: list[dict[str, Any]] = [ideal | {"line": {"dash": "dot", "color": "#8a929c"}}]
+    for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
+        line = sorted((row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"])
+        label = (
+            f"{launcher} ({line[-1]['backend']}): {line[-1]['speedup']:.2f} times as fast with {line[-1]['processes']}"
+        )
+        line = line if line[0]["processes"] == 1 else [rows[0], *line]
+        middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
+        whiskers = {"symmetric": False, "array": (slowest - middle).tolist(), "arrayminus": (middle - fastest).tolist()}
+        points = {"x": [row["processes"] for row in line], "y": middle.tolist(), "error_y": whiskers}
+        traces.append({"name": label, "mode": "lines+markers", **points})
+    x = {"title": {"text": "workers"}, "type": "log", "tickvals": workers}
+    layout = {"xaxis": x, "yaxis": {"title": {"text": "minutes"}, "type": "log"}, "showlegend": True}
+    return Chart("Length of an epoch", traces, layout, 520, wide=True)
 
 
 @entry_point("benchmark_scaling", ScalingConfig)

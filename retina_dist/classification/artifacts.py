@@ -1,25 +1,18 @@
-"""Files that a training leaves for its user: the first batch, the confusion matrix, and mistakes, drawn."""
+"""Files that a training leaves for its user: the first batch, drawn, and metrics.json."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
-from retina_dist.classification.dataset import ClassificationDataModule, eval_transform, resized
+from retina_dist.classification.dataset import ClassificationDataModule, resized
 from retina_dist.classification.metrics import ClassificationResult
-from retina_dist.classification.samples import Samples
-from retina_dist.classification.settings import ClassificationData
-from retina_dist.data.images import read_image
-from retina_dist.errors import ImageError
 from retina_dist.files import write_json
 from retina_dist.reporting.pictures import sheet, titled
-from retina_dist.reporting.plots import new_figure
 
 NUM_IMAGES, COLUMNS, SIDE = 24, 6, 192
-MOST_CLASSES = 40  # in a drawn confusion matrix
 
 
 def _draw_mosaic(images: Sequence[Tensor], texts: Sequence[str], path: Path) -> None:
@@ -40,35 +33,6 @@ def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], pat
     _draw_mosaic(list(batch.images[: len(texts)]), texts, path)
 
 
-def draw_mistakes(rows: np.ndarray, samples: Samples, settings: ClassificationData, path: Path) -> None:
-    """The wrongly classified images with the highest loss, with their class and the prediction."""
-    wrong = rows[rows[:, 3] >= 1]
-    images, texts = [], []
-    for row in wrong[np.argsort(-wrong[:, 4], kind="stable")][:NUM_IMAGES]:
-        try:
-            pixels = read_image(samples.sources[int(row[0])], None, settings.max_pixels)
-        except ImageError:
-            continue
-        images.append(eval_transform(pixels, settings.val_size, settings.val_short_side))
-        texts.append(f"{samples.classes[int(row[1])]}, not {samples.classes[int(row[2])]}")
-    _draw_mosaic(images, texts, path)
-
-
 def write_result(result: ClassificationResult, folder: Path) -> None:
-    """`folder`/metrics.json and, of at most 40 classes, confusion.png."""
+    """`folder`/metrics.json."""
     write_json(folder / "metrics.json", result.to_dict())
-    count = len(result.classes)
-    if count > MOST_CLASSES:
-        return
-    shares = result.confusion / np.maximum(1, result.confusion.sum(axis=1, keepdims=True))
-    side = max(3.0, 0.45 * count + 2)
-    with new_figure(folder / "confusion.png", (side, side)) as figure:
-        axes = figure.subplots()
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for i, j in np.argwhere(result.confusion).tolist():
-            colour = "white" if shares[i, j] > 0.5 else "black"
-            axes.text(j, i, str(result.confusion[i, j]), ha="center", va="center", color=colour, fontsize=8)
-        axes.grid(visible=False)
-        axes.set_xticks(range(count), result.classes, rotation=90)
-        axes.set_yticks(range(count), result.classes)
-        axes.set(xlabel="predicted", ylabel="class")

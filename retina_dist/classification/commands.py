@@ -44,7 +44,7 @@ from retina_dist.predictor import predict_files, refuse_tile
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import configure_logging, heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
-from retina_dist.reporting.pictures import enlarged, titled
+from retina_dist.reporting.pictures import enlarged, titled, write_details
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
@@ -66,7 +66,7 @@ DETECTIONS_OWN = ("results", "annotations", "images", "category_map", "box_forma
 def evaluate(config: EvaluateConfig) -> str:
     """On the main rank metrics and accuracy of each class, a line each, accuracies with 95 % intervals; a dash without images.
 
-    With `output_dir` also metrics.json, confusion.png and resamples.npz.
+    With `output_dir` also metrics.json, report.html and resamples.npz.
     """
     for key in DETECTIONS_OWN:
         if value := getattr(config, key):
@@ -76,7 +76,9 @@ def evaluate(config: EvaluateConfig) -> str:
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = _evaluated(classifier, data, val, strategy)
         if config.output_dir and strategy.is_main:
-            write_result(result, Path(config.output_dir))
+            folder = Path(config.output_dir)
+            write_result(result, folder)
+            write_details(folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels))
 
     if detect_launch().rank:
         return ""

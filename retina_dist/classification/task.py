@@ -18,12 +18,14 @@ from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEv
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
 from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
+from retina_dist.data.images import read_image
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Url
+from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
 from retina_dist.text import truncate
@@ -187,15 +189,15 @@ class ClassificationTask(Task):
             draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
-        """The last validation's confusion matrix and the wrong predictions of highest loss; the best one in resamples."""
-        if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
-            return
+        """metrics.json, and details.json and images/ for the report, of the last validation; the best one in resamples."""
         from retina_dist.classification.analysis import resample
-        from retina_dist.classification.artifacts import draw_mistakes, write_result
+        from retina_dist.classification.artifacts import write_result
 
-        write_result(self.evaluator.last_result, folder)
-        resample(self.evaluator.best_result or self.evaluator.last_result).save(folder)
-        draw_mistakes(self.evaluator.last_rows, self.val, self.config.data, folder / "mistakes.jpg")
+        evaluator, val = self.evaluator, self.val
+        if evaluator and evaluator.last_result and val:
+            write_result(evaluator.last_result, folder)
+            resample(evaluator.best_result or evaluator.last_result).save(folder)
+            write_details(folder, lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels))
 
     def describe_results(self, folder: Path) -> list[str]:
         """Accuracy of each class, or the file that has it if there are many."""

@@ -63,6 +63,18 @@ class CocoResult:
         stats = {name: value if value >= 0 else None for name, value in self.stats.items()}
         return {**stats, "per_class_AP": self.per_class}
 
+    def precision_recall(self) -> dict[str, dict[str, list[float]]]:
+        """Precision at the 101 recalls: at IoU .50, .75 and as mean over .50:.95, the mean and each class with ground truth."""
+        known = [k for k, ap in enumerate(self.per_class.values()) if ap is not None]
+        names = [list(self.per_class)[k] for k in known]
+        precision = self.precision[:, :, known]
+        views = {"IoU .50": precision[0], "IoU .75": precision[5], "Mean of IoU .50:.95": precision.mean(axis=0)}
+        lines = {title: np.column_stack([view.mean(axis=1), view]) for title, view in views.items() if known}
+        return {
+            title: dict(zip(["mean of the classes", *names], view.T.round(4).tolist(), strict=True))
+            for title, view in lines.items()
+        }
+
 
 def evaluate_rows(
     coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, evaluator: str | None = None

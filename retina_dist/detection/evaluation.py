@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
@@ -19,7 +20,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.plots import write_metrics
+from retina_dist.detection.pictures import write_report_details
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import data_of_checkpoint, describe_split, implausible_boxes, read_split
@@ -27,7 +28,7 @@ from retina_dist.detection.tiles import TiledDetector, TiledEvaluator
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import parse_path
+from retina_dist.files import parse_path, write_json
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.reporting.intervals import Resampled
@@ -60,14 +61,14 @@ TITLES = {
 
 
 def evaluate(config: EvaluateConfig) -> CocoResult:
-    """The metrics; with `output_dir` also metrics.json, pr_curve.png, per_class_ap.png and, of a checkpoint, results.json."""
+    """The metrics; with `output_dir` also metrics.json, report.html and, of a checkpoint, results.json."""
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
     if config.images and not config.annotations:
         raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
-        result = _of_results(config)
+        result, annotations = _of_results(config)
     else:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
@@ -76,7 +77,8 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
         if folder:
             write_results(result.rows, folder / "results.json")
     if folder:
-        write_metrics(result, folder)
+        write_json(folder / "metrics.json", result.to_dict())
+        write_report_details(result, annotations, folder, MAX_PIXELS)
     return result
 
 
@@ -91,7 +93,7 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _of_results(config: EvaluateConfig) -> CocoResult:
+def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
     if config.category_map:
@@ -103,7 +105,8 @@ def _of_results(config: EvaluateConfig) -> CocoResult:
     read_as = DetectionData(name="truth", box_format=config.box_format)
     if problem := implausible_boxes(annotations, "the ground truth", read_as):
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
-    return evaluate_rows(annotations.coco, read_results(Path(str(config.results)), annotations.coco))
+    rows = read_results(Path(str(config.results)), annotations.coco)
+    return evaluate_rows(annotations.coco, rows), annotations
 
 
 def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySettings) -> CocoResult:

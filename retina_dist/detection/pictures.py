@@ -1,24 +1,28 @@
-"""Boxes on images: the first batch, predictions beside the ground truth, and the pictures of `predict`."""
+"""Boxes on images: the first batch, and the pictures of `predict` and `doctor`."""
 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from PIL import ImageDraw
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes
 
-from retina_dist.detection.batch import Batch, Detections
+from retina_dist.data.images import read_image
+from retina_dist.detection.batch import Batch
+from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.reporting.pictures import enlarged, font_file, font_size, sheet, titled
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.reporting.pictures import enlarged, font_of, font_size, sheet, titled, write_details
 from retina_dist.text import pluralize
 
 NUM_IMAGES = 12
-MIN_SCORE = 0.3  # of a detection in predictions.jpg
 
 
 def class_color(label: int) -> tuple[int, int, int]:
@@ -49,18 +53,15 @@ def draw_boxes(
     texts = [(names[label] if 0 <= label < len(names) else "") or str(label) for label in classes]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)]
-    drawn: Tensor = draw_bounding_boxes(
-        picture,
-        corners,
-        texts,
-        [class_color(label) for label in classes],
-        width=max(1, round(min(height, width) / 300)),
-        font=font_file(),
-        font_size=font_size(picture) if font_file() else None,
-        label_colors="black",
-        fill_labels=True,
+    colors = [class_color(label) for label in classes]
+    drawn = to_pil_image(
+        draw_bounding_boxes(picture, corners, colors=colors, width=max(1, round(min(height, width) / 300)))
     )
-    return drawn
+    pen, font = ImageDraw.Draw(drawn), font_of(font_size(picture))
+    for (x, y, _, _), text, color in zip(corners.tolist(), texts, colors, strict=True):
+        pen.rectangle(pen.textbbox((x + 1, y + 1), text, font=font), fill=color)
+        pen.text((x + 1, y + 1), text, font=font, fill="black")
+    return pil_to_tensor(drawn)
 
 
 def draw_first_batch(data: CocoDataModule, step: int, names: Sequence[str], path: Path) -> None:
@@ -75,32 +76,32 @@ def draw_first_batch(data: CocoDataModule, step: int, names: Sequence[str], path
     sheet(pictures).save(path, quality=92)
 
 
-def draw_predictions(
-    model: nn.Module, batches: Iterable[Batch], device: torch.device, names: Sequence[str], folder: Path
-) -> None:
-    """`folder`/predictions.jpg: ground truth and predictions side by side, of the first images of `batches`."""
-    pictures: list[Tensor] = []
-    for batch in islice(batches, NUM_IMAGES):
-        batch = batch.to("cpu")
-        with torch.inference_mode():
-            detections: list[Detections] = model(batch.to(device))
-        for i, detected in enumerate(detections):
-            image, boxes, labels = _on_canvas(batch, i)
-            pictures.append(
-                titled(draw_boxes(image, boxes, labels, names), f"annotated: {pluralize(len(boxes), 'box')}")
-            )
-            kept = detected["scores"] >= MIN_SCORE
-            scores, labels = detected["scores"][kept].cpu(), detected["labels"][kept].cpu()
-            boxes = detected["boxes"][kept].cpu() * (batch.image_sizes[i] / batch.original_sizes[i]).flip(0).repeat(2)
-            title = f"predicted: {pluralize(len(boxes), 'box')}, score {MIN_SCORE} and above"
-            pictures.append(titled(draw_boxes(image, boxes, labels, names, scores), title))
-        if len(pictures) >= 2 * NUM_IMAGES:
-            break
-    sheet(pictures[: 2 * NUM_IMAGES], columns=2).save(folder / "predictions.jpg", quality=92)
-
-
 def _on_canvas(batch: Batch, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """Image `i` of a batch without padding, its boxes and their labels."""
     height, width = batch.image_sizes[i].tolist()
     count = int(batch.num_boxes[i])
     return batch.images[i, :, :height, :width], batch.boxes[i, :count], batch.labels[i, :count]
+
+
+def write_report_details(result: CocoResult, annotations: Annotations, folder: Path, max_pixels: int) -> None:
+    """`folder`/details.json: precision over recall, and the images that analysis.json lists with objects and predictions.
+
+    Predictions are those at and above the threshold of best F1.
+    """
+    records = {record.image_id: record for record in annotations.records}
+    names = {category["id"]: category["name"] for category in annotations.coco["categories"]}
+
+    def read(image_id: int) -> Tensor:
+        record = records[image_id]
+        return read_image(record.path, (record.width, record.height), max_pixels)
+
+    def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
+        objects = [entry for entry in annotations.coco["annotations"] if entry["image_id"] == image_id]
+        least = (analysis.get("threshold") or {}).get("threshold") or 0.0
+        kept = result.rows[(result.rows[:, 0] == image_id) & (result.rows[:, 5] >= least)]
+        return [{"kind": "object", "place": e["bbox"], "text": names[e["category_id"]]} for e in objects] + [
+            {"kind": "prediction", "place": [round(x, 1) for x in row[1:5]], "text": f"{names[row[6]]} {row[5]:.2f}"}
+            for row in kept.tolist()
+        ]
+
+    write_details(folder, read, marks, precision_recall=result.precision_recall())

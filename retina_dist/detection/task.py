@@ -279,19 +279,16 @@ class DetectionTask(Task):
             return []
         classes = self.evaluator.last_result.per_class
         if len(classes) > MAX_LOGGED_CLASSES:
-            return [f"  AP of {len(classes)} classes: {folder / 'per_class_ap.png'}, or python -m retina_dist.evaluate"]
+            return [f"  AP of {len(classes)} classes: {folder / 'report.html'}, or python -m retina_dist.evaluate"]
         return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
-        """Precision-recall curves, AP of each class and predictions of the last validation, and the best one in resamples."""
+        """details.json and images/, for the report, and resamples, of the best validation."""
         from retina_dist.detection.matching import resample
-        from retina_dist.detection.pictures import draw_predictions
-        from retina_dist.detection.plots import draw_metrics
+        from retina_dist.detection.pictures import write_report_details
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return
-        draw_metrics(self.evaluator.last_result, folder)
-        resample(self.evaluator.best_result or self.evaluator.last_result).save(folder)
-        model.eval()
-        with self.evaluator.autocast():  # the precision of the validation
-            draw_predictions(model, data.val_batches(), self.strategy.device, self.val.categories.names, folder)
+        result = self.evaluator.best_result or self.evaluator.last_result
+        resample(result).save(folder)
+        write_report_details(result, self.val, folder, self.config.data.max_pixels)

@@ -6,6 +6,7 @@ for the device until the times are read.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -135,7 +136,7 @@ class PhaseTimer:
 
 
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
-    """Seconds of each part and milliseconds of a step's parts, of every rank; every rank must call it.
+    """Seconds of each part, milliseconds of a step's parts and the largest memory, of every rank; every rank must call it.
 
     `slowest` is the rank with the most time in its "own" work, all but waiting for other ranks, in the median step.
     """
@@ -146,6 +147,7 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
         "steps": timer.num_steps,
+        "peak_gib": peak_gib(timer.device),
         "step_ms": {
             name: {key: round(float(np.percentile(values, p)) * 1000, 4) for key, p in PERCENTILES.items()}
             for name, values in times.items()
@@ -153,6 +155,13 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     }
     ranks = [strategy.broadcast_object(mine, rank) for rank in range(strategy.world_size)]
     return {"slowest": int(np.argmax(own_ms(ranks))), "ranks": ranks}
+
+
+def peak_gib(device: torch.device) -> dict[str, float | None]:
+    """The most memory that this process had since its start, and that tensors took on its GPU, in GiB."""
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    on_gpu = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    return {"process": round(process, 4), "device": on_gpu}
 
 
 def own_ms(ranks: list[dict[str, Any]]) -> list[float]:

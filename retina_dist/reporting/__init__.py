@@ -1,1 +1,1 @@
-"""Console and log files, metric loggers, the progress line, plots."""
+"""Console and log files, metric loggers, the progress line, reports."""

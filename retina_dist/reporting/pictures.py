@@ -1,11 +1,12 @@
-"""Images with a title, and sheets of them."""
+"""Images with a title, sheets of them, and those that a report shows."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -14,6 +15,11 @@ from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid
 
+from retina_dist.errors import ImageError
+from retina_dist.files import write_atomically
+
+LISTS, MOST_LISTED = ("worst", "confident", "best"), 6  # lists of analysis.json, and how many images of each are kept
+LARGEST_SIDE = 960  # px of an image that is kept
 LONG_SIDE = 640  # px; smaller images are enlarged, so that text is readable
 WHITE = 255
 
@@ -31,9 +37,7 @@ def titled(image: Tensor, title: str) -> Tensor:
     """uint8 [3, h, w] -> the same on white below a line of text."""
     size = font_size(image)
     picture = F.to_pil_image(pad(image, (0, 0, 2 * size, 0), value=WHITE))
-    file = font_file()
-    font = ImageFont.truetype(file, size) if file else ImageFont.load_default(size)
-    ImageDraw.Draw(picture).text((2, size // 3), title, font=font, fill="black")
+    ImageDraw.Draw(picture).text((2, size // 3), title, font=font_of(size), fill="black")
     return F.pil_to_tensor(picture)
 
 
@@ -50,10 +54,42 @@ def font_size(image: Tensor) -> int:
     return max(12, round(max(image.shape[-2:]) / 50))
 
 
+def write_details(
+    folder: Path,
+    read: Callable[[int], Tensor],
+    marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] = lambda image_id, analysis: [],
+    **more: Any,
+) -> None:
+    """Write details.json, what a report shows beside analysis.json: `more`, and the images that analysis.json lists first.
+
+    `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or
+    "prediction"), `text`, and `place`, x, y, width and height in its pixels. An image that cannot be read is left out.
+    """
+    file, images = folder / "analysis.json", {}
+    analysis = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    listed = [entry["image_id"] for kind in LISTS for entry in analysis.get(kind, ())[:MOST_LISTED]]
+    for image_id in dict.fromkeys(listed):
+        try:
+            pixels = read(image_id)
+        except ImageError:
+            continue
+        height, width = pixels.shape[-2:]
+        name, scale = f"images/{image_id}.jpg", LARGEST_SIDE / max(height, width)
+        if scale < 1:
+            pixels = F.resize_image(
+                pixels, [max(1, round(height * scale)), max(1, round(width * scale))], antialias=True
+            )
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        F.to_pil_image(pixels).save(folder / name, quality=85)
+        images[image_id] = {"file": name, "width": width, "height": height, "marks": marks(image_id, analysis)}
+    text = json.dumps({**more, "images": images})
+    write_atomically(folder / "details.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 @cache
-def font_file() -> str | None:
-    """DejaVu Sans, which comes with matplotlib and has accents, Greek and Cyrillic; None without matplotlib."""
-    package = importlib.util.find_spec("matplotlib")
-    folder = (package.submodule_search_locations or [""])[0] if package else ""
-    file = Path(folder, "mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
-    return str(file) if file.is_file() else None
+def font_of(size: int) -> Any:
+    """DejaVu Sans, if the system has it, which has accents, Greek and Cyrillic; else Pillow's own font, which has ASCII."""
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", size)
+    except OSError:
+        return ImageFont.load_default(size)

@@ -97,7 +97,10 @@ def assemble(
     doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
-    _log_plan(config, task, plan, best if task.validates else None, memory)
+    described = _describe_plan(config, task, plan, best if task.validates else None, memory)
+    logger.info(described)
+    for line in memory.warnings if memory else ():
+        logger.warning(line, extra={"rank_zero_only": True})
     if memory and memory.problem:
         raise ConfigError(memory.problem, collective=True)
     if config.dry_run:
@@ -131,7 +134,7 @@ def assemble(
         owner=job.opener.owner.name,
     )
     strategy.on_main(checkpoints.claim)
-    strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data))
+    strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data, described))
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
@@ -187,24 +190,22 @@ def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tu
     return task.config, plan_of(accumulate), memory
 
 
-def _log_plan(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None) -> None:
-    logger.info(f"data: {config.data.name}\n{task.describe()}\nplan:\n{plan}")
+def _describe_plan(
+    config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
+) -> str:
+    lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
     if best:
-        end = (
-            f"; the run ends after {pluralize(best.patience, 'validation')} without a better one"
-            if best.patience
-            else ""
-        )
-        logger.info(f"  {'best':<9}{best}{end}")
-    if memory:
-        for line in memory.lines:
-            logger.info(f"  {'memory':<9}{line}")
-        for line in memory.warnings:
-            logger.warning(line, extra={"rank_zero_only": True})
+        patience = pluralize(best.patience or 0, "validation")
+        end = f"; the run ends after {patience} without a better one" if best.patience else ""
+        lines.append(f"  {'best':<9}{best}{end}")
+    lines += [f"  {'memory':<9}{line}" for line in (memory.lines if memory else ())]
+    return "\n".join(lines)
 
 
-def _begin_folder(config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData) -> None:
+def _begin_folder(
+    config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData, described: str
+) -> None:
     write_config(config, run.folder)
-    write_command(strategy, run.folder)
+    write_command(config, strategy, run.folder, described)
     if config.logging.plots and not run.resume_step:
         task.draw_inputs(data, run.folder)

@@ -32,11 +32,12 @@ from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 from retina_dist.run_config import RunConfig
+from retina_dist.settings import flattened
 
 logger = logging.getLogger(__name__)
 
 ID_FILE = "mlflow.json"
-DOCUMENTS = (".yaml", ".json", ".csv", ".png", ".jpg")  # files of a run folder that are uploaded
+DOCUMENTS = (".yaml", ".json", ".csv", ".html", ".jpg")  # files of a run folder that are uploaded
 LONGEST = 500  # characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
 LINGER_S = 1.0  # metrics of this time go in one request
 AGAIN_S = 5.0  # until a failed request is repeated
@@ -69,21 +70,6 @@ def tracking_server(settings: LoggingConfig) -> str | None:
             raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
     logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
     return None
-
-
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every setting by its dotted key, as on the command line.
-
-    >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})
-    {'data.sizes': '[64, 96]', 'data.root': 'null', 'seed': '1'}
-    """
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
-    return flat
 
 
 class MlflowRun(NullLogger):

@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 import torchvision
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import retina_dist
+from retina_dist.config.compose import config_dir
 from retina_dist.errors import Preempted, UserError
 from retina_dist.files import first_line, read_bytes, write_atomically, write_json
 from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.run_config import RunConfig
+from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
@@ -65,17 +67,26 @@ def write_config(config: RunConfig, folder: Path) -> None:
     write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
 
 
-def write_command(strategy: DistributedStrategy, folder: Path) -> None:
-    """Add this start to command.json: its time, command, overrides, job, versions, and the commit of the code, without secrets."""
+def write_command(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
+    """Add this start to command.json, without secrets: its time, command, job, versions, the commit of the code, and its `plan`.
+
+    `recipe` are the overrides that choose a file of `conf/`; `changed` has the settings that differ from their defaults.
+    """
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):
         starts = json.loads(read_bytes(path))
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
+    given = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
+    if HydraConfig.initialized():
+        given = list(HydraConfig.get().overrides.task)  # of a sweep, the job's
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(["python", *program, *sys.argv[1:]]),
-        "overrides": [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")],
+        "overrides": given,
+        "recipe": [o for o in given if Path(config_dir(), o.lstrip("+").partition("=")[0]).is_dir()],
+        "changed": changed_settings(config),
+        "plan": plan,
         "job": describe_job(strategy),
         "versions": versions(),
         "commit": commit(),

@@ -1,4 +1,4 @@
-"""Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and plot of them all.
+"""Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and report of them all.
 
 Each job's result.json states how it ended, wherever its launcher ran it; sweep.csv is written from these after each job. Of several
 processes, which all run the same jobs in the same order, rank 0 writes.
@@ -30,12 +30,14 @@ from retina_dist.errors import ConfigError, Preempted, UserError
 from retina_dist.files import write_atomically, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
+from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
 from retina_dist.reporting.settings import MLFLOW_PARENT
 from retina_dist.run.records import LOSS, RESULT, read_result, sentence
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.launch_environment import detect_launch
 
-TABLE, PLOT = "sweep.csv", "sweep.png"
+TABLE = "sweep.csv"
+Best = tuple[dict[str, Any], str, float]  # a job, the name of its metric and the value
 
 
 def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path) -> float:
@@ -89,7 +91,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
 
 
 class SweepTable(Callback):
-    """Before a sweep, refuse a folder with another; after it, print and draw the table."""
+    """Before a sweep, refuse a folder with another; after it, print the table and write the report."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with 2 where the folder holds trained jobs that nothing asks to continue."""
@@ -113,23 +115,32 @@ class SweepTable(Callback):
         columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
         print("\n" + aligned(columns, lines))
         best = best_of(rows)
-        from retina_dist.reporting.plots import plot_sweep
-
-        measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
-        plot_sweep(
-            [row["swept"] for row in rows],
-            {title: [row.get(key) for row in rows] for title, key in measures.items()},
-            failed=[row["status"] != "ok" for row in rows],
-            best=rows.index(best[0]) if best else None,
-            out=folder / PLOT,
-        )
-        print(f"\n{folder / TABLE}, {folder / PLOT}")
+        print(f"\n{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
         if best:
             row, name, value = best
             swept = " ".join(f"{key}={row['swept'][key]}" for key in row["swept"])
             print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
         if not any(row["status"] == "ok" for row in rows):
             raise SystemExit(2)
+
+
+def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the table of the jobs, and a bar for each job and measure, to `out`, by default `folder`/report.html."""
+    rows = rows_of(folder)
+    best = best_of(rows)
+    columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
+    swept = [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()) for row in rows]
+    labels = [f"{Path(row['folder']).name}  {text}" for row, text in zip(rows, swept, strict=True)]
+    colors = [COLORS[1 if best and row["folder"] == best[0]["folder"] else 0] for row in rows]
+    measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
+    charts = []
+    for title, key in measures.items():
+        values = [row.get(key) if row["status"] == "ok" else None for row in rows]
+        bars = {"type": "bar", "orientation": "h", "y": labels, "x": values, "marker": {"color": colors}}
+        charts.append(
+            Chart(title, [bars], {"yaxis": {"autorange": "reversed", "type": "category"}}, 120 + 26 * len(rows))
+        )
+    return write_page(out or folder / REPORT, f"Sweep {folder}", {"Jobs": charts}, columns=columns, rows=lines)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -144,7 +155,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def best_of(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str, float] | None:
+def best_of(rows: list[dict[str, Any]]) -> Best | None:
     """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
     done = [row for row in rows if row["status"] == "ok"]
     for key, name in (("best", _monitor(done)), (LOSS, LOSS)):

@@ -181,18 +181,17 @@ class Training:
 
     def _draw_results(self) -> None:
         if self.config.logging.plots:
-            from retina_dist.reporting.plots import plot_curves
+            from retina_dist.reporting.page import page_if_possible
+            from retina_dist.reporting.report import write_report
 
-            names = self.task.metric_names
-            metrics = [n for n in self.task.headline_metrics if n in names] or [n for n in names if n != "val/loss"]
-            plot_curves(self.run.folder / "metrics.csv", self.run.folder / "curves.png", metrics[:3])
             self.task.draw_results(self.state.evaluated_model, self.data, self.run.folder)
+            logger.info(page_if_possible(lambda: write_report(self.run.folder), self.run.folder))
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, trainer = self.run.folder, self.state, self.config.trainer
         for line in self.task.describe_results(folder):
             logger.info(line)
-        logger.info(f"{format_timings(timings)}; more in {folder / 'timings.json'}")
+        logger.info(format_timings(timings))
         if state.best.value is not None:
             best = f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
             logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")

@@ -46,7 +46,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # What the package and the extras need, by setup.cfg; torch stays the one that Horovod was built for.
 ARG RAY=no
 ARG RAY_VERSION=2.60.0
-ARG EXTRAS=horovod,fast-eval,azure,mlflow
+ARG EXTRAS=horovod,fast-eval,azure,mlflow,analysis
 COPY scripts/image/requirements.py setup.cfg /opt/build/
 RUN python /opt/build/requirements.py "$EXTRAS$([ "$RAY" = yes ] && echo ,ray)" > /opt/build/requirements.txt \
     && pip freeze | grep -E '^torch(vision)?==' > /opt/build/constraints.txt \

@@ -27,7 +27,8 @@ from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
-from retina_dist.run.mlflow_run import MlflowRun, flattened
+from retina_dist.run.mlflow_run import MlflowRun
+from retina_dist.settings import flattened
 from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -160,9 +161,9 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert tags["torch"].startswith("2.")
     assert artifacts(client, run) == {
         *("command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"),
-        *("curves.png", "pr_curve.png", "per_class_ap.png", "first_batch.jpg", "predictions.jpg"),
+        *("details.json", "report.html", "first_batch.jpg"),
     }
-    for name in ("metrics.csv", "curves.png"):
+    for name in ("metrics.csv", "report.html"):
         file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
         assert Path(file).read_bytes() == (tmp_path / "run" / name).read_bytes()
     assert tags["checkpoints"] == str(tmp_path / "run" / "checkpoints")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from retina_dist.benchmark import data, scaling, step, synthetic
 from retina_dist.config.compose import load_config
@@ -80,7 +79,7 @@ def test_one_process_prints_and_writes_its_speed(
 # scaling
 
 
-def test_the_length_of_an_epoch_by_hand_and_drawn(tmp_path: Path) -> None:
+def test_the_length_of_an_epoch_by_hand_and_drawn() -> None:
     speeds: dict[tuple[str, int], list[float]] = {
         ("python", 1): [10.0, 12.0, 11.0], ("torchrun", 2): [20.0, 22.0, 21.0], ("mpirun", 2): [16.0, 18.0, 17.0]
     }  # fmt: skip
@@ -90,5 +89,8 @@ def test_the_length_of_an_epoch_by_hand_and_drawn(tmp_path: Path) -> None:
     ]
     assert rows[0]["epoch_minutes"] == [20.0, pytest.approx(18.3333), 22.0]  # 13200 / (11, 12, 10) / 60
     assert (rows[1]["speedup"], rows[1]["each"]) == (pytest.approx(1.909), [2.0, 1.833, 1.909])
-    scaling.plot_epochs(rows, tmp_path / "epochs.png", ["how"])
-    assert Image.open(tmp_path / "epochs.png").width > 600
+    ideal, torchrun, mpirun = scaling.epochs_chart(rows).data
+    assert (ideal["x"], ideal["y"]) == ([1, 2], [20.0, 10.0])
+    assert torchrun["name"] == "torchrun (a backend): 1.91 times as fast with 2"
+    assert [line["x"] for line in (torchrun, mpirun)] == [[1, 2], [1, 2]]
+    assert mpirun["error_y"]["arrayminus"] == pytest.approx([20 - 220 / 12, 220 / 17 - 220 / 18], abs=1e-3)

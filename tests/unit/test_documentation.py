@@ -56,6 +56,8 @@ def command_of(words: list[str]) -> tuple[str, list[str]] | None:
         return None
     if name == "benchmark" and rest:
         name, rest = f"benchmark_{rest[0]}", rest[1:]
+    if name == "compare":  # of two folders, by the command line's own names
+        return "report", [f"{key}={folder}" for key, folder in zip(("run", "other"), rest)]
     return name, rest
 
 

@@ -62,7 +62,7 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
         assert torch.equal(two["model"][name], weights), name
     assert one["classes"] == list(CLASSES)
     assert task_of_checkpoint(one) == "classification"
-    assert {"first_batch.jpg", "confusion.png", "metrics.json", "mistakes.jpg"} <= {
+    assert {"first_batch.jpg", "details.json", "metrics.json", "report.html"} <= {
         p.name for p in (tmp_path / "whole").iterdir()
     }
     result = json.loads((tmp_path / "whole" / "metrics.json").read_text())

@@ -1,17 +1,11 @@
-"""Boxes on images, sheets of them, and the files that a training draws."""
+"""Boxes on images, and what a report shows of the last validation."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
-import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
-from retina_dist.detection.batch import Batch
-from retina_dist.detection.pictures import class_color, draw_boxes, draw_predictions
+from retina_dist.detection.pictures import class_color, draw_boxes
 
 NAMES = ("cat", "dog", "Müller-Ж")
 
@@ -48,28 +42,3 @@ def test_odd_boxes_and_pixels_do_no_harm() -> None:
     assert mask(picture, 1)[10, 10], "without an area, still a dot"
     assert not mask(picture, 2).any()
     assert picture[0, 240, 320] == 128
-
-
-def test_predictions_stand_beside_the_ground_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pixels of the canvas, without padding and without scores below 0.3."""
-    batch = Batch(
-        images=torch.full((1, 3, 672, 704), 200, dtype=torch.uint8),
-        image_sizes=torch.tensor([[480, 640]]),
-        original_sizes=torch.tensor([[960, 1280]]),
-        image_ids=torch.tensor([7]),
-        boxes=boxes([100, 100, 200, 200], [0, 0, 1, 1])[None],
-        labels=torch.zeros(1, 2, dtype=torch.int64),
-        num_boxes=torch.tensor([1]),
-    )
-    detected = {"boxes": boxes([400, 400, 800, 800], [0, 0, 9, 9]), "scores": torch.tensor([0.9, 0.2])}
-    titles: list[str] = []
-    monkeypatch.setattr("retina_dist.detection.pictures.titled", lambda picture, text: titles.append(text) or picture)
-    model = lambda batch: [{**detected, "labels": torch.tensor([1, 2])}]  # noqa: E731
-    draw_predictions(model, [batch], torch.device("cpu"), NAMES, tmp_path)  # type: ignore[arg-type]
-    assert titles == ["annotated: 1 box", "predicted: 1 box, score 0.3 and above"]
-    pixels = np.asarray(Image.open(tmp_path / "predictions.jpg")).astype(int)
-    assert pixels.shape == (480 + 16, 2 * 640 + 24, 3)
-    left, right = (pixels[8:488, x : x + 640] for x in (8, 656))
-    for side, label, row in ((left, 0, 150), (right, 1, 300)):
-        near = np.abs(side[row] - class_color(label)).sum(axis=-1) < 120
-        assert near.nonzero()[0].min() in range(95, 205)

@@ -70,7 +70,7 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
     assert (last["optimizer.lr"], last["data.batch_size"], last["status"], last["error"]) == ("0.01", "8", "ok", "")
     assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (0.1, 1.0, 40.0)
     assert "seed" not in last, "the same in all jobs"
-    assert Path("runs/shapes-sweep/sweep.png").is_file()
+    assert Path("runs/shapes-sweep/report.html").is_file()
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
     assert any(line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed)

@@ -1,0 +1,88 @@
+"""One self-contained HTML page: charts by plotly, laid out by page.html; needs `retina-dist[analysis]`.
+
+Charts are plotly figures as plain values. plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the
+browser to.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from retina_dist.errors import ConfigError
+from retina_dist.files import write_atomically
+from retina_dist.text import format_duration
+
+# Distinct with any colour vision, on white and on black; after Okabe and Ito.
+COLORS = ("#2f80c3", "#d9661f", "#189a76", "#bf6b9a", "#b98900", "#4aa5d6", "#8668bd", "#9b6a55", "#75858b", "#7f9a1e")
+REPORT = "report.html"
+INSTALL = 'pip install "retina-dist[analysis]"'
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plotly figure: its traces, what differs from the page's layout, its title and its height in px."""
+
+    title: str
+    data: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    height: int = 320
+    wide: bool = False
+
+
+def missing_packages() -> str:
+    """Which packages of the extra a page needs and this environment lacks, "" if none."""
+    return " and ".join(name for name in ("plotly", "jinja2") if find_spec(name) is None)
+
+
+def page_if_possible(write: Callable[[], Path], folder: Path) -> str:
+    """Where `write` wrote the report of `folder`, or how to get one where packages are missing, as a line."""
+    if lacking := missing_packages():
+        return f"no report, as {lacking} is not installed: {INSTALL}, then python -m retina_dist.report run={folder}"
+    return f"report: {write()}"
+
+
+def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any) -> Path:
+    """Write the page `out` of `charts`, by section, and what else page.html shows. Raises ConfigError without the extra."""
+    if lacking := missing_packages():
+        raise ConfigError(f"a report needs {lacking}; run {INSTALL}.")
+    import jinja2
+
+    loader = jinja2.PackageLoader("retina_dist.reporting", "")
+    pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
+    pages.filters |= {"number": format_number, "duration": format_duration}
+    figures = [{"data": chart.data, "layout": chart.layout} for part in charts.values() for chart in part]
+    script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
+    html = pages.get_template("page.html").render(
+        title=title,
+        charts=charts,
+        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        colors=json.dumps(COLORS),
+        plotly=base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else "",
+        install=INSTALL,
+        **content,
+    )
+    write_atomically(out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
+    return out
+
+
+def format_number(value: Any) -> str:
+    """Four digits of a large number, three places of a small one, a dash for what is none.
+
+    >>> format_number(1234.56), format_number(0.5), format_number(None)
+    ('1235', '0.500', '-')
+    """
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) and abs(value) >= 10
+        else f"{value:.3f}"
+        if isinstance(value, float)
+        else "-"
+    )

@@ -1,0 +1,351 @@
+"""What a report shows of a run folder, or of two side by side: read from the files that a run or an evaluation wrote.
+
+Nothing is computed again, so a report can be written at any time, and wherever the folder was copied to. The page says what is left
+out where files are missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from retina_dist.errors import DataError, first_line
+from retina_dist.files import read_bytes
+from retina_dist.reporting.loggers import read_metrics
+from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
+from retina_dist.settings import flattened
+
+FILES = ("config.yaml", "metrics.csv", "result.json", "analysis.json")
+MOST_POINTS = 1500  # of a curve
+MOST_LINES = 8  # curves that are drawn at first; a click on the legend draws others
+MOST_CLASSES = 60  # as bars, and in a drawn confusion matrix
+TRAINING = ("train", "time", "memory", "comm")  # groups of metrics that no validation gives
+
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run folder, each empty where it is missing. `settings` are by dotted key, `details` are details.json."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, str]
+    starts: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any]
+    timings: Mapping[str, Any]
+    analysis: Mapping[str, Any]
+    details: Mapping[str, Any]
+    series: Mapping[str, tuple[list[int], list[float]]]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Of the last validation, by name: `value`, and `low` and `high` of its interval if known."""
+        plain = {n.split("/", 1)[-1]: {"value": v} for n, v in self.result.get("metrics", {}).items()}
+        return plain | dict(self.analysis.get("metrics", {}))
+
+    @property
+    def overrides(self) -> tuple[list[str], list[str]]:
+        """Of the last start: those that choose a recipe, and those that differ from it."""
+        start = self.starts[-1]
+        return start["recipe"], [o for o in start["overrides"] if o not in start["recipe"]]
+
+    @property
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """True class, predicted class and number of the 30 most frequent confusions."""
+        labels, counts = self.analysis["confusion"]["labels"], np.array(self.analysis["confusion"]["counts"])
+        np.fill_diagonal(counts, 0)
+        order = [divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")[:30]]
+        return [(labels[i], labels[j], int(counts[i, j])) for i, j in order if counts[i, j]]
+
+    @property
+    def pictures(self) -> dict[str, list[dict[str, Any]]]:
+        """The images of each list of analysis.json that the folder has, with their JPEG as `source`."""
+        lists: dict[str, list[dict[str, Any]]] = {}
+        for kind in ("worst", "confident", "best"):
+            for entry in self.analysis.get(kind, ()):
+                known = self.details.get("images", {}).get(str(entry["image_id"]))
+                if known and (file := self.folder / known["file"]).is_file():
+                    source = "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
+                    lists.setdefault(kind, []).append({**entry, **known, "source": source})
+        return lists
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Raises DataError for a folder without any of the files, and for a file that cannot be read."""
+
+    def content(name: str, default: Any, parse: Callable[[bytes], Any] = json.loads) -> Any:
+        try:
+            return parse(read_bytes(folder / name)) if (folder / name).is_file() else default
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise DataError(f"{folder / name} cannot be read ({first_line(error)}); remove or repair it.") from error
+
+    if not any((folder / name).is_file() for name in FILES):
+        raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
+    path = folder.resolve()
+    return RunFiles(
+        name="/".join(path.parts[-2:]) if path.name.isdecimal() else path.name,  # a sweep's job
+        folder=folder,
+        settings=flattened(content("config.yaml", {}, yaml.safe_load)),
+        starts=content("command.json", []),
+        result=content("result.json", {}),
+        timings=content("timings.json", {}),
+        analysis=content("analysis.json", {}),
+        details=content("details.json", {}),
+        series=read_metrics(folder / "metrics.csv") if (folder / "metrics.csv").is_file() else {},
+    )
+
+
+def write_report(folder: Path, other: Path | None = None, out: Path | None = None) -> Path:
+    """Write the report of a run folder, beside that of another one, to `out`, by default `folder`/report.html or compared.html.
+
+    Raises DataError where a folder has nothing to report, ConfigError without `retina-dist[analysis]`.
+    """
+    runs = [read_run(path) for path in (folder, other) if path]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [replace(run, name=str(run.folder)) for run in runs]
+    charts = {
+        "Curves": list(curves(runs)),
+        "Results": list(results(runs)),
+        "Precision and recall": list(precision_recall(runs)),
+        "Confusion matrix": [chart for run in runs for chart in confusion(run)],
+        "Types of errors": list(errors(runs)),
+        "Calibration": list(calibration(runs)),
+        "Time": [chart for run in runs for chart in times(run)],
+    }
+    out = out or folder / ("compared.html" if other else REPORT)
+    names = " and ".join(run.name for run in runs)
+    return write_page(out, names, charts, runs=runs, changed=changed(*runs), differences=differences(*runs))
+
+
+def changed(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, list[tuple[str, Any, Any]]]]:
+    """The settings and the environment in which two runs differ: (key, value in the first, in the second), None without one."""
+    if second is None:
+        return []
+
+    def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        return [(key, a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+
+    starts = [run.starts[-1] if run.starts else {} for run in (first, second)]
+    facts = [{"commit": start.get("commit"), "job": start.get("job"), **start.get("versions", {})} for start in starts]
+    return [("Settings", apart(first.settings, second.settings)), ("Environment", apart(*facts))]
+
+
+def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, ...]]:
+    """(metric, value of the first, of the second, difference, 95 % interval of that) of two runs."""
+    rows = []
+    for name in first.metrics if second else ():
+        values = [run.metrics.get(name, {}).get("value") for run in (first, second) if run]
+        apart = "-" if None in values else f"{values[1] - values[0]:+.3f}"
+        rows.append((name, *map(format_number, values), apart, ""))
+    return rows
+
+
+# charts
+
+
+def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    """Loss and its parts, validation, learning rate, gradient norm and speed over the steps, as far as logged.
+
+    Training values are drawn thin with their running median on top.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run.series))
+    validation = [n for n in names if n.split("/")[0] not in TRAINING and not n.startswith("val/loss")]
+    panels = [
+        ("Loss", "loss", ["train/loss", "val/loss"]),
+        ("Parts of the training loss", "loss", [n for n in names if n.startswith("train/loss_")]),
+        ("Validation", "metric", validation),
+        ("Learning rate", "learning rate", ["train/lr"]),
+        ("Gradient norm", "L2 norm", ["train/grad_norm"]),
+        ("Speed", "images/s", ["time/images_per_s"]),
+    ]
+    for title, unit, wanted in panels:
+        shown = [name for name in wanted if name in names]
+        drawn = [(run, name) for run in runs for name in shown if name in run.series]
+        traces: list[Trace] = []
+        for run, name in drawn:
+            color = runs.index(run) if len(shown) == 1 else shown.index(name)
+            dash = "dash" if len(shown) > 1 and run is not runs[0] else "solid"
+            traces += _curve(*run.series[name], name, _label(run, runs, name), color, dash, shown.index(name) < 3)
+        if traces:
+            axes = _axes("optimizer step", unit, y=_usual([v for run, name in drawn for v in run.series[name][1]]))
+            yield Chart(title, traces, axes | {"showlegend": len(drawn) > 1})
+
+
+def _curve(
+    steps: Sequence[int], values: Sequence[float], name: str, label: str, color: int, dash: str, visible: bool
+) -> list[Trace]:
+    line = {"color": COLORS[color % len(COLORS)], "width": 2, "dash": dash}
+    common = {"name": label, "legendgroup": label, "x": _thinned(steps), "mode": "lines", "line": line}
+    raw = common | {"y": _thinned(_rounded(values))}
+    if name.split("/")[0] not in TRAINING:
+        return [raw | {"mode": "lines+markers", "visible": visible or "legendonly"}]
+    smooth = running_median(values, span=2 * (len(values) // 40) + 1)
+    thin = {"line": line | {"width": 1}, "opacity": 0.35, "hoverinfo": "skip", "showlegend": False}
+    return [raw | thin, common | {"y": _thinned(_rounded(smooth))}]
+
+
+def results(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    """Metrics, and each class, with their 95 % intervals."""
+    known = [run for run in runs if run.analysis]
+    if not known:
+        return
+    group = {"barmode": "group", "showlegend": len(runs) > 1}
+    named = [name for name, entry in known[0].metrics.items() if entry.get("low") is not None]
+    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run in known], group)
+    classes = {name: entry for name, entry in known[0].analysis["classes"].items() if entry["value"] is not None}
+    ranked = sorted(classes, key=lambda name: classes[name]["value"])
+    if cut := len(ranked) > MOST_CLASSES:
+        ranked = ranked[: MOST_CLASSES // 2] + ranked[-MOST_CLASSES // 2 :]
+    title = f"The worst and the best {MOST_CLASSES // 2} of {len(classes)} classes" if cut else "Each class"
+    bars = [_bars(run, runs, ranked, run.analysis["classes"], "x") for run in known]
+    yield Chart(title, bars, group, max(320, 90 + 24 * len(known) * len(ranked)))
+
+
+def _bars(
+    run: RunFiles, runs: Sequence[RunFiles], names: Sequence[str], entries: Mapping[str, Any], axis: str
+) -> Trace:
+    """The values of `names` along an axis."""
+    known = [entries.get(name) or {"value": None, "low": None, "high": None} for name in names]
+    up, down = ([abs(e[k] - e["value"]) if e[k] is not None else None for e in known] for k in ("high", "low"))
+    whiskers = {"symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+    places = {"x": "y", "y": "x"}[axis]
+    values = {axis: [e["value"] for e in known], places: list(names), f"error_{axis}": whiskers}
+    return _of_run(run, runs) | {"type": "bar", "orientation": "h" if axis == "x" else "v", **values}
+
+
+def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    """Precision over recall: the mean, and each class."""
+    for title in dict.fromkeys(title for run in runs for title in run.details.get("precision_recall", {})):
+        traces = []
+        for run in runs:
+            lines = run.details.get("precision_recall", {}).get(title, {})
+            for place, (name, values) in enumerate(lines.items()):
+                line = {"color": COLORS[place % len(COLORS)], "width": 1.7 if place else 3}
+                line["dash"] = "solid" if run is runs[0] else "dash"
+                visible = place == 0 or len(lines) <= MOST_LINES + 1 or "legendonly"
+                points = {"x": np.linspace(0, 1, 101).round(2).tolist(), "y": values}
+                traces.append(
+                    {"name": _label(run, runs, name), "mode": "lines", "line": line, "visible": visible} | points
+                )
+        axes = _axes("recall", "precision", x={"range": [0, 1]}, y={"range": [0, 1.02]})
+        yield Chart(title, traces, axes | {"showlegend": True}, 400)
+
+
+def confusion(run: RunFiles) -> Iterator[Chart]:
+    """Predictions by true class; of very many classes only the table of the page."""
+    matrix = run.analysis.get("confusion")
+    if not matrix or len(matrix["labels"]) > MOST_CLASSES:
+        return
+    counts, labels = np.array(matrix["counts"]), matrix["labels"]
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    trace = {"type": "heatmap", "x": labels, "y": labels, "z": shares.round(4).tolist(), "text": counts.tolist()}
+    trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
+    trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
+    axes = _axes("predicted", "true", x={"type": "category"}, y={"type": "category", "autorange": "reversed"})
+    yield Chart(
+        f"Share of each true class, {run.name}", [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12
+    )
+
+
+def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    """What the correction of each type of error would add."""
+    traces = []
+    for run in runs:
+        if known := run.analysis.get("errors"):
+            names, gains = (
+                [name.replace("_", " ") for name in known["types"]],
+                [e["gain"] for e in known["types"].values()],
+            )
+            traces.append(_of_run(run, runs) | {"type": "bar", "orientation": "h", "y": names[::-1], "x": gains[::-1]})
+    if traces:
+        yield Chart("AP50 that the correction of each type would add", traces, {"showlegend": len(runs) > 1})
+
+
+def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    """How often predictions of a confidence are right, and how many there are."""
+    ideal = {"color": "#8a929c", "dash": "dot"}
+    lines: list[Trace] = [
+        {"x": [0, 1], "y": [0, 1], "mode": "lines", "name": "calibrated", "line": ideal, "hoverinfo": "skip"}
+    ]
+    bars: list[Trace] = []
+    for run in runs:
+        if known := run.analysis.get("calibration"):
+            bins = [entry for entry in known["bins"] if entry["count"]]
+            right = {"x": [e["confidence"] for e in bins], "y": [e["accuracy"] for e in bins], "mode": "lines+markers"}
+            lines.append(_of_run(run, runs) | right)
+            count = {"x": [(e["low"] + e["high"]) / 2 for e in bins], "y": [e["count"] for e in bins], "type": "bar"}
+            bars.append(_of_run(run, runs) | count)
+    if bars:
+        x, y = {"range": [0, 1]}, {"range": [0, 1.02]}
+        yield Chart("Reliability", lines, _axes("confidence", "share that is right", x, y) | {"showlegend": True})
+        yield Chart(
+            "Predictions by confidence", bars, _axes("confidence", "predictions", x) | {"showlegend": len(bars) > 1}
+        )
+
+
+def times(run: RunFiles) -> Iterator[Chart]:
+    """Seconds of each phase on each rank."""
+    if ranks := run.timings.get("ranks"):
+        labels = [f"rank {i}" for i in range(len(ranks))]
+        traces = [
+            {"type": "bar", "orientation": "h", "name": part.replace("_", " "), "y": labels, "x": seconds}
+            for part in ranks[0]["seconds"]
+            if any(seconds := [rank["seconds"][part] for rank in ranks])
+        ]
+        layout = _axes("seconds", "", y={"autorange": "reversed"}) | {"barmode": "stack", "showlegend": True}
+        yield Chart(f"Each rank, {run.name}", traces, layout, 180 + 26 * len(ranks), wide=True)
+
+
+def _axes(x_title: str, y_title: str, x: Mapping[str, Any] | None = None, y: Mapping[str, Any] | None = None) -> Trace:
+    return {"xaxis": {"title": {"text": x_title}, **(x or {})}, "yaxis": {"title": {"text": y_title}, **(y or {})}}
+
+
+def _label(run: RunFiles, runs: Sequence[RunFiles], name: str) -> str:
+    label = name.split("/", 1)[-1].removeprefix("loss_").replace("_", " ")
+    label = {"train/loss": "training", "val/loss": "validation"}.get(name, label)
+    return f"{run.name}: {label}" if len(runs) > 1 else label
+
+
+def _of_run(run: RunFiles, runs: Sequence[RunFiles]) -> Trace:
+    return {"name": run.name, "marker": {"color": COLORS[runs.index(run)]}}
+
+
+def running_median(values: Sequence[float], span: int) -> np.ndarray:
+    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows outliers.
+
+    >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
+    [5.0, 3.0, 4.0, 4.0, 4.5]
+    """
+    numbers = np.asarray(values, dtype=float)
+    padded = np.pad(np.where(np.isfinite(numbers), numbers, np.nan), span // 2, constant_values=np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the median of no values is nan
+        return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, span), axis=1)
+
+
+def _usual(values: Sequence[float]) -> dict[str, Any]:
+    """An axis that is cut above almost all values, so that a few outliers do not flatten the rest."""
+    finite = np.array(values)[np.isfinite(values)]
+    if not len(finite) or finite.min() < 0 or finite.max() <= 0:
+        return {}
+    usual = float(np.percentile(finite, 99))
+    return {"range": [0, 1.08 * (float(finite.max()) if finite.max() < 2 * usual else usual)]}
+
+
+def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """Five digits, more than a chart can show; null for what is not finite, as JSON has it."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+
+
+def _thinned(values: Sequence[Any]) -> list[Any]:
+    """At most MOST_POINTS or so, evenly spread, the last one included."""
+    return [*values[: -1 : len(values) // MOST_POINTS + 1], *values[-1:]]

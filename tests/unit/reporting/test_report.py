@@ -1,0 +1,269 @@
+"""The report of a run folder: what is read from its files, the charts, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from retina_dist import __main__
+from retina_dist.errors import ConfigError, DataError
+from retina_dist.reporting import page
+from retina_dist.reporting.loggers import CsvLogger
+from retina_dist.reporting.report import curves, differences, read_run, results, running_median, write_report
+from tests import browser
+
+pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"')
+
+SAMPLES = Path(__file__).resolve().parents[2] / "samples"
+PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer")
+NASTY = '</script><img src=x onerror="window.broken=1">'  # a class, a file and a setting may be called so
+
+
+def write_run(folder: Path, task: str = "detection", lr: float = 0.01, images: bool = True) -> Path:
+    """A run folder with everything that a report reads."""
+    logger = CsvLogger(folder / "metrics.csv")
+    for step in range(1, 301):
+        wild = 1000.0 if step == 3 else math.inf if step == 4 else 1.0
+        logger.log({"train/loss": wild, "train/loss_boxes": 0.5, "train/loss_classes": 0.5}, step)
+        logger.log({"train/lr": lr, "train/grad_norm": 1.0, "time/images_per_s": 50.0}, step)
+    for step in (150, 300):
+        logger.log({"val/loss": 1.0, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4, "coco/APs": 0.1}, step)
+    start = {
+        "time": "2026-11-23T04:11:15+00:00",
+        "command": f"python -m retina_dist.train experiment=bccd seed=7 data.name={NASTY}",
+        "overrides": ["experiment=bccd", "seed=7"],
+        "recipe": ["experiment=bccd"],
+        "changed": [["seed", "7", "0"]],
+        "plan": "data: cells\nplan:\n  steps 300",
+        "job": "2 processes",
+        "versions": {"torch": "2.15"},
+        "commit": "abc",
+    }
+    step_ms = {name: {"p50": 1.0, "p90": 2.0, "p99": 3.0} for name in (*PHASES, "own", "step")}
+    rank = {"seconds": dict.fromkeys(PHASES, 2.5), "wall_s": 15.0, "steps": 300, "step_ms": step_ms}
+    rank["peak_gib"] = {"process": 1.25, "device": None}
+    analysis = json.loads((SAMPLES / f"analysis_{task}.json").read_text())
+    analysis["classes"][NASTY] = next(iter(analysis["classes"].values()))
+    marks = [{"kind": "object", "place": [20, 20, 60, 40], "text": NASTY}]
+    marks += [{"kind": "prediction", "place": [25, 22, 55, 40], "text": "RBC 0.91"}]
+    known = {"file": "images/x.jpg", "width": 320, "height": 240, "marks": marks if task == "detection" else []}
+    ids = {str(entry["image_id"]): known for kind in ("worst", "best", "confident") for entry in analysis[kind]}
+    curve = [1 - i / 100 for i in range(101)]
+    lines = {"IoU .50": {"mean of the classes": curve, "RBC": curve}} if task == "detection" else {}
+    files: dict[str, Any] = {
+        "command.json": [start],
+        "result.json": {"status": "ok", "step": 300, "train/loss": 1.0, "seconds": 99.0, "images_per_s": 50.0},
+        "timings.json": {"slowest": 1, "ranks": [rank, rank]},
+        "analysis.json": analysis,
+        "details.json": {"precision_recall": lines, "images": ids if images else {}},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"optimizer": {"lr": lr}, "seed": 7, "data": {"name": NASTY}}))
+    (folder / "images").mkdir()
+    Image.new("RGB", (320, 240), "teal").save(folder / "images" / "x.jpg")
+    return folder
+
+
+# what is read
+
+
+def test_curves_show_what_is_usual_and_every_metric(tmp_path: Path) -> None:
+    charts = {chart.title: chart for chart in curves([read_run(write_run(tmp_path / "run"))])}
+    assert list(charts) == [
+        "Loss",
+        "Parts of the training loss",
+        "Validation",
+        "Learning rate",
+        "Gradient norm",
+        "Speed",
+    ]
+    raw, smooth, validation = charts["Loss"].data
+    assert (len(raw["x"]), raw["y"][:4], smooth["y"][2:4]) == (300, [1.0, 1.0, 1000.0, None], [1.0, 1.0])
+    assert (validation["x"], validation["name"]) == ([150, 300], "validation")
+    assert charts["Loss"].layout["yaxis"]["range"] == [0, pytest.approx(1.08)], (
+        "one wild value does not flatten the rest"
+    )
+    assert [trace["visible"] for trace in charts["Validation"].data] == [True, True, True, "legendonly"]
+    long = [float(i) for i in range(10_000)]
+    assert running_median(long, 3)[1:-1].tolist() == long[1:-1]
+
+
+def test_long_curves_are_thinned_to_their_ends(tmp_path: Path) -> None:
+    logger = CsvLogger(tmp_path / "metrics.csv")
+    logger.path.write_text("step,train/loss\n" + "".join(f"{i},{i}\n" for i in range(1, 10_001)))
+    chart = next(curves([read_run(tmp_path)]))
+    assert 1000 < len(chart.data[0]["x"]) == len(chart.data[1]["y"]) < 1600
+    assert chart.data[0]["x"][-1] == 10_000
+
+
+@pytest.mark.parametrize("task", ["detection", "classification"])
+def test_every_chart_is_one_of_plotly(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """plotly's own classes refuse what they do not know."""
+    import plotly.graph_objects as figures
+
+    drawn: dict[str, list[page.Chart]] = {}
+    monkeypatch.setattr("retina_dist.reporting.report.write_page", lambda *args, **_: drawn.update(args[2]))
+    write_report(write_run(tmp_path / "a", task), write_run(tmp_path / "b", task))
+    titles = {section for section, charts in drawn.items() if charts}
+    only = {"Precision and recall", "Types of errors"} if task == "detection" else set()
+    assert titles == {"Curves", "Results", "Confusion matrix", "Calibration", "Time"} | only
+    for chart in [chart for charts in drawn.values() for chart in charts]:
+        figures.Figure(data=chart.data, layout=chart.layout)
+    ap = next(results([read_run(tmp_path / "a")])).data[0]
+    if task == "detection":
+        assert (ap["x"][0], ap["y"][0]) == ("AP", 0.531)
+        assert (ap["error_y"]["array"][0], ap["error_y"]["arrayminus"][0]) == pytest.approx((0.022, 0.023))
+
+
+def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", lr=0.02)
+    path = second / "analysis.json"
+    path.write_text(path.read_text().replace("0.531", "0.55"))
+    rows = differences(read_run(first), read_run(second))
+    assert rows[0][:4] == ("AP", "0.531", "0.550", "+0.019")
+    html = write_report(first, second).read_text()
+    assert "<td>optimizer.lr</td><td>0.01</td><td>0.02</td>" in html
+    assert "first: loss" not in html
+    assert '"first: training"' in html
+    assert html.count("<td>seed</td>") == 2, "in the lists of all settings, not in that of changes"
+
+
+def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    html = write_report(tmp_path).read_text()
+    for name in ("command.json", "metrics.csv", "analysis.json", "timings.json", "config.yaml"):
+        assert f"Left out: the folder has no {name}" in html
+    (tmp_path / "analysis.json").write_text("{")
+    with pytest.raises(DataError, match=r"analysis.json cannot be read .*; remove or repair it"):
+        write_report(tmp_path)
+    with pytest.raises(DataError, match="has none of config.yaml, .*; give the folder of a run"):
+        write_report(tmp_path / "nothing")
+
+
+def test_without_the_extra_a_run_says_how_to_get_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    folder = write_run(tmp_path / "run")
+    line = page.page_if_possible(lambda: write_report(folder), folder)
+    assert line.startswith(
+        'no report, as plotly and jinja2 is not installed: pip install "retina-dist[analysis]", then python'
+    )
+    with pytest.raises(ConfigError, match="needs plotly and jinja2; run pip install"):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_compare_is_the_report_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "a", "b", "output=both.html"])
+    __main__.main()
+    assert "<title>a and b</title>" in (tmp_path / "both.html").read_text()
+
+
+# the page
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[browser.Page]:
+    if not browser.PATH:
+        pytest.skip(browser.WHY_NOT)
+    with browser.chromium() as opened:
+        yield opened
+
+
+def opened(tab: browser.Page, file: Path, **look: Any) -> None:
+    tab.errors.clear(), tab.requests.clear()
+    tab.look(**{"width": 1280, **look})
+    tab.open(f"file://{file.resolve()}", "document.documentElement?.dataset.drawn !== undefined")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+@pytest.mark.parametrize("task", ["detection", "classification"])
+def test_the_page_draws_everything_and_asks_for_nothing(tab: browser.Page, task: str, tmp_path: Path) -> None:
+    file = write_report(write_run(tmp_path / "run", task), write_run(tmp_path / "other", task))
+    opened(tab, file)
+    assert tab.errors == []
+    assert [url for url in tab.requests if not url.startswith(("data:", "blob:"))] == [f"file://{file}"]
+    assert tab.run("[...document.querySelectorAll('[data-chart]')].every(div => div.querySelector('.main-svg'))")
+    assert tab.run("document.querySelectorAll('[data-chart]').length") > 10
+    shown = tab.run(
+        "[...document.querySelectorAll('nav a')].map(a => document.querySelector(a.hash)?.offsetHeight > 50)"
+    )
+    assert shown == [True] * 12
+    assert tab.run("window.broken === undefined && document.querySelector('img[src=x]') === null")
+    assert tab.run("document.body.innerText.includes('onerror=')"), "it is text"
+    assert file.stat().st_size < 2_500_000
+
+
+def test_both_themes_and_a_phone(tab: browser.Page, report: Path) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    ink = "getComputedStyle(document.querySelector('.xtick text')).fill"
+    found = []
+    for scheme in ("light", "dark"):
+        opened(tab, report, scheme=scheme)
+        found.append((tab.run(paper), tab.run(ink)))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1], "charts too"
+    tab.run("document.getElementById('theme').click()")
+    assert (tab.run(paper), tab.run(ink)) == found[0], "the button turns it over"
+    opened(tab, report, width=390, height=844, touch=True)
+    assert tab.run("document.documentElement.scrollWidth") == 390, "nothing is cut off"
+    assert (
+        tab.run("Math.max(...[...document.querySelectorAll('figure')].map(f => f.getBoundingClientRect().right))")
+        <= 390
+    )
+
+
+def test_a_chart_is_zoomed_and_read_with_the_mouse(tab: browser.Page, report: Path) -> None:
+    opened(tab, report)
+    tab.run("document.querySelector('[data-chart]').scrollIntoView({behavior: 'instant'})")
+    area = tab.run("document.querySelector('.nsewdrag').getBoundingClientRect().toJSON()")
+    x, y, width, height = (area[name] for name in ("x", "y", "width", "height"))
+
+    def mouse(kind: str, across: float, down: float) -> None:
+        where = {"x": x + across * width, "y": y + down * height, "button": "left", "clickCount": 1}
+        tab.call("Input.dispatchMouseEvent", type=kind, **(where if kind != "mouseMoved" else where | {"buttons": 1}))
+
+    before = tab.run("document.querySelector('[data-chart]').layout.xaxis.range.join()")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width / 2, y=y + height / 2)
+    tab.wait("document.querySelector('.hovertext') !== null")
+    mouse("mousePressed", 0.25, 0.3), mouse("mouseMoved", 0.5, 0.6), mouse("mouseReleased", 0.5, 0.6)
+    tab.wait(f"document.querySelector('[data-chart]').layout.xaxis.range.join() !== '{before}'")
+
+
+def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -> None:
+    opened(tab, report)
+    tab.press("Tab", 9)
+    assert tab.run("document.activeElement.className") == "skip"
+    tab.run("document.querySelector('.picture').focus()")
+    tab.press("Enter", 13, "\r")
+    assert tab.run("document.querySelector('dialog').open && document.querySelector('dialog img').complete")
+    assert tab.run("document.querySelector('dialog .image').offsetWidth") >= 320
+    first = tab.run("document.querySelector('dialog .caption').innerText")
+    assert re.search(r"BloodImage_00340.jpg\s+9 right, 6 wrong, 7 missed, score 0.91", first)
+    tab.press("ArrowRight", 39)
+    assert tab.run("document.querySelector('dialog .caption').innerText") != first
+    tab.press("Escape", 27)
+    assert not tab.run("document.querySelector('dialog').open")
+    assert tab.run("document.activeElement.className") == "picture"
+    assert tab.errors == []
+
+
+def test_images_that_were_removed_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    shutil.rmtree(folder / "images")
+    assert "Left out: the folder has no images of the last validation." in write_report(folder).read_text()
