@@ -112,14 +112,18 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     runs = [read_run(path) for path in (folder, other) if path]
     if len({run.name for run in runs}) < len(runs):
         runs = [replace(run, name=str(run.folder)) for run in runs]
+
+    def of(run: RunFiles) -> str:
+        return f", {run.name}" if other else ""
+
     charts = {
         "Curves": list(curves(runs)),
         "Results": list(results(runs)),
         "Precision and recall": list(precision_recall(runs)),
-        "Confusion matrix": [chart for run in runs for chart in confusion(run)],
+        "Confusion matrix": [chart for run in runs for chart in confusion(run, of(run))],
         "Types of errors": list(errors(runs)),
         "Calibration": list(calibration(runs)),
-        "Time": [chart for run in runs for chart in times(run)],
+        "Time": [chart for run in runs for chart in times(run, of(run))],
     }
     out = out or folder / ("compared.html" if other else REPORT)
     names = " and ".join(run.name for run in runs)
@@ -240,7 +244,7 @@ def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         yield Chart(title, traces, axes | {"showlegend": True}, 400)
 
 
-def confusion(run: RunFiles) -> Iterator[Chart]:
+def confusion(run: RunFiles, of: str = "") -> Iterator[Chart]:
     """Predictions by true class; of very many classes only the table of the page."""
     matrix = run.analysis.get("confusion")
     if not matrix or len(matrix["labels"]) > MOST_CLASSES:
@@ -251,9 +255,7 @@ def confusion(run: RunFiles) -> Iterator[Chart]:
     trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
     trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
     axes = _axes("predicted", "true", x={"type": "category"}, y={"type": "category", "autorange": "reversed"})
-    yield Chart(
-        f"Share of each true class, {run.name}", [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12
-    )
+    yield Chart(f"Share of each true class{of}", [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12)
 
 
 def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -292,7 +294,7 @@ def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         )
 
 
-def times(run: RunFiles) -> Iterator[Chart]:
+def times(run: RunFiles, of: str = "") -> Iterator[Chart]:
     """Seconds of each phase on each rank."""
     if ranks := run.timings.get("ranks"):
         labels = [f"rank {i}" for i in range(len(ranks))]
@@ -302,11 +304,14 @@ def times(run: RunFiles) -> Iterator[Chart]:
             if any(seconds := [rank["seconds"][part] for rank in ranks])
         ]
         layout = _axes("seconds", "", y={"autorange": "reversed"}) | {"barmode": "stack", "showlegend": True}
-        yield Chart(f"Each rank, {run.name}", traces, layout, 180 + 26 * len(ranks), wide=True)
+        yield Chart(f"Each rank{of}", traces, layout, 180 + 26 * len(ranks), wide=True)
 
 
 def _axes(x_title: str, y_title: str, x: Mapping[str, Any] | None = None, y: Mapping[str, Any] | None = None) -> Trace:
-    return {"xaxis": {"title": {"text": x_title}, **(x or {})}, "yaxis": {"title": {"text": y_title}, **(y or {})}}
+    return {
+        "xaxis": {"title": {"text": x_title, "standoff": 8}, **(x or {})},
+        "yaxis": {"title": {"text": y_title, "standoff": 8}, **(y or {})},
+    }
 
 
 def _label(run: RunFiles, runs: Sequence[RunFiles], name: str) -> str:
