@@ -254,7 +254,7 @@ def confusion(run: RunFiles, of: str = "") -> Iterator[Chart]:
     trace = {"type": "heatmap", "x": labels, "y": labels, "z": shares.round(4).tolist(), "text": counts.tolist()}
     trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
     trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
-    axes = _axes("predicted", "true", x={"type": "category"}, y={"type": "category", "autorange": "reversed"})
+    axes = _axes("predicted", "true", y={"autorange": "reversed"})
     yield Chart(f"Share of each true class{of}", [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12)
 
 

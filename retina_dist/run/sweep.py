@@ -137,9 +137,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     for title, key in measures.items():
         values = [row.get(key) if row["status"] == "ok" else None for row in rows]
         bars = {"type": "bar", "orientation": "h", "y": labels, "x": values, "marker": {"color": colors}}
-        charts.append(
-            Chart(title, [bars], {"yaxis": {"autorange": "reversed", "type": "category"}}, 120 + 26 * len(rows))
-        )
+        charts.append(Chart(title, [bars], {"yaxis": {"autorange": "reversed"}}, 120 + 26 * len(rows)))
     return write_page(out or folder / REPORT, f"Sweep {folder}", {"Jobs": charts}, columns=columns, rows=lines)
 
 
