@@ -1,6 +1,6 @@
 """Commands as a user starts them, in tenths of a second: each is forked from a process that has imported torch and the package.
 
-Only what is about processes themselves (launchers, signals to a process group, an installation) needs `subprocess`.
+Only what is about processes themselves (launchers, signals to a process group, an installation) needs `run_process`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from retina_dist.strategies.start_processes import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ["torch", "torchvision", "hydra", "jinja2", "retina_dist.run.assemble"]
 PRELOADED += ["retina_dist.detection.task", "retina_dist.classification.task"]
+
+
+def run_process(line: Sequence[str], *, cwd: Path, timeout: float = 300) -> str:
+    """What a command line prints, run with one thread in an environment without traces of a launcher; its exit code must be 0."""
+    variables = {**environment(1), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(PRELOADED)

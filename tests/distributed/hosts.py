@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 NETNS_ETC = Path("/etc/netns")
@@ -53,31 +52,12 @@ class Host:
 
     def line(self, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` there."""
-        return [
-            find("ip") or "ip",
-            "netns",
-            "exec",
-            self.name,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            BECOME,
-            self.name,
-            *command,
-        ]
+        enter = f"{find('ip')} netns exec {self.name} unshare --uts sh -c".split()
+        return [*enter, BECOME, self.name, *command]
 
     def processes(self) -> set[int]:
         """Everything that runs there; nothing was there before us."""
         return {int(pid) for pid in run(["ip", "netns", "pids", self.name]).split()}
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A command that came to its end; exit_code is None where it was killed, since its time was up or the other host's failed."""
-
-    exit_code: int | None
-    output: str
 
 
 @dataclass(frozen=True)
@@ -90,10 +70,11 @@ class TwoHosts:
 
     def run(
         self, commands: Mapping[Host, Sequence[str]], environment: Mapping[str, str], *, timeout: float
-    ) -> list[Ended]:
+    ) -> list[tuple[int | None, str]]:
         """Run a command on each host of `commands` at once; afterwards none of what they started is left, anywhere.
 
-        Output goes through files: a pipe stays open as long as some grandchild on the other host has it.
+        Returns exit codes and outputs. The code is None where a command was killed, since its time was up or the other host's
+        failed. Output goes through files: a pipe stays open as long as some grandchild on the other host has it.
         """
         outputs = {host: self.folder / f"{host.name}.txt" for host in commands}
         started: dict[Host, subprocess.Popen[bytes]] = {}
@@ -115,7 +96,7 @@ class TwoHosts:
             for process in started.values():
                 process.kill()
                 process.wait(10)
-        return [Ended(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
+        return [(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
 
     def clear(self) -> None:
         """End what is left on both hosts, until nothing is: a killed parent may just have had a child."""
@@ -132,7 +113,8 @@ class TwoHosts:
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
     """Build two hosts whose files are in `folder`.
 
-    Whatever happens, namespaces and processes are gone afterwards; their cable goes with them.
+    Whatever happens, namespaces and processes are gone afterwards; their cable goes with them. Raises CannotRun where this
+    machine does not allow network namespaces.
     """
     with ExitStack() as stack:
         first, second = (
@@ -149,29 +131,6 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
         (folder / "bin" / "ssh").write_text(SSH)
         (folder / "bin" / "ssh").chmod(0o755)
         yield hosts
-
-
-@cache
-def why_no_hosts() -> str | None:
-    """Why namespaces cannot be used here, or None: two are made, joined and entered to see."""
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
-        if find(program) is None:
-            return f"there is no program {program} (Debian: {package})"
-    names = [f"retina-{os.getpid()}-try{number}" for number in (1, 2)]
-    try:
-        for name in names:
-            run(["ip", "netns", "add", name])
-        run(cable(*names))
-        run(Host(names[0], "", Path()).line(["true"]))
-    except CannotRun as error:
-        return f"this machine does not allow network namespaces ({error})"
-    finally:
-        for name in names:
-            with suppress(CannotRun):
-                run(["ip", "netns", "delete", name])
-    return None
 
 
 class CannotRun(RuntimeError):
@@ -211,21 +170,13 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
 def namespace(host: Host) -> Iterator[None]:
     """The host's network namespace, with its folder over /etc."""
     overlay = NETNS_ETC / host.name
-    was_there = NETNS_ETC.exists()
     with ExitStack() as stack:
         NETNS_ETC.mkdir(exist_ok=True)
-        if not was_there:
-            stack.callback(remove_if_empty, NETNS_ETC)
         overlay.symlink_to(host.etc, target_is_directory=True)
         stack.callback(overlay.unlink)
         run(["ip", "netns", "add", host.name])
         stack.callback(run, ["ip", "netns", "delete", host.name])
         yield
-
-
-def remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def write_hosts_file(host: Host, everyone: Sequence[Host]) -> None:

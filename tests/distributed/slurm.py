@@ -7,18 +7,14 @@ there is one, is not touched.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from retina_dist.strategies.launch_environment import slurm_port
@@ -26,13 +22,7 @@ from retina_dist.strategies.start_processes import environment
 from tests.distributed.hosts import CannotRun, find, run, with_sbin
 
 NODES = ("127.0.0.1", "127.0.0.2")
-PACKAGES = {
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sbatch": "slurm-wlm",
-    "munged": "munge",
-    "mungekey": "munge",
-}
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")
 START_S = 60
 
 # No accounting, no cgroups: what a container allows. KillWait is the time from SIGTERM to SIGKILL.
@@ -63,17 +53,6 @@ NodeName={nodes[0]} NodeHostname={host} NodeAddr={nodes[0]} Port={ports[1]} CPUs
 NodeName={nodes[1]} NodeHostname={host} NodeAddr={nodes[1]} Port={ports[2]} CPUs=1 Gres=gpu:1
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-@cache
-def why_no_slurm() -> str | None:
-    """Why a cluster cannot be had here, or None if it can."""
-    if os.geteuid() != 0:
-        return "only root may start Slurm's daemons"
-    for program, package in PACKAGES.items():
-        if find(program) is None:
-            return f"there is no program {program} (Debian: {package})"
-    return None
 
 
 @dataclass(frozen=True)
@@ -117,21 +96,15 @@ def slurm(folder: Path) -> Iterator[Cluster]:
 def configure(folder: Path) -> None:
     """Keys and settings, on ports that are free now."""
     run(["mungekey", "--create", f"--keyfile={folder / 'munge.key'}"])
-    with free_ports(3) as ports:
-        text = SLURM_CONF.format(
-            folder=folder, host=socket.gethostname().split(".")[0], nodes=NODES, ports=ports, first_job=first_job()
-        )
+    sockets = [socket.create_server(("", 0)) for _ in range(3)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    host = socket.gethostname().split(".")[0]
+    text = SLURM_CONF.format(folder=folder, host=host, nodes=NODES, ports=ports, first_job=first_job())
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # that job scripts can ask for
     (folder / "state").mkdir()
-
-
-@contextmanager
-def free_ports(count: int) -> Iterator[list[int]]:
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    yield [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
 
 
 def first_job() -> int:
@@ -194,9 +167,3 @@ def stop(cluster: Cluster) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-if __name__ == "__main__":  # python -m tests.distributed.slurm, to try things by hand; Ctrl-D ends it
-    with tempfile.TemporaryDirectory() as scratch, slurm(Path(scratch)) as made:
-        print(f"export SLURM_CONF={made.environment['SLURM_CONF']}", flush=True)
-        sys.stdin.read()

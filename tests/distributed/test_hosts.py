@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.strategies.start_processes import environment, executable, why_missing
 from tests.commands import run_command
-from tests.distributed.hosts import INTERFACE, Host, TwoHosts, two_hosts, why_no_hosts
+from tests.distributed.hosts import INTERFACE, CannotRun, Host, TwoHosts, find, two_hosts
 from tests.distributed.ranks import KINDS, ROOT
 from tests.e2e.conftest import SMALL
 
@@ -65,10 +67,13 @@ COMMANDS: dict[str, Callable[[TwoHosts, Sequence[str]], Commands]] = {
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    reason = why_no_hosts()
-    if reason:
-        pytest.skip(f"two hosts on one machine: {reason}")
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+    if os.geteuid() != 0 or not find("ip") or not find("unshare"):
+        pytest.skip("two hosts on one machine need root, ip (Debian: iproute2) and unshare (util-linux)")
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(two_hosts(tmp_path_factory.mktemp("hosts")))
+        except CannotRun as error:
+            pytest.skip(f"this machine does not allow network namespaces ({error})")
         yield made
 
 
@@ -89,8 +94,8 @@ def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, req
     alone: Path = request.getfixturevalue("alone")  # only now, since it takes a while
     run = alone.parent / kind
     commands = COMMANDS[kind](hosts, ["-m", "retina_dist.train", *settings(alone.parent, run)])
-    for ended in hosts.run(commands, variables(), timeout=120):
-        assert ended.exit_code == 0, ended.output
+    for exit_code, output in hosts.run(commands, variables(), timeout=120):
+        assert exit_code == 0, output
     for rank, host in enumerate((hosts.first, hosts.second)):
         # the name belongs to the namespace: a process sees it only there
         begin = (run / "logs" / f"rank_{rank}.log").read_text().splitlines()[0]

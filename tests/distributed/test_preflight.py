@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.distributed import ranks
+from tests.commands import run_process
 from tests.distributed.ranks import launched
 
 SETTINGS = ("data=coco", "model=retinanet_tiny", "trainer.max_duration=1epoch", "cluster=true", "output=report.json")
@@ -24,15 +23,7 @@ def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text(json.dumps(TRAIN))
     (tmp_path / "a.jpg").touch()
     settings = [*SETTINGS, "data.train_annotations=train.json", "data.train_images=.", "data.num_workers=0"]
-    done = subprocess.run(
-        launched(launcher, 2, "retina_dist.doctor", *settings),
-        cwd=tmp_path,
-        env=ranks.variables(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = run_process(launched(launcher, 2, "retina_dist.doctor", *settings), cwd=tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["errors"] == 0
     assert [facts["rank"] for facts in report["ranks"]] == [0, 1]
@@ -40,4 +31,4 @@ def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
     assert [link["size_mb"] for link in report["all_reduce"]] == [1, 64]
     assert all(link["gb_s"] > 0 for link in report["all_reduce"])
     assert "1 image" in report["ranks"][0]["data"]
-    assert "2 x CPU" in done.stdout
+    assert "2 x CPU" in printed

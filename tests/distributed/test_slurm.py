@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,10 @@ import torch
 
 from retina_dist.strategies.launch_environment import slurm_port
 from tests.chaos import differences, steps_done
-from tests.distributed.ranks import ROOT, launched, variables
-from tests.distributed.slurm import NODES, Cluster, slurm, until, why_no_slurm
+from tests.commands import run_process
+from tests.distributed.hosts import find
+from tests.distributed.ranks import ROOT, launched
+from tests.distributed.slurm import NODES, PROGRAMS, Cluster, slurm, until
 from tests.distributed.test_faults import JOB
 from tests.distributed.test_training import checkpoint
 
@@ -26,9 +27,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    reason = why_no_slurm()
-    if reason:
-        pytest.skip(f"Slurm with two nodes: {reason}")
+    if os.geteuid() != 0 or not all(map(find, PROGRAMS)):
+        pytest.skip(f"Slurm with two nodes needs root and {', '.join(PROGRAMS)} (Debian: slurm-wlm, munge)")
     with slurm(tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
@@ -81,7 +81,7 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster:
     assert 3 <= stopped < 24
     alone = tmp_path / "alone"  # while the nodes are free: Slurm waits two minutes
     line = launched("torchrun", 2, "retina_dist.train", *JOB, f"output_dir={alone}")
-    subprocess.run(line, cwd=tmp_path, env=variables(), check=True, timeout=240)
+    run_process(line, cwd=tmp_path)
     cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, log)
     said = log.read_text()

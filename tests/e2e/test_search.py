@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from retina_dist.strategies.start_processes import environment
+from tests.commands import run_process
 from tests.e2e.conftest import ROOT
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.M | re.S)
@@ -35,10 +34,8 @@ def test_rank_0_asks_and_all_ranks_train(launcher: list[str], trained: Path, tmp
     (tmp_path / "search.py").write_text(script)
     (tmp_path / "data").symlink_to(trained / "datasets" / "shapes")
     line = [sys.executable, *launcher, "search.py"]
-    env = environment(1) | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = [text.split(" ", 2) for text in done.stdout.splitlines() if re.match(r"\d \S+ \{'lr'", text)]
+    printed = run_process(line, cwd=tmp_path)
+    table = [text.split(" ", 2) for text in printed.splitlines() if re.match(r"\d \S+ \{'lr'", text)]
     assert [number for number, _, _ in table] == ["0", "1", "2"]
     assert len({values for _, _, values in table}) == 3
     for number, score, _ in table:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, SMALL
+from retina_dist.strategies.start_processes import command
+from tests.commands import run_process
+from tests.e2e.conftest import SMALL
 
 OTHERWISE = ("data.batch_size=4", "schedule.warmup=2steps")
 TINY = (
@@ -23,14 +23,6 @@ TINY = (
 )
 SGD = ("optimizer=sgd", "trainer.gradient_clip=null")
 DIVERGING = "1e30"
-SCRIPTS = Path(sys.executable).parent
-
-
-def launched(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A launcher's command, which lies beside this Python."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{SCRIPTS}{os.pathsep}{environment['PATH']}"
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -41,22 +33,14 @@ def table(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_launchers_of_hydra_run_jobs_beside_each_other(tmp_path: Path, launcher: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason=f"no {launcher} launcher")
-    command = (sys.executable, "-m", "retina_dist.train", "-m", f"hydra/launcher={launcher}")
-    result = launched(*command, *TINY, "seed=1,2", cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+    line = (sys.executable, "-m", "retina_dist.train", "-m", f"hydra/launcher={launcher}")
+    run_process([*line, *TINY, "seed=1,2"], cwd=tmp_path)
     assert [row["status"] for row in table(tmp_path)] == ["ok", "ok"]
 
 
 def test_processes_go_through_the_jobs_in_lock_step(tmp_path: Path) -> None:
-    command = ("torchrun", "--nproc-per-node", "2", "-m", "retina_dist.train", "-m", *TINY, *SGD)
-    result = launched(
-        *command,
-        "trainer.max_nonfinite_steps=0",
-        f"optimizer.lr={DIVERGING},1e-3",
-        "schedule.warmup=1000steps,0steps",
-        cwd=tmp_path,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    swept = ("trainer.max_nonfinite_steps=0", f"optimizer.lr={DIVERGING},1e-3", "schedule.warmup=1000steps,0steps")
+    run_process(command("torchrun", 2, "retina_dist.train", ["-m", *TINY, *SGD, *swept]), cwd=tmp_path)
     rows = table(tmp_path)
     assert [row["status"] for row in rows] == ["failed", "failed", "failed", "ok"]
     assert "schedule.warmup=1000steps (1000 steps) leaves nothing" in rows[0]["error"]

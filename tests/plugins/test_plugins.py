@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,8 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.run_config import settings_of
-from retina_dist.strategies.start_processes import command, environment, why_missing
+from retina_dist.strategies.start_processes import command, why_missing
+from tests.commands import run_process
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
 
 HERE = Path(__file__).parent
@@ -26,19 +26,12 @@ def under_mpirun(*arguments: str) -> list[str]:
     """Two processes of a module, of which one that fails ends the other."""
     if reason := why_missing("mpirun"):
         pytest.skip(f"mpirun: {reason}")
-    return command("mpirun", 2, "mpi4py", ["-m", *arguments])
-
-
-def run(line: list[str], cwd: Path) -> str:
-    yields = {"OMPI_MCA_mpi_yield_when_idle": "1"}  # or a waiting rank takes the core of a working one
-    variables = {**environment(1), **yields, "PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    # or a waiting rank takes the core of a working one
+    return ["env", "OMPI_MCA_mpi_yield_when_idle=1", *command("mpirun", 2, "mpi4py", ["-m", *arguments])]
 
 
 def test_the_mpi_strategy_keeps_the_contract(tmp_path: Path) -> None:
-    assert run(under_mpirun("tests.plugins.contract"), tmp_path).count("contract kept") == 2
+    assert run_process(under_mpirun("tests.plugins.contract"), cwd=tmp_path).count("contract kept") == 2
 
 
 def test_the_settings_of_a_class_from_outside_are_typed() -> None:

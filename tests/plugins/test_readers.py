@@ -68,5 +68,5 @@ def test_it_reads_what_coco_has(root: Path) -> None:
 def test_it_trains(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = ["data.batch_size=3", "data.min_sizes=[64]", "data.max_size=64", "data.num_workers=0", "logging=quiet"]
-    small += ["trainer.max_duration=2steps", "schedule=constant", "output_dir=run"]
+    small += ["trainer.max_duration=2steps", "schedule=constant", "model.backbone=mobilenet_v3_small", "output_dir=run"]
     assert "coco/AP" in train(load_config("train", [*overrides(root), *small]))

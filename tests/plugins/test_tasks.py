@@ -19,11 +19,11 @@ from retina_dist.run.assemble import train
 from retina_dist.run.build import task_class
 from retina_dist.run_config import settings_of
 from retina_dist.testing.task_contract import task_contract
-from tests.commands import run_command
+from tests.commands import run_command, run_process
 from tests.plugins.cell_detector import CellDetector
 from tests.plugins.counting_task import CountingDetection
 from tests.plugins.disc_task import DiscData, DiscTask
-from tests.plugins.test_plugins import FOUND, HERE, run, under_mpirun
+from tests.plugins.test_plugins import FOUND, HERE, under_mpirun
 
 QUIET = ["logging=quiet", "trainer.num_threads=1", "trainer.log_every=1"]
 
@@ -73,7 +73,7 @@ def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> No
     line += ["data.batch_size=24", "data.num_train=64"]
     line += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
     assert "data: discs" in run_command(*line, "output_dir=alone", cwd=tmp_path).stdout
-    run(under_mpirun(*line, "strategy=mpi4py", "output_dir=two"), tmp_path)
+    run_process(under_mpirun(*line, "strategy=mpi4py", "output_dir=two"), cwd=tmp_path)
     alone, two = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
         for name in ("alone", "two")

@@ -28,8 +28,8 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.strategies.start_processes import command, environment, why_missing
-from tests.commands import run_command
+from retina_dist.strategies.start_processes import command, why_missing
+from tests.commands import run_command, run_process
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -108,10 +108,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(line: list[str], cwd: Path, datasets: Path) -> str:
     (cwd / "datasets").symlink_to(datasets)
-    variables = {**environment(threads=1), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_process(line, cwd=cwd)
 
 
 def numbers(folder: Path) -> list[tuple[str, str, str]]:
