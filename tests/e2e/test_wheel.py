@@ -104,7 +104,7 @@ def test_it_trains_and_evaluates_from_any_folder(installed: Path, tmp_path: Path
     run("-m", "retina_dist.train", *SHORT, cwd=tmp_path, PYTHONPATH=str(installed))
     best = tmp_path / "runs" / "shapes" / "checkpoints" / "best.pt"
     table = run("-m", "retina_dist.evaluate", f"checkpoint={best}", cwd=tmp_path, PYTHONPATH=str(installed))
-    assert table.startswith("AP ")
+    assert "\nAP " in f"\n{table}", "below a line that says how long a slow machine took"
 
 
 @pytest.mark.long
