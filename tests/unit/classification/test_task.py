@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run_config import task_of_checkpoint
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
+from tests.chaos import equal
 
 SMALL = [
     "task=classification",
@@ -54,12 +55,8 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     metrics = run("whole", "data.mixup=0.2", "logging.plots=true")
     run("half", "data.mixup=0.2", "trainer.stop_after=3steps")
     assert run("half", "data.mixup=0.2", "resume=auto") == metrics
-    one, two = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")
-        for name in ("whole", "half")
-    )
-    for name, weights in one["model"].items():
-        assert torch.equal(two["model"][name], weights), name
+    one, two = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "half"))
+    assert equal(one["model"], two["model"])
     assert one["classes"] == list(CLASSES)
     assert task_of_checkpoint(one) == "classification"
     assert {"first_batch.jpg", "details.json", "metrics.json", "report.html"} <= {
