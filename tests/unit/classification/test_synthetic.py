@@ -20,6 +20,7 @@ SMALL = [
     "data=synthetic",
     "data.synthetic={num_classes: 5, num_images: 8}",
     "data.image_size=32",
+    "model.architecture=shufflenet_v2_x0_5",
     "data.batch_size=5",
     "schedule=constant",
     "trainer.num_threads=1",
