@@ -47,7 +47,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
     if part is None:
         raise ConfigError(f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE.")
-    coco = sized_coco(part)
+    coco = sized_coco(part, data.max_pixels)
     output = Path(config.output)
     write_atomically(output, lambda temporary: temporary.write_text(json.dumps(coco)))
     unsized = sum("width" not in image for image in coco["images"])

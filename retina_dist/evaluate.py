@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.settings import check_category_map
 from retina_dist.reporting.page import page_if_possible
 from retina_dist.reporting.report import write_report
 from retina_dist.run.build import command_of_task, task_of
@@ -35,7 +34,6 @@ class EvaluateConfig(OfCheckpoint):
     annotations: str | None = setting(None, "null: the checkpoint's validation set")
     images: str | None = None
     root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
-    category_map: list[list[str | None]] = setting([], "as data.category_map, of `annotations`")
     box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and their report; null: none", writes="folder")
     tile: int | None = setting(
@@ -47,10 +45,6 @@ class EvaluateConfig(OfCheckpoint):
     batch_size: int = setting(8, at_least=1)
     num_workers: int = setting(2, at_least=0)
     debug: bool = False
-
-    def check(self) -> None:
-        """Raise ConfigError unless `category_map` is a list of pairs."""
-        check_category_map("category_map", self.category_map)
 
 
 @entry_point("evaluate", EvaluateConfig)

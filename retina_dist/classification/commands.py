@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DETECTIONS_OWN = ("results", "annotations", "images", "category_map", "box_format", "tile")
+DETECTIONS_OWN = ("results", "annotations", "images", "box_format", "tile")
 
 
 def evaluate(config: EvaluateConfig) -> str:

@@ -6,16 +6,12 @@ A box that no anchor overlaps enough is learnt from its one best anchor alone, h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.detection.readers.coco import Annotations
-
-SIZE_LIMITS = (8, 16, 32, 64, 128, 256, 512)  # px, square root of the area, after the resize
-ASPECT_LIMITS = (1 / 3, 1 / 2, 1, 2, 3)  # height / width
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,6 @@ class Coverage:
 
     best_iou: np.ndarray  # [n]
     size: np.ndarray  # [n] square root of the box's area in px, after the resize
-    aspect: np.ndarray  # [n] height / width
     threshold: float  # IoU from which an anchor answers for a box
 
     @property
@@ -36,24 +31,6 @@ class Coverage:
     def unreached(self) -> float:
         """Share of boxes without such an anchor; 0 where there are no boxes."""
         return self.num_unreached / max(1, len(self.best_iou))
-
-    def rows(self, by: Literal["size", "aspect"]) -> list[dict[str, Any]]:
-        """For each bucket: its bounds (None: open), boxes, the share unreached, the median of the best IoU."""
-        limits = SIZE_LIMITS if by == "size" else ASPECT_LIMITS
-        bounds = (None, *limits, None)
-        bucket = np.searchsorted(limits, getattr(self, by), side="right")
-        rows = []
-        for i in range(len(limits) + 1):
-            part = replace(self, best_iou=self.best_iou[bucket == i])
-            if boxes := len(part.best_iou):
-                shares = {"unreached": part.unreached, "median_iou": float(np.median(part.best_iou))}
-                rows.append({"from": bounds[i], "to": bounds[i + 1], "boxes": boxes, **shares})
-        return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        counts = {"boxes": len(self.best_iou), "iou": self.threshold, "unreached": self.unreached}
-        return {**counts, "by_size": self.rows("size"), "by_aspect": self.rows("aspect")}
 
 
 def anchor_coverage(
@@ -73,7 +50,7 @@ def anchor_coverage(
     """
     known = [i for i, record in enumerate(data.records) if record.width and record.height]
     if not sum(len(data.boxes[i]) for i in known):
-        return Coverage(np.zeros(0), np.zeros(0), np.zeros(0), threshold)
+        return Coverage(np.zeros(0), np.zeros(0), threshold)
     sizes = np.array([(data.records[i].height, data.records[i].width) for i in known])
     buckets = make_buckets(sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets)
     canvases = buckets.canvases[buckets.min_sizes.index(max(min_sizes)), buckets.of_image]
@@ -96,4 +73,4 @@ def anchor_coverage(
             common = np.minimum(high, nearest + [[bottom], [right]]) - np.maximum(low, nearest + [[top], [left]])
             both = common.clip(0).prod(axis=0)
             best = np.maximum(best, both / (area + (right - left) * (bottom - top) - both))
-    return Coverage(best, np.sqrt(area), (high[0] - low[0]) / (high[1] - low[1]), threshold)
+    return Coverage(best, np.sqrt(area), threshold)

@@ -50,7 +50,7 @@ class Batch(TensorBatch):
 
 
 class Sample(NamedTuple):
-    """One image as it goes onto the canvas."""
+    """One image, resized for its canvas, with its boxes."""
 
     image: Tensor  # [3, h, w] uint8
     boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels

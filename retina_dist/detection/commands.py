@@ -111,4 +111,4 @@ def _annotations(data: DetectionData, split: str, part: Annotations) -> bytes:
         files = split_files(data, split)
         assert files is not None, "the split has been read"
         return read_bytes(files[0])
-    return (json.dumps(sized_coco(part)) + "\n").encode()
+    return (json.dumps(sized_coco(part, data.max_pixels)) + "\n").encode()

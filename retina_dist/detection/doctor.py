@@ -7,7 +7,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,14 +40,6 @@ SMALL_SIDE = 16  # px, square root of the area; half of the smallest anchor
 SHEET_IMAGES = 24
 NUM_CLASSES = 40  # rows on the screen
 NAME_WIDTH = 24
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """Settings that were tried, and the share of training boxes that they leave without an anchor."""
-
-    settings: tuple[str, ...]
-    unreached: float
 
 
 def examine(config: DoctorConfig) -> DoctorReport:
@@ -89,13 +81,13 @@ def examine(config: DoctorConfig) -> DoctorReport:
     details: dict[str, Any] = {"images": images, "objects": objects}
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = _coverage(splits["train"], config.data, config.model)
-        tried = remedies(splits["train"], config.data, config.model, coverage)
         if coverage.unreached > WORTH_SAYING:
-            remedy = "each is learnt from its least bad anchor only: see Anchors above"
-            findings.append(Finding("warning", "train", "boxes that no anchor fits", remedy, coverage.num_unreached))
+            what = f"boxes that no anchor fits, {coverage.unreached:.1%} of {len(coverage.best_iou)}"
+            remedy = better_anchors(splits["train"], config.data, config.model, coverage)
+            findings.append(Finding("warning", "train", what, remedy, coverage.num_unreached))
         findings += _small_objects(coverage, config.data)
-        facts += _format_coverage(coverage, tried, config.data)
-        details["anchor_coverage"] = coverage.to_dict() | {"remedies": [asdict(remedy) for remedy in tried]}
+        counts = {"boxes": len(coverage.best_iou), "unreached": coverage.unreached}
+        details["anchor_coverage"] = {**counts, "iou": coverage.threshold}
     if config.sheets:
         for split, part in splits.items():
             _draw_sheet(part, Path(config.sheets) / f"{split}.jpg", config.data.max_pixels)
@@ -152,10 +144,8 @@ def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Co
     )
 
 
-def remedies(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> list[Remedy]:
-    """The usual changes of anchors, each tried on the data: the best, then simpler ones. Empty where few boxes lack one."""
-    if now.unreached <= WORTH_SAYING:
-        return []
+def better_anchors(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> str:
+    """The change of anchors that leaves the fewest boxes without one, of the usual ones, each tried on the data."""
     sizes = model.anchor_sizes
     smaller, larger = [[[max(1, int(size * factor)) for size in level] for level in sizes] for factor in (0.5, 2)]
     wider = [smaller[0], *sizes[1:-1], larger[-1]]
@@ -165,14 +155,12 @@ def remedies(train: Annotations, data: DetectionData, model: ModelConfig, now: C
         for aspect_ratios in (model.aspect_ratios, ratios):
             other = replace(model, anchor_sizes=anchor_sizes, aspect_ratios=aspect_ratios)
             changed = [key for key in ("anchor_sizes", "aspect_ratios") if getattr(other, key) != getattr(model, key)]
-            settings = tuple(f"model.{key}={getattr(other, key)}".replace(", ", ",") for key in changed)
-            tried.append(Remedy(settings, _coverage(train, data, other).unreached))
-    helpful = [remedy for remedy in tried if remedy.unreached <= WORTH_DOING * now.unreached]
-    best: list[Remedy] = []
-    for remedy in sorted(helpful, key=lambda remedy: (remedy.unreached, len(remedy.settings))):
-        if not best or len(remedy.settings) < len(best[-1].settings):
-            best.append(remedy)
-    return best
+            settings = [f"model.{key}={getattr(other, key)}".replace(", ", ",") for key in changed]
+            tried.append((_coverage(train, data, other).unreached, len(settings), " ".join(settings)))
+    unreached, _, text = min(tried)
+    if unreached > WORTH_DOING * now.unreached:
+        return "neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes"
+    return f"{unreached:.1%} are left, tried on these boxes, with {text}"
 
 
 def _format_objects(
@@ -199,35 +187,6 @@ def _format_objects(
         *rows,
         row("all classes", totals),
     ]
-
-
-def _format_coverage(coverage: Coverage, tried: Sequence[Remedy], data: DetectionData) -> list[str]:
-    if not len(coverage.best_iou):
-        return ["", "Anchors: no box in an image of known size to compare them with"]
-    lines = [
-        "",
-        f"Anchors: {coverage.num_unreached} of {len(coverage.best_iou)} training boxes ({coverage.unreached:.1%}) have none at "
-        f"IoU {coverage.threshold:g}; short side resized to {max(data.min_sizes)} px, long side to {data.max_size} px at most",
-    ]
-    titles: dict[Literal["size", "aspect"], str] = {"size": "size in px, resized", "aspect": "height : width"}
-    for by, title in titles.items():
-        lines.append(f"  {title:<20}{'boxes':>8}{'without anchor':>17}{'median best IoU':>18}")
-        for row in coverage.rows(by):
-            low, high = (_limit(value, by) for value in (row["from"], row["to"]))
-            bounds = f"below {high}" if not low else f"{low} to {high}" if high else f"{low} and more"
-            lines.append(f"  {bounds:<20}{row['boxes']:>8}{row['unreached']:>17.1%}{row['median_iou']:>18.2f}")
-    for remedy in tried:
-        lines.append(f"  -> {remedy.unreached:.1%} are left, tried on these boxes, with")
-        lines += [f"     {setting}" for setting in remedy.settings]
-    if coverage.unreached > WORTH_SAYING and not tried:
-        lines.append("  -> neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes")
-    return lines
-
-
-def _limit(value: float | None, by: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:g}" if by == "size" else f"{value:g}:1" if value >= 1 else f"1:{1 / value:g}"
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,6 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
 def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
-    if config.category_map:
-        raise ConfigError(
-            "category_map has no effect with results, whose category ids are those of annotations; leave it out."
-        )
     truth = parse_path(str(config.annotations))
     annotations = load_annotations(truth, truth.parent, missing_images="ignore", box_format=config.box_format)
     read_as = DetectionData(name="truth", box_format=config.box_format)
@@ -173,15 +169,12 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
     if config.annotations:
         if config.images and config.root:
             raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
-        data = replace(
-            data, format="coco", shapes=None, category_map=[], root=config.root, box_format=config.box_format
-        )
+        data = replace(data, format="coco", shapes=None, root=config.root, box_format=config.box_format)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
     else:
         data = data_of_checkpoint(data, config.root, path)
     if config.tile:
         detector = detector.tiled(config.tile, config.tile_overlap)
-    data = replace(data, category_map=[*data.category_map, *config.category_map])
     annotations = read_split(data, "val", detector.categories)
     if annotations is None:
         raise ConfigError(

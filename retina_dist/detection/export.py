@@ -27,8 +27,10 @@ from retina_dist.detection.model.postprocess import best_candidates, moved_by_la
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
+from retina_dist.model.weights import is_torchvision_name
 from retina_dist.redaction import redacted
 
 if TYPE_CHECKING:
@@ -112,8 +114,8 @@ def export(config: ExportConfig) -> dict[str, float]:
         raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
     if config.outside_model:
         raise ConfigError(
-            "export knows the graphs of the package's models; export the `model` of rd.Detector.from_checkpoint(PATH, model=…) by "
-            "torch.export, or write export(config) beside a task of your own."
+            "export traces the package's models only: a model from outside makes losses beside its detections, which torch.export "
+            "cannot trace in general; write export(config) beside a task of your own."
         )
     detector = Detector.from_checkpoint(config.checkpoint)
     if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
@@ -126,6 +128,12 @@ def export(config: ExportConfig) -> dict[str, float]:
     if config.images:
         images = find_images(config.images)[: config.num_images]
     batches = [_prepared(detector, image, config.size) for image in images]
+    expected = [detections for batch in batches for detections in detector.run([batch])]
+    if not any(len(detections["scores"]) for detections in expected):
+        raise UserError(
+            f"{config.checkpoint} detects nothing in the {len(images)} images{_quality(config.checkpoint)}, so no export can be "
+            "compared with it; train it for longer, or give images=FOLDER of its objects."
+        )
     exporter = Exporter(
         graph=partial(export_graph, detector.model, config.size),
         input_name=INPUT,
@@ -135,7 +143,7 @@ def export(config: ExportConfig) -> dict[str, float]:
         about=about(detector, config),
     )
     worst: dict[str, float] = {}
-    exporter.write(output, lambda run: worst.update(compare(detector, run, batches, config)))
+    exporter.write(output, lambda run: worst.update(compare(detector, run, batches, expected, config)))
     print(
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {worst['detections']:.0f} detections on "
         f"{len(batches)} images: {worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
@@ -146,15 +154,16 @@ def export(config: ExportConfig) -> dict[str, float]:
     return worst
 
 
-def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: ExportConfig) -> dict[str, float]:
-    """The largest differences between the detector and `run`, and the number of detections.
+def compare(
+    detector: Detector, run: Runner, batches: Sequence[Batch], detected: Sequence[Detections], config: ExportConfig
+) -> dict[str, float]:
+    """The largest differences between the detector's detections in `batches`, `detected`, and those of `run`, and their number.
 
-    Raises UserError for a difference past its tolerance, and where there was nothing to compare.
+    Raises UserError for a difference past its tolerance.
     """
     worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
-    for batch in batches:
+    for batch, expected in zip(batches, detected, strict=True):
         height, width = batch.image_sizes[0].tolist()
-        (expected,) = detector.run([batch])
         boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
         exported = Detections(boxes=boxes, scores=scores, labels=labels)
         worst["detections"] += len(expected["scores"])
@@ -164,10 +173,6 @@ def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: E
                 least = max(least, float(other["scores"].min()))
             for name, value in _differences(one, other, least + config.score_tolerance).items():
                 worst[name] = max(worst[name], value)
-    if not worst["detections"]:
-        raise UserError(
-            "the detector detects nothing in the images, so nothing was compared; give images=FOLDER of its objects."
-        )
     for name, unit in (("boxes", " px"), ("scores", "")):
         most = getattr(config, f"{name[:-1] if name == 'scores' else 'box'}_tolerance")
         if not worst[name] <= most:
@@ -176,6 +181,12 @@ def compare(detector: Detector, run: Runner, batches: Sequence[Batch], config: E
                 "report it, or raise the tolerance if that is good enough."
             )
     return worst
+
+
+def _quality(checkpoint: str) -> str:
+    """The best metric of a checkpoint's run as a remark."""
+    best = {} if is_torchvision_name(checkpoint) else load_checkpoint(checkpoint).get("best") or {}
+    return f" (the best {best['name']} of its run is {best['value']:.3f})" if best.get("value") is not None else ""
 
 
 def _differences(one: Detections, other: Detections, least: float) -> dict[str, float]:

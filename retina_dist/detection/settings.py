@@ -68,16 +68,6 @@ class DetectionData(ImageDataSettings):
         "a bbox of the annotations: xywh (x, y, width, height) or xyxy (two corners); null: xywh, of a torch Dataset xyxy",
         choices=(None, "xywh", "xyxy"),
     )
-    label_mapping: str = setting(
-        "contiguous",
-        "category_id: the label is the COCO id, as in torchvision's COCO weights",
-        choices=("contiguous", "category_id"),
-    )
-    category_map: list[list[str | None]] = setting(
-        [],
-        "[THEIRS, OURS]: a category name (or id) of the validation file, and the label's name that it means; OURS=null leaves a "
-        "category out",
-    )
     keep_empty_images: bool = True
     missing_images: str = setting(
         "error", "files that the annotations name and that are not there", choices=("error", "skip")
@@ -104,7 +94,6 @@ class DetectionData(ImageDataSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
-        check_category_map("data.category_map", self.category_map)
         if not self.min_sizes or min(self.min_sizes) < 32:
             raise ConfigError(
                 f"data.min_sizes={self.min_sizes} needs at least one size, and each at least 32 px, such as [800]."
@@ -221,14 +210,3 @@ class DetectionRunConfig(RunConfig):
 
     data: DetectionData = field(default_factory=DetectionData)
     model: ModelConfig = field(default_factory=ModelConfig)
-
-
-def check_category_map(key: str, pairs: list[list[str | None]]) -> None:
-    """Raise ConfigError unless the setting `key` is a list of pairs whose first name is given."""
-    if any(len(pair) != 2 or pair[0] is None for pair in pairs):
-        raise ConfigError(f"{key}={pairs} is not a list of pairs, such as [[Dog,dog],[tree,null]].")
-
-
-def category_names(pairs: list[list[str | None]]) -> dict[str, str | None]:
-    """A category_map as the name that each of its categories means."""
-    return {str(theirs): ours for theirs, ours in pairs}

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
-from retina_dist.detection.readers.formats import TITLES, find_split, read_folder, recognise
+from retina_dist.detection.readers.coco import Annotations, ground_truth_of, read_annotations, without_empty
+from retina_dist.detection.readers.formats import TITLES, coco_files, find_split, read_folder, recognise
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
-from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData, category_names
+from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.seeding import held_out
@@ -48,12 +47,7 @@ def read_split(
     """
     if data.val_fraction and not _has_val(data):
         return _part_of_train(data, split, categories, check)
-    options: dict[str, Any] = {
-        "label_mapping": data.label_mapping,
-        "categories": categories,
-        "category_map": category_names(data.category_map),
-        "keep_empty": True,  # dropped below, once all boxes were judged
-    }
+    options: dict[str, Any] = {"categories": categories}
     source: object = f"data={data.name}"
     if isinstance(data, TorchDatasetConfig):
         part = data.read(split, **options)
@@ -76,7 +70,7 @@ def read_split(
 
 
 def _has_val(data: DetectionData) -> bool:
-    """Whether there is a validation split beside the training split."""
+    """Whether there is a validation split beside the training split. Raises DataError for one that is damaged."""
     if isinstance(data, TorchDatasetConfig):
         return "val" in data.datasets
     if data.val_annotations or data.shapes:
@@ -86,13 +80,12 @@ def _has_val(data: DetectionData) -> bool:
     data = with_format(data)
     if data.root is None:
         return False
+    root = parse_path(data.root)
     if data.format in FOLDER_FORMATS:
-        return read_folder(data.format, parse_path(data.root), "val") is not None
-    try:
-        files = split_files(data, "val")
-    except DataError:
-        return False
-    return files is not None and files[0].name in names_in(files[0].parent)
+        return read_folder(data.format, root, "val") is not None
+    if data.format == "csv":
+        return "val.csv" in names_in(root)
+    return has_shards(root, "val") if data.format == "shards" else bool(coco_files(root, "val"))
 
 
 def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
@@ -113,34 +106,18 @@ def _part_of_train(data: DetectionData, split: str, categories: Categories | Non
 
 def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tuple[Annotations | None, object]:
     """The annotations of a split and where they come from."""
-    warnings: list[str] = []
-    files: tuple[PathOrUrl, PathOrUrl] | None
     if reader := getattr(data, "implementation", None):
         content = reader(data).read(split)
         if content is None and split == "train":
             raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
         files = (parse_path(data.root or content[1]), parse_path(content[1])) if content else None
         options["coco"] = content[0] if content else None
-    elif data.format in FOLDER_FORMATS:
-        root = parse_path(str(data.root))
-        items = read_folder(data.format, root, split)
-        files = (root, items.images) if items else None
-        if items:
-            options["coco"], warnings = items.as_coco(data.max_pixels), items.warnings
     else:
         files = split_files(data, split)
     if files is None:
         return None, None
-    options |= {
-        "format": data.format,
-        "box_format": data.box_format,
-        "missing_images": data.missing_images,
-        "bad_images": data.bad_images,
-        "max_pixels": data.max_pixels,
-    }
-    part = load_annotations(*files, split=split, classes=data.classes, **options)
-    part.warnings += warnings
-    return part, files[0]
+    keys = ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels")
+    return read_annotations(*files, split=split, **{key: getattr(data, key) for key in keys}, **options), files[0]
 
 
 def with_format(data: DetectionData) -> DetectionData:
@@ -236,6 +213,8 @@ def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] 
             f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
         )
     root = parse_path(data.root) if data.root else parse_path(annotations).parent
+    if data.format in FOLDER_FORMATS:
+        return root, root
     if data.format == "shards":
         if split == "val" and annotations is None and not has_shards(root, split):
             return None
@@ -262,9 +241,9 @@ def _with_ground_truth(annotations: Annotations, rows: Sequence[int]) -> Annotat
     return replace(part, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
 
 
-def sized_coco(part: Annotations) -> dict[str, Any]:
-    """The ground truth with the width and height of each image whose file is there."""
-    records = fill_sizes(list(part.records), "skip", MAX_PIXELS, [])
+def sized_coco(part: Annotations, max_pixels: int) -> dict[str, Any]:
+    """The ground truth with the width and height of each image whose file is there and has at most `max_pixels`."""
+    records = fill_sizes(list(part.records), "skip", max_pixels, [])
     size_of = {record.image_id: {"width": record.width, "height": record.height} for record in records}
     images = [entry | size_of.get(entry["id"], {}) for entry in part.coco["images"]]
     return part.coco | {"images": images}

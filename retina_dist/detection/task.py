@@ -101,7 +101,7 @@ class DetectionTask(Task):
         return state
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
-        """Raise CheckpointError unless the labels of the checkpoint `source` stand for the same names; ids may differ."""
+        """Raise CheckpointError unless the labels of the checkpoint `source` have the same names; ids may differ."""
         try:
             theirs = Categories.from_state(state).names
         except UserError as error:

@@ -24,7 +24,8 @@ from retina_dist.errors import ConfigError, doing
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 EDGE = 2.0  # px from a window's edge, up to which a box counts as cut
-COVERED = 0.5  # share of a cut box within another box of its class, above which the other one stands for it
+COVERED = 0.5  # a cut box is left out if more than this share of it lies in a larger box of its class ...
+AS_SURE = 0.5  # ... whose score is at least this share of its own
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple
 def merge(whole: Detections, found: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
     """Detections of an image, best score first, from those of the whole and of its `windows` [n, 4], in pixels of each.
 
-    A box that an inner edge of its window cuts is left out where another box of its class covers more than half of it. NMS for
-    each class removes what several windows saw.
+    A box that an inner edge of its window cuts is left out where a larger box of its class covers more than half of it and has at
+    least half its score. NMS for each class removes what several windows saw.
     """
     corners = windows.to(torch.float32)
     moved = [each["boxes"] + corner[:2].repeat(2) for each, corner in zip(found, corners, strict=True)]
@@ -99,12 +100,11 @@ def merge(whole: Detections, found: Sequence[Detections], windows: Tensor, nms_t
     touches = (boxes[of_window] - edges).abs() <= EDGE
     cut[of_window] = (touches & (edges != ends)).any(dim=1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+    left = torch.ones(len(boxes), dtype=torch.bool)
     for i in cut.nonzero().flatten().tolist():
         inner = (torch.minimum(boxes[:, 2:], boxes[i, 2:]) - torch.maximum(boxes[:, :2], boxes[i, :2])).clamp(min=0)
-        others = (labels == labels[i]) & (window != window[i]) & (area > area[i])
-        if (others & (inner.prod(dim=1) > COVERED * area[i])).any():
-            scores[i] = -1.0
-    left = scores >= 0
+        others = (labels == labels[i]) & (window != window[i]) & (area > area[i]) & (scores >= AS_SURE * scores[i])
+        left[i] = not (others & (inner.prod(dim=1) > COVERED * area[i])).any()
     boxes, scores, labels = boxes[left], scores[left], labels[left]
     kept = batched_nms(boxes, scores, labels, nms_threshold)
     return Detections(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])

@@ -93,8 +93,6 @@ def load_and_train(draw: random.Random, annotations: Path, images: Path, **optio
         images,
         missing_images=draw.choice(("error", "skip", "ignore")),
         bad_images=draw.choice(("error", "skip")),
-        label_mapping=draw.choice(("contiguous", "category_id")),
-        keep_empty=draw.random() < 0.5,
         max_pixels=MAX_PIXELS,
         **options,
     )

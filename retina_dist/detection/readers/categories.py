@@ -10,14 +10,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.text import is_text, pluralize
 
-LabelMapping = Literal["contiguous", "category_id"]
 # More come from a mistake, such as an id that was never meant as a label, and make a head of gigabytes. V3Det, the published
 # set with the most, has 13,204 categories (https://arxiv.org/abs/2304.03752).
 MAX_LABELS = 20_000
@@ -28,7 +27,7 @@ MAX_LISTED = 20  # names in a message
 class Categories:
     """Labels 0..K-1: `ids[label]` is the category id, `names[label]` its name.
 
-    A label without a category (where labels are the ids themselves) has id -1 and the name ""; one whose category a file lacks
+    A label without a category has id -1 and the name ""; one whose category a file lacks
     (see `matched`) has id -1 and its name.
     """
 
@@ -40,60 +39,41 @@ class Categories:
         object.__setattr__(self, "_labels", {c: label for label, c in enumerate(self.ids) if c >= 0})
 
     @classmethod
-    def from_coco(cls, entries: list[dict[str, Any]], mapping: LabelMapping = "contiguous") -> Categories:
-        """Of the `categories` of a COCO json: labels in ascending id order without gaps, or the ids themselves.
-
-        "category_id" is what torchvision's COCO weights use: 91 labels, label = id. Raises DataError for ids that
-        cannot be labels.
-        """
+    def from_coco(cls, entries: list[dict[str, Any]]) -> Categories:
+        """Of the `categories` of a COCO json: labels in ascending id order without gaps. Raises DataError for too many."""
         names = {int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])}
-        if mapping == "contiguous":
-            if len(names) > MAX_LABELS:
-                raise DataError(
-                    f"{len(names)} categories are more than the {MAX_LABELS} that a detector is built for; leave some out."
-                )
-            return cls(tuple(names), tuple(names.values()))
-        if min(names) < 0 or max(names) >= MAX_LABELS:
-            wrong = min(names) if min(names) < 0 else max(names)
+        if len(names) > MAX_LABELS:
             raise DataError(
-                f"data.label_mapping=category_id needs ids from 0 to {MAX_LABELS - 1}, not {wrong}; use contiguous."
+                f"{len(names)} categories are more than the {MAX_LABELS} that a detector is built for; leave some out."
             )
-        slots = range(max(names) + 1)
-        return cls(tuple(i if i in names else -1 for i in slots), tuple(names.get(i, "") for i in slots))
+        return cls(tuple(names), tuple(names.values()))
 
-    def matched(
-        self, entries: Sequence[Mapping[str, Any]], category_map: Mapping[str, str | None], source: object
-    ) -> Categories:
+    def matched(self, entries: Sequence[Mapping[str, Any]], source: object) -> Categories:
         """These labels and names with the ids that `entries`, the `categories` of another file, give to these names.
 
-        `category_map` has names (or ids, as text) of that file: each is taken for one of our names, or with None left out, which
-        makes its id unknown here. A name that either side has twice is taken where both sides give it the same ids.
-        Raises DataError, naming `source`, that lists the names that do not agree.
+        A name that either side has twice is taken where both sides give it the same ids. Raises DataError, naming `source`, that
+        lists the names that do not agree.
         """
         ours: dict[str, list[int]] = defaultdict(list)
         for label, name in enumerate(self.names):
             if name:
                 ours[name].append(label)
-        theirs: dict[str, list[Mapping[str, Any]]] = defaultdict(list)  # by the name of ours that each is taken for
+        theirs: dict[str, list[int]] = defaultdict(list)
         for entry in entries:
-            wanted = category_map.get(entry["name"], category_map.get(str(entry["id"]), entry["name"]))
-            if wanted is not None:
-                theirs[wanted].append(entry)
+            theirs[entry["name"]].append(entry["id"])
 
         ids, wrong = [-1] * len(self.ids), {}
-        for wanted, given in theirs.items():
-            labels, their_ids = ours.get(wanted, []), [entry["id"] for entry in given]
+        for name, their_ids in theirs.items():
+            labels = ours.get(name, [])
             if len(labels) == len(their_ids) == 1:
                 ids[labels[0]] = their_ids[0]
             elif labels and [self.ids[label] for label in labels] == sorted(their_ids):
                 for label in labels:
                     ids[label] = self.ids[label]
             else:
-                wrong[wanted] = [entry["name"] for entry in given]
+                wrong[name] = len(their_ids)
         if wrong:
             raise DataError(_disagreement(wrong, ours, source))
-        if not any(category_id >= 0 for category_id in ids):
-            raise DataError(f"{source}: category_map leaves no category; there is nothing to detect.")
         return Categories(tuple(ids), self.names)
 
     @property
@@ -106,7 +86,7 @@ class Categories:
         return self.names[label]
 
     def padded(self, num_classes: int) -> Categories:
-        """The same with labels up to `num_classes` that stand for no category, for a model that has more."""
+        """The same with labels up to `num_classes` that have no category, for a model that has more."""
         spare = max(0, num_classes - len(self.ids))
         return Categories(self.ids + (-1,) * spare, self.names + ("",) * spare)
 
@@ -139,29 +119,21 @@ def check_names(names: object) -> None:
         raise ConfigError(f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog'].")
 
 
-def _disagreement(wrong: dict[str, list[str]], ours: dict[str, list[int]], source: object) -> str:
-    """A sentence that lists names that do not agree: by the name that was looked for, the file's names for it."""
+def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: object) -> str:
+    """A sentence that lists names that do not agree: each with how many categories of the file have it."""
 
     def plain(name: str) -> str:  # without what a retyped name may differ in
         return re.sub(r"[\s_-]+", "", name).casefold()
 
-    def quoted(name: str) -> str:  # as Hydra reads it in a list
-        return f"'{name}'" if re.search(r"[^\w ./-]", name) else name
-
     alike = {plain(name): name for name in ours}
-    listed, example = [], "[[THEIRS,OURS]]"
-    for wanted, given in list(wrong.items())[:MAX_LISTED]:
-        near = alike.get(plain(wanted))
-        if len(given) > 1 or wanted in ours:
-            listed.append(f"{wanted!r} ({len(given)} categories here, {pluralize(len(ours.get(wanted, [])), 'label')})")
-        elif near:
-            listed.append(f"{wanted!r} (a label is {near!r})")
-            example = f"[[{quoted(given[0])},{quoted(near)}]]"
+    listed = []
+    for name, times in list(wrong.items())[:MAX_LISTED]:
+        if times > 1 or name in ours:
+            listed.append(f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})")
         else:
-            listed.append(repr(wanted))
+            listed.append(f"{name!r} (a label is {alike[plain(name)]!r})" if plain(name) in alike else repr(name))
     listed += [f"{len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
     return (
         f"{source}: {pluralize(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
-        f"{', '.join(listed)}; rename them in the file, or map them with data.category_map={example} (evaluate: category_map; null "
-        "leaves a category out)."
+        f"{', '.join(listed)}; rename the categories in the file, or remove them with their boxes."
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
-from retina_dist.detection.readers.categories import Categories, LabelMapping
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.csv_files import read_csv
 from retina_dist.detection.readers.formats import TITLES, read_folder
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import FOLDER_FORMATS
@@ -59,9 +60,22 @@ def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[st
     }
 
 
-def load_annotations(
-    annotations: str | PathOrUrl,
-    images: str | PathOrUrl,
+def load_annotations(annotations: str | PathOrUrl, images: str | PathOrUrl, **options: Any) -> Annotations:
+    """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
+    beside it), or the local folder of another format (with `split`); `images` is the folder that file names are relative to, or
+    for "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
+
+    The options are those of `read_annotations` and `annotations_of`. Raises DataError, naming file and entry.
+    """
+    part = read_annotations(parse_path(annotations), parse_path(images), **options)
+    if part is None:
+        raise DataError(f"{annotations} has no {options.get('split', 'train')} images.")
+    return part
+
+
+def read_annotations(
+    annotations: PathOrUrl,
+    images: PathOrUrl,
     *,
     format: str = "coco",
     coco: dict[str, Any] | None = None,
@@ -71,36 +85,33 @@ def load_annotations(
     bad_images: Literal["error", "skip"] = "error",
     max_pixels: int = MAX_PIXELS,
     **options: Any,
-) -> Annotations:
-    """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
-    beside it), or the local folder of another format (with `split`); `images` is the folder that file names are relative to, or
-    for "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
+) -> Annotations | None:
+    """As `load_annotations`, but None for a validation split that a folder does not have.
 
     `coco` is the content of `annotations` where a reader from outside the package has read it. Image files that do not exist
     are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its
     annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out
     ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
-    annotations, images = parse_path(annotations), parse_path(images)
-    slices = None
+    slices, items = None, None
     if coco is None and format == "csv":
-        from retina_dist.detection.readers.csv_files import read_csv
-
-        names = parse_path(classes) if classes else annotations.parent / "classes.csv"
-        coco = read_csv(annotations, names, images).as_coco()
+        items = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
     elif coco is None and format in FOLDER_FORMATS:
         items = read_folder(format, annotations, split)
         if items is None:
-            raise DataError(f"{annotations} has no {split} images.")
-        coco, images = items.as_coco(max_pixels), items.images
+            return None
     elif coco is None and format in ("coco", "shards"):
         if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
             slices = read_index(images, split, complete=bad_images != "skip")
         coco = _read_json(annotations)
     elif coco is None:
         raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
+    if items is not None:
+        coco, images = items.as_coco(max_pixels), items.images
+    assert coco is not None
 
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
+        warnings += items.warnings if items else []
         records = [make_record(entry, images, annotations, slices) for entry in entries]
         if missing_images != "ignore":
             place = None if format in FOLDER_FORMATS else split
@@ -116,35 +127,30 @@ def annotations_of(
     source: object,
     records_of: Callable[[list[dict[str, Any]], list[str]], list[ImageRecord]],
     *,
-    label_mapping: LabelMapping = "contiguous",
     categories: Categories | None = None,
-    category_map: Mapping[str, str | None] | None = None,
-    keep_empty: bool = True,
     box_format: str | None = None,
 ) -> Annotations:
     """The annotations that a COCO dictionary from `source` holds; `box_format` "xyxy" says that a bbox is two corners.
 
     `records_of` makes the records of its checked `images`, and may append warnings; what it leaves out is not in the ground truth.
     `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
-    `Annotations.categories` has the ids of this file. A name that they lack is an error, unless `category_map` maps it to one of
-    theirs, or to None, which leaves the category and its boxes out. `keep_empty=False` leaves out images without a box to train
-    on. Raises DataError, naming source and entry.
+    `Annotations.categories` has the ids of this file. A name that they lack is an error. Raises DataError, naming source
+    and entry.
     """
     _check_lists(coco, source)
     coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's
     warnings = _check_entries(coco, source, corners=box_format == "xyxy")
     if categories is None:
-        known = Categories.from_coco(coco["categories"], label_mapping)
+        known = Categories.from_coco(coco["categories"])
         for name, times in Counter(known.names).items():
             if name and times > 1:
                 ids = ", ".join(str(i) for i, other in zip(known.ids, known.names, strict=True) if other == name)
                 warnings.append(
                     f"{source}: categories {ids} have one name, {name!r}, and stay {times} classes; rename them, or give their "
-                    "boxes one id (data.category_map maps only the names of a validation set)"
+                    "boxes one id"
                 )
     else:
-        known = categories.matched(coco["categories"], category_map or {}, source)
-        coco = _without_unknown(coco, known)
+        known = categories.matched(coco["categories"], source)
         if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
             warnings.append(f"{source} gives other ids to the same category names; the names decide")
     records = records_of(coco["images"], warnings)
@@ -152,7 +158,7 @@ def annotations_of(
         coco = ground_truth_of(coco, {record.image_id for record in records})
     result = clean(coco, records, known)
     result.warnings = warnings
-    return result if keep_empty else without_empty(result)
+    return result
 
 
 def _read_json(path: PathOrUrl) -> dict[str, Any]:
@@ -264,17 +270,6 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
-
-
-def _without_unknown(coco: dict[str, Any], known: Categories) -> dict[str, Any]:
-    """The same without the categories that are not known, and their boxes."""
-    if all(entry["id"] in known for entry in coco["categories"]):
-        return coco
-    return {
-        **coco,
-        "categories": [entry for entry in coco["categories"] if entry["id"] in known],
-        "annotations": [entry for entry in coco["annotations"] if entry["category_id"] in known],
-    }
 
 
 ROUNDING = 0.01  # pixels: what six digits of a share of a side leave

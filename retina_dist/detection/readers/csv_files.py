@@ -13,11 +13,22 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from retina_dist.detection.readers.items import ENDINGS, SPLITS, Box, Item, Items, number_in, numbered
-from retina_dist.errors import DataError, UserError
+from retina_dist.detection.readers.items import (
+    ENDINGS,
+    SPLITS,
+    Box,
+    Item,
+    Items,
+    number_in,
+    numbered,
+    read_text,
+    reading,
+)
+from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number
 
+COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")  # of OpenImages that are read
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 
 
@@ -56,7 +67,9 @@ def _read_classes(path: PathOrUrl) -> dict[str, int]:
 
 def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
     form, key = ("path,x1,y1,x2,y2,class", "train_annotations") if columns == 6 else ("class,index", "classes")
-    try:
+    if isinstance(path, Path) and not path.exists():
+        raise DataError(f"{path} does not exist; write {form} into it, or name it with data.{key}=FILE.")
+    with reading(path, "CSV"):
         reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""))
         for row in reader:
             if row and len(row) != columns:
@@ -65,15 +78,6 @@ def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
                 )
             if row:
                 yield reader.line_num, row
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; write {form} into it, or name it with data.{key}=FILE.") from error
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}).") from error
-
-
-COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")
 
 
 def read_openimages(root: Path, split: str) -> Items | None:
@@ -87,11 +91,11 @@ def read_openimages(root: Path, split: str) -> Items | None:
         return None
     names: dict[str, str] = {}
     for file in sorted(root.rglob("class-descriptions*.csv")):
-        names |= {row[0]: row[1] for row in csv.reader(io.StringIO(_text(file))) if len(row) == 2}
+        names |= {row[0]: row[1] for row in csv.reader(io.StringIO(read_text(file, "CSV"))) if len(row) == 2}
     boxes_of: dict[str, list[Box]] = {}
     classes = set()
     for file in files:
-        reader = csv.DictReader(io.StringIO(_text(file)))
+        reader = csv.DictReader(io.StringIO(read_text(file, "CSV")))
         if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
             raise DataError(f"{file}: line 1 lacks the column {missing[0]}; give OpenImages' own file.")
         for row in reader:
@@ -108,10 +112,3 @@ def read_openimages(root: Path, split: str) -> Items | None:
         candidates = [f"{folder}{image}{ending}" for folder in there for ending in (".jpg", *ENDINGS)]
         items.append(Item(next((file for file in candidates if (root / file).is_file()), candidates[0]), boxes))
     return Items(items, numbered(classes), root, shares=True)
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}).") from error

@@ -46,7 +46,7 @@ def recognise(root: PathOrUrl) -> str:
 def _format_of(root: PathOrUrl) -> str:
     if has_shards(root, "train"):  # beside a train.json
         return "shards"
-    if any(_coco_files(root, split) for split in ("train", "val")):
+    if any(coco_files(root, split) for split in ("train", "val")):
         return "coco"
     if any(root.glob("train.csv")):
         return "csv"
@@ -98,9 +98,9 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     """
     if not root.is_dir():
         raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
-    files = _coco_files(root, split)
+    files = coco_files(root, split)
     if not files:
-        if not _coco_files(root, "train"):
+        if not coco_files(root, "train"):
             other = _format_of(root)
             if hint := f"it looks like {TITLES[other]}; give data=auto" if other else _hint(root):
                 raise DataError(f"{root} has no {split} annotations in COCO json: {hint}.")
@@ -119,7 +119,8 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     return annotations, next((folder for folder in folders if folder.is_dir()), root)
 
 
-def _coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
+def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
+    """The COCO json files of a split below a folder, the likeliest first."""
     files: list[PathOrUrl] = []
     for name in SPLITS[split]:
         for layout in LAYOUTS:
@@ -143,7 +144,7 @@ def _hint(root: PathOrUrl) -> str:
             "it holds a folder for each class; give experiment=finetune_classifier, or task=classification data=folders"
         )
     above = root.absolute().parent
-    return f"give the folder above, {above}" if _coco_files(above, "train") or _coco_files(above, "val") else ""
+    return f"give the folder above, {above}" if coco_files(above, "train") or coco_files(above, "val") else ""
 
 
 class AnnotationReader(ABC):

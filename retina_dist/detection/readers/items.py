@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import yaml
 
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
-from retina_dist.errors import DataError, ImageError
-from retina_dist.files import PathOrUrl
+from retina_dist.errors import DataError, ImageError, UserError
+from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number, pluralize
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-
-
 ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
+# what parsers and the look into their results raise; LookupError is of an unknown encoding too
+DAMAGED = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    csv.Error,
+    ElementTree.ParseError,
+    yaml.YAMLError,
+)
 
 
 class Box(NamedTuple):
@@ -57,7 +71,7 @@ class Items:
                     size = image_size(self.images / item.file, max_pixels)  # type: ignore[arg-type]
                 except ImageError:
                     lost += len(item.boxes)
-                    size, item = None, item._replace(boxes=())  # whoever needs the image names it
+                    size, item = None, item._replace(boxes=())  # an error later, unless images may be missing
             images.append({"id": number, "file_name": item.file})
             images[-1] |= {"width": size[0], "height": size[1]} if size else {}
             width, height = size if size and self.shares else (1, 1)
@@ -85,6 +99,24 @@ def split_of(path: str) -> str:
             if part in names:
                 return split
     return "train"
+
+
+@contextmanager
+def reading(path: object, form: str, remedy: str = "restore the file") -> Iterator[None]:
+    """Within it, an error that a damaged file causes is a DataError: `path` cannot be read as `form`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (*DAMAGED, OSError) as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read as {form} ({reason}); {remedy}.") from error
+
+
+def read_text(path: PathOrUrl, form: str, errors: str = "strict") -> str:
+    """A text file in UTF-8, with or without a byte-order mark. Raises DataError."""
+    with reading(path, form):
+        return read_bytes(path).decode("utf-8-sig", errors)
 
 
 def number_in(text: str | None, where: object, what: str) -> float:

@@ -8,20 +8,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
-from retina_dist.errors import DataError
+from retina_dist.detection.readers.items import Box, Item, Items, numbered, reading, split_of
 from retina_dist.files import read_bytes
 from retina_dist.text import pluralize
 
 
 def read_labelme(root: Path, split: str) -> Items:
-    """The images of a split, by the folders that name one. Polygons, circles and others stand for the box around them.
+    """The images of a split, by the folders that name one. Polygons, circles and other shapes are read as their bounding boxes.
 
     Points have no box; they are left out with a warning. Raises DataError naming file and shape.
     """
     items, names, points = [], set(), 0
     for path in sorted(root.rglob("*.json")):
-        try:
+        with reading(path, "LabelMe's json"):
             content = json.loads(read_bytes(path))
             if not isinstance(content, dict) or "shapes" not in content:
                 continue
@@ -31,8 +30,6 @@ def read_labelme(root: Path, split: str) -> Items:
             width, height = content.get("imageWidth"), content.get("imageHeight")  # not in files of old versions
             size = None if width is None or height is None else (int(width), int(height))
             shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is not LabelMe's ({type(error).__name__}: {error}); restore the file.") from error
         boxes = [Box(name, corners) for name, corners in shapes if corners]
         names |= {box.name for box in boxes}
         if split_of(str(path.relative_to(root))) == split:

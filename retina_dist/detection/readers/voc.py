@@ -16,6 +16,7 @@ from retina_dist.detection.readers.items import (
     is_image,
     number_in,
     numbered,
+    reading,
     split_of,
 )
 from retina_dist.errors import DataError
@@ -28,7 +29,6 @@ VOC_CLASSES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 SUBSETS = {name for names in SPLITS.values() for name in names}  # of CVAT, in lower case
-CORNERS = ("tl", "tr", "bl", "br")  # of each face of CVAT's cuboids
 
 
 def read_voc(root: Path, split: str) -> Items:
@@ -67,7 +67,7 @@ def read_voc(root: Path, split: str) -> Items:
 def read_cvat(root: Path, split: str) -> Items:
     """The images of a "CVAT for images" XML, by their `subset`, else by the folder in their name or that of the file.
 
-    Polygons, polylines, ellipses, masks, cuboids and rotated boxes stand for the box around them; tags of whole images are no
+    Polygons, polylines, masks and rotated boxes are read as their bounding boxes; tags of whole images are not
     boxes. Raises DataError naming file and image.
     """
     items, names = [], set()
@@ -105,21 +105,14 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
     if thing.tag == "mask":
         left, top, width, height = numbers("left", "top", "width", "height")
         return [left, top, left + width, top + height]
-    if thing.tag == "cuboid":
-        xs, ys = (numbers(*(f"{axis}{corner}{face}" for corner in CORNERS for face in (1, 2))) for axis in "xy")
-        return [min(xs), min(ys), max(xs), max(ys)]
-    if thing.tag in ("box", "ellipse"):
-        if thing.tag == "box":
-            left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
-            x, y, rx, ry = (left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2
-        else:
-            x, y, rx, ry = numbers("cx", "cy", "rx", "ry")
-            left, top, right, bottom = x - rx, y - ry, x + rx, y + ry
-        if not (degrees := number_in(thing.get("rotation") or "0", where, "rotation")):
+    if thing.tag == "box":
+        left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
+        turn = math.radians(number_in(thing.get("rotation") or "0", where, "rotation"))
+        if not turn:
             return [left, top, right, bottom]
-        cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-        parts = ((rx * cosine, ry * sine), (rx * sine, ry * cosine))
-        width, height = (math.hypot(*part) if thing.tag == "ellipse" else sum(part) for part in parts)
+        x, y, cosine, sine = (left + right) / 2, (top + bottom) / 2, abs(math.cos(turn)), abs(math.sin(turn))
+        width = ((right - left) * cosine + (bottom - top) * sine) / 2
+        height = ((right - left) * sine + (bottom - top) * cosine) / 2
         return [x - width, y - height, x + width, y + height]
     if not thing.get("points"):
         raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
@@ -138,10 +131,8 @@ def _read_list(root: Path, split: str) -> list[str]:
         return []  # a validation split is optional
     if others and path.stem not in others:
         raise DataError(f"{path.parent} has {truncate(others)}, not {split}; write train.txt and val.txt.")
-    try:
+    with reading(path, "a list of images", "give a folder like VOC2007, with ImageSets/Main"):
         lines = read_bytes(path).decode("utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); give a folder like VOC2007, with ImageSets/Main.") from error
     names = [line.split()[0] for line in lines if line.strip()]
     for name in names:
         if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
@@ -162,10 +153,8 @@ def _image_of(path: Path, root: Path) -> str:
 
 
 def _read_xml(path: Path, tag: str) -> ElementTree.Element:
-    try:
+    with reading(path, "an annotation"):
         root = ElementTree.fromstring(read_bytes(path))
-    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
-        raise DataError(f"{path} cannot be read as an annotation ({error}); restore the file.") from error
     if root.tag != tag:
         raise DataError(f"{path} has the root element {root.tag[:80]!r}, not {tag!r}; restore the file.")
     return root

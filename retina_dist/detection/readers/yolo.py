@@ -1,13 +1,12 @@
 """YOLO: a text file for each image, a line `class x y width height` for each box, in shares of the image's sides.
 
-x, y is the centre. A line with more numbers is a polygon, which stands for the box around it. ultralytics' data.yaml names the
+x, y is the centre. A line with more numbers is a polygon, read as its bounding box. ultralytics' data.yaml names the
 classes and the images of each split, as folders, lists of files in .txt, or several of them:
 https://docs.ultralytics.com/datasets/detect/
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,10 @@ from typing import Any
 
 import yaml
 
-from retina_dist.detection.readers.items import SPLITS, Box, Item, Items, is_image, number_in
+from retina_dist.detection.readers.items import SPLITS, Box, Item, Items, is_image, number_in, read_text, reading
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
 from retina_dist.text import is_text, pluralize
-
-logger = logging.getLogger(__name__)
 
 
 def yaml_of(root: Path) -> Path | None:
@@ -48,14 +45,17 @@ def read_yolo(root: Path, split: str) -> Items | None:
         return None
     names = _names(content.get("names"), path) if path else _listed_names(root)
     entries = given if isinstance(given, list) else [given]
-    files = [file for entry in entries for file in _images(root, content, entry)]
+    files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
+    warnings = []
+    if (base := content.get("path")) and not (root / str(base)).is_dir():
+        warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
     if not any(str(entry).endswith(".txt") for entry in entries):  # else other lists may name the images of its labels
-        _warn_of_labels_alone(files)
-    above = Path(
-        os.path.commonpath([os.path.abspath(root), *(file.parent for file in files)])
-    )  # lists may name images elsewhere
-    items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in dict.fromkeys(files)]
-    return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True)
+        warnings += _labels_alone(files)
+    above = Path(os.path.abspath(root))
+    if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
+        above = Path(os.path.commonpath([file.parent for file in files]))
+    items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in files]
+    return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True, warnings=warnings)
 
 
 def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path]:
@@ -69,7 +69,7 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
     if place.is_dir():
         yield from sorted(Path(os.path.abspath(path)) for path in place.rglob("*") if is_image(path))
     else:
-        for line in read_bytes(place).decode("utf-8-sig", "replace").replace("\\", "/").splitlines():
+        for line in _text(place).replace("\\", "/").splitlines():
             if line.strip():
                 yield Path(os.path.abspath(place.parent / line.strip()))
 
@@ -83,23 +83,21 @@ def _labels_of(image: Path) -> Path:
     return labels if labels.parent.is_dir() else image.with_suffix(".txt")
 
 
-def _warn_of_labels_alone(images: list[Path]) -> None:
-    """Name the label files beside those of `images` that have no image."""
+def _labels_alone(images: list[Path]) -> list[str]:
+    """A warning of the label files beside those of `images` that have no image."""
     labels = {_labels_of(image) for image in images}
     folders = sorted({path.parent for path in labels if "labels" in path.parts})
-    alone = [path for folder in folders for path in sorted(folder.glob("*.txt")) if path not in labels]
-    alone = [path for path in alone if path.name != "classes.txt"]
-    if alone:
-        logger.warning(
-            f"{pluralize(len(alone), 'label file')} without an image, such as {alone[0]}; restore the images."
-        )
+    beside = [path for folder in folders for path in sorted(folder.glob("*.txt")) if path.name != "classes.txt"]
+    alone = [path for path in beside if path not in labels]
+    count = pluralize(len(alone), "label file")
+    return [f"{count} without an image, such as {alone[0]}; restore the images"] if alone else []
 
 
 def _boxes(path: Path, names: list[str]) -> list[Box]:
     if not path.is_file():
         return []  # background
     boxes = []
-    for number, line in enumerate(read_bytes(path).decode("utf-8-sig", "replace").splitlines(), start=1):
+    for number, line in enumerate(_text(path).splitlines(), start=1):
         label, *values = line.split() or [""]
         if not label:
             continue
@@ -136,7 +134,7 @@ def _names(names: object, path: Path) -> list[str]:
 def _listed_names(root: Path) -> list[str]:
     for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
         if file.is_file():
-            names = [line.strip() for line in read_bytes(file).decode("utf-8-sig", "replace").rstrip().splitlines()]
+            names = [line.strip() for line in _text(file).rstrip().splitlines()]
             if "" in names or len(set(names)) < len(names):  # a line's number is the class
                 raise DataError(f"{file} has an empty line or a class twice; write a different name into each line.")
             return names
@@ -145,9 +143,11 @@ def _listed_names(root: Path) -> list[str]:
     )
 
 
+def _text(path: Path) -> str:
+    return read_text(path, "text", "replace")
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
+    with reading(path, "YAML", "correct the file"):
         content = yaml.safe_load(read_bytes(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DataError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); correct the file.") from error
     return content if isinstance(content, dict) else {}

@@ -105,6 +105,15 @@ def test_shards_hold_both_parts(tmp_path: Path) -> None:
         assert {image["id"] for image in part.coco["images"]} == {r.image_id for r in part.records}  # type: ignore[union-attr]
 
 
+def test_a_damaged_val_split_is_an_error(tmp_path: Path) -> None:
+    """Not a reason to hold images of train out."""
+    coco(tmp_path / "set", "train", 5), coco(tmp_path / "set", "val", 2)
+    write_shards(load_config("shards", ["data=coco", f"data.root={tmp_path / 'set'}", f"output={tmp_path / 'out'}"]))
+    next((tmp_path / "out").glob("val*.json")).write_text("{")
+    with pytest.raises(DataError, match="is not an index of shards"):
+        read_split(rd.DetectionData(name="x", format="shards", root=str(tmp_path / "out"), val_fraction=0.2), "val")
+
+
 class Items:
     def __len__(self) -> int:
         return 30

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.formats import find_split
 from retina_dist.errors import CheckpointError, DataError
 
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
 
 
 def test_categories_survive_a_checkpoint():
-    categories = Categories.from_coco(ENTRIES, "category_id")
+    categories = Categories.from_coco(ENTRIES).padded(3)
     restored = Categories.from_state(json.loads(json.dumps(categories.state())))
     assert restored == categories
-    assert restored.labels_of(np.array([18])) == 18
+    assert restored.labels_of(np.array([18])) == 1
     assert restored != Categories.from_coco(ENTRIES)
     with pytest.raises(CheckpointError, match="categories cannot be read"):
         Categories.from_state({"ids": [1, 2], "names": ["a"]})
@@ -32,22 +29,8 @@ def test_unknown_categories_and_labels():
         with pytest.raises(KeyError):
             categories.labels_of(np.array([category_id]))
     with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
-        Categories.from_coco(ENTRIES, "category_id").labels_of(np.array([-1]))
+        categories.padded(3).labels_of(np.array([-1]))
     assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
-
-
-def test_torchvisions_labels_are_cocos_ids(real_data: Path):
-    """https://github.com/pytorch/vision: its detectors have 91 outputs, 0 for the background that RetinaNet lacks."""
-    found = load_annotations(*find_split(real_data / "coco-mini", "val"), label_mapping="category_id")
-    categories = found.categories
-    assert categories.num_classes == 91
-    assert (categories.names[1], categories.names[90]) == ("person", "toothbrush")
-    assert sum(i >= 0 for i in categories.ids) == 80
-    assert [i for i, known in enumerate(categories.ids) if known < 0] == [0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83]
-    plain = load_annotations(*find_split(real_data / "coco-mini", "val"))
-    assert plain.categories.num_classes == 80
-    for by_id, contiguous in zip(found.labels, plain.labels, strict=True):
-        assert by_id.tolist() == [plain.categories.ids[label] for label in contiguous.tolist()]
 
 
 OURS = Categories.from_coco(
@@ -60,35 +43,30 @@ def entries(**ids: int) -> list[dict[str, object]]:
 
 
 def test_names_decide_and_ids_are_those_of_the_other_file():
-    found = OURS.matched(entries(dog=1, person=2, traffic_light=3), {}, "val.json")
+    found = OURS.matched(entries(dog=1, person=2, traffic_light=3), "val.json")
     assert (found.ids, found.names) == ((2, 3, 1), OURS.names)
     assert found.labels_of(np.array([1, 2, 3])).tolist() == [2, 0, 1]
-    fewer = OURS.matched(entries(dog=7), {}, "val.json")  # as of a validation set that has no other
+    fewer = OURS.matched(entries(dog=7), "val.json")  # as of a validation set that has no other
     assert (fewer.ids, fewer.names) == ((-1, -1, 7), OURS.names)
-    by_id = Categories.from_coco(ENTRIES, "category_id").matched(entries(dog=0, person=5), {}, "val.json")
-    assert (by_id.ids[1], by_id.ids[18], by_id.num_classes) == (5, 0, 19)
-    assert OURS.padded(5).matched(entries(dog=3), {}, "val.json").ids == (-1, -1, 3, -1, -1)
+    assert Categories.from_coco(ENTRIES).matched(entries(dog=0, person=5), "val.json").ids == (5, 0)
+    assert OURS.padded(5).matched(entries(dog=3), "val.json").ids == (-1, -1, 3, -1, -1)
 
 
-def test_names_that_do_not_agree_are_listed_and_can_be_mapped():
+def test_names_that_do_not_agree_are_listed():
     theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic_light"}, {"id": 3, "name": "tree"}]
     message = (
         r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic_light' \(a label is .*, 'tree'; .*"
     )
-    with pytest.raises(DataError, match=message + r"data.category_map=\[\[traffic_light,traffic light\]\]"):
-        OURS.matched(theirs, {}, "val.json")
-    mapped = OURS.matched(theirs, {"Person": "person", "traffic_light": "traffic light", "3": None}, "val.json")
-    assert mapped.ids == (1, 2, -1)
-    with pytest.raises(DataError, match="1 category name .*'god'"):
-        OURS.matched(entries(dog=3), {"dog": "god"}, "val.json")
+    with pytest.raises(DataError, match=message + "rename the categories in the file, or remove them"):
+        OURS.matched(theirs, "val.json")
     with pytest.raises(DataError, match=r"'dog' \(2 categories here, 1 label\)"):
-        OURS.matched(entries(dog=3, person=4), {"person": "dog"}, "val.json")
+        OURS.matched([*entries(dog=3), *entries(dog=4)], "val.json")
 
 
 def test_a_name_twice_is_taken_where_the_ids_agree():
     twice = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}])
     same = [{"id": 4, "name": "cell"}, {"id": 0, "name": "cell"}, {"id": 9, "name": "dog"}]
-    assert twice.matched(same, {}, "val.json").ids == (0, 4, 9)
+    assert twice.matched(same, "val.json").ids == (0, 4, 9)
     for other in ([{"id": 1, "name": "cell"}], [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}], same[:1]):
         with pytest.raises(DataError, match=r"val.json: 1 category name .*'cell' \([12] categories here, 2 labels\)"):
-            twice.matched(other, {}, "val.json")
+            twice.matched(other, "val.json")

@@ -219,16 +219,6 @@ def test_names_decide_between_files(tmp_path: Path):
     assert found.coco == other  # the metric sees the file as it is
 
 
-def test_a_category_map_renames_and_leaves_out(tmp_path: Path):
-    train = Categories((5,), ("human",))
-    found = load(tmp_path, COCO, categories=train, category_map={"person": "human", "dog": None})
-    assert (found.categories.ids, found.categories.names) == ((1,), ("human",))
-    assert [labels.tolist() for labels in found.labels] == [[0], []]
-    assert [entry["name"] for entry in found.coco["categories"]] == ["person"]
-    assert [entry["id"] for entry in found.coco["annotations"]] == [2]
-    assert len(found.coco["images"]) == 2
-
-
 OBJECTS = [[60, 40, 30, 20], [10, 10, 30, 40], [50, 30, 40, 40], [2, 60, 20, 15], [70, 5, 20, 70]]
 
 

@@ -70,16 +70,14 @@ def test_a_resume_may_have_other_ids_of_the_same_names(tmp_path: Path) -> None:
 
 
 def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path) -> None:
-    message = r"instances_val.json: 1 category name of it .* 'Dog' \(a label is 'dog'\); rename .*category_map=\[\[Dog,dog\]\]"
+    message = (
+        r"instances_val.json: 1 category name of it .* 'Dog' \(a label is 'dog'\); rename the categories in the file"
+    )
     with pytest.raises(DataError, match=message):
         task(tmp_path, FIRST, {"person": 1, "Dog": 2})
     arguments = ["data=coco", f"data.root={tmp_path}"]
     with pytest.raises(DataError, match=message):
         examine(load_config("doctor", arguments))
-    mapped = [*arguments, "data.category_map=[[Dog,dog]]"]
-    assert DetectionTask(load_config("train", mapped), SingleDeviceStrategy("cpu")).val is not None
-    report = examine(load_config("doctor", [*mapped, "images=none"]))
-    assert report.details["objects"]["val"]["dog"]["all"] == 1
 
 
 def checkpoint_of(folder: Path, **data: Any) -> Path:

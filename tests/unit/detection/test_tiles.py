@@ -107,6 +107,14 @@ def test_merging_by_hand() -> None:
     ]
 
 
+def test_a_sure_box_at_the_edge_of_a_window_outlives_an_unsure_larger_one() -> None:
+    """An object that ends where its window ends is no worse for a false detection around it."""
+    left = found(([80, 40, 100, 60], 0.9, 0))
+    right = found(([0, 30, 60, 70], 0.06, 0))
+    result = merge(found(), [left, right], torch.tensor([[0, 0, 100, 100], [80, 0, 180, 100]]), 0.5)
+    assert [round(score, 2) for score in result["scores"].tolist()] == [0.9, 0.06]
+
+
 def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> None:
     image = torch.randint(0, 256, (3, 120, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     (expected,) = detector.predict(image)
