@@ -116,8 +116,9 @@ def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tup
         files = split_files(data, split)
     if files is None:
         return None, None
-    keys = ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels")
-    return read_annotations(*files, split=split, **{key: getattr(data, key) for key in keys}, **options), files[0]
+    for key in ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels"):
+        options[key] = getattr(data, key)
+    return read_annotations(files[0], files[1], split=split, **options), files[0]
 
 
 def with_format(data: DetectionData) -> DetectionData:
