@@ -48,7 +48,7 @@ source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience
 classes nc num_classes: model.num_classes | the data decides; leave it out
-mosaic copy_paste augment augmentations: see data.hflip, data.photometric and data.iou_crop for detection, data.mixup and \
+mosaic copy_paste augment augmentations: see data.hflip, data.photometric and data.scale_jitter for detection, data.mixup and \
 data.cutmix for classification
 fliplr flip: data.hflip
 flipud: data.vflip

@@ -83,7 +83,6 @@ class DetectionData(ImageDataSettings):
     max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
     num_buckets: int = setting(6, "static canvases for each of min_sizes", at_least=1, at_most=10**4)
     photometric: float = setting(0.0, "probability", fraction=True)
-    iou_crop: float = setting(0.0, "probability", fraction=True)
     scale_jitter: list[float] | None = setting(None, "factors [low, high] on the resize, e.g. [0.8, 1.25]")
 
     @property

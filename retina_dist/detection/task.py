@@ -173,7 +173,7 @@ class DetectionTask(Task):
         """The batches of this rank, of images that are read."""
         data, trainer = self.config.data, self.config.trainer
         if trainer.overfit_batches:
-            off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric", "iou_crop"), 0.0)
+            off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric"), 0.0)
             data = data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off)
         return CocoDataModule(
             data,

@@ -22,7 +22,7 @@ from tests.e2e.conftest import ROOT, SMALL
 
 def run(folder: Path, *overrides: str) -> dict:
     data = f"data.root={folder.parent / 'data'}"
-    augment = ("data.photometric=0.5", "data.iou_crop=0.5", "data.scale_jitter=[0.8,1.25]", "data.min_sizes=[48,64]")
+    augment = ("data.photometric=0.5", "data.scale_jitter=[0.8,1.25]", "data.min_sizes=[48,64]")
     common = (*SMALL, data, *augment, "trainer.max_duration=20steps", "trainer.ema_decay=0.9", "logging=quiet")
     train(load_config("train", [*common, f"output_dir={folder}", *overrides]))
     return load_checkpoint(folder / "checkpoints" / "last.pt")

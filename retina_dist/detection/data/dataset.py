@@ -123,6 +123,5 @@ def _train_transform(settings: DetectionData) -> TrainTransform:
         hflip=settings.hflip,
         vflip=settings.vflip,
         photometric=settings.photometric,
-        iou_crop=settings.iou_crop,
         scale_jitter=(settings.scale_jitter[0], settings.scale_jitter[1]) if settings.scale_jitter else None,
     )

@@ -7,11 +7,10 @@ Random numbers come from torch's CPU generator seeded by a key, so the result de
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -43,11 +42,10 @@ class EvalTransform:
 class TrainTransform(EvalTransform):
     """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a pixel.
 
-    The order is: random crop by overlap (SSD, Liu et al. 2016, section 2.2,
-    https://arxiv.org/abs/1512.02325), horizontal and vertical flip, photometric distortion (the same paper), resize.
-    `hflip`, `vflip`, `photometric` and `iou_crop` are probabilities. `scale_jitter` is a range of factors: the resize
-    is multiplied by one of them, drawn uniformly, and what then exceeds the canvas is cut off at a random
-    place (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177).
+    The order is: horizontal and vertical flip, photometric distortion (SSD, Liu et al. 2016, section 2.2,
+    https://arxiv.org/abs/1512.02325), resize. `hflip`, `vflip` and `photometric` are probabilities. `scale_jitter` is a range of
+    factors: the resize is multiplied by one of them, drawn uniformly, and what then exceeds the canvas is cut off at a random place
+    (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177).
 
     Takes and returns what `EvalTransform` does; the same `key` gives the same result in every process.
     """
@@ -59,24 +57,20 @@ class TrainTransform(EvalTransform):
         hflip: float = 0.5,
         vflip: float = 0.0,
         photometric: float = 0.0,
-        iou_crop: float = 0.0,
         scale_jitter: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(max_size=max_size)
         self.scale_jitter = scale_jitter
         self.hflip, self.vflip = hflip, vflip
-        self._crop = v2.RandomApply([_IoUCrop()], p=iou_crop) if iou_crop else None
         self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
 
     def __call__(
         self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
     ) -> Sample:
         with torch_seed(*key):
-            if self._crop:
-                image, boxes = _apply(self._crop, image, boxes)
             hflip, vflip = _happens(self.hflip), _happens(self.vflip)
             if self._distort:
-                image, boxes = _apply(self._distort, image, boxes)
+                image = self._distort(image)
             image, boxes = _flipped(image, boxes, hflip, vflip)
             scale = _fitting_scale(image, min_size, self.max_size, canvas)
             if self.scale_jitter is not None:
@@ -84,20 +78,6 @@ class TrainTransform(EvalTransform):
                 scale *= low + (high - low) * torch.rand(()).item()
                 image, boxes = _random_window(image, boxes, scale, canvas)
         return _resized(image, boxes, labels, scale, canvas)
-
-
-class _IoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
-    """torchvision's crop; an image that allows none stays as it is.
-
-    Without boxes the original searches without success until it happens to draw "no crop"; under 4 pixels it divides
-    by zero.
-    """
-
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        if min(v2.query_size(flat_inputs)) < 4 or not len(v2.get_bounding_boxes(flat_inputs)):
-            return {}
-        params: dict[str, Any] = super().make_params(flat_inputs)
-        return params
 
 
 def _happens(probability: float) -> bool:
@@ -115,15 +95,8 @@ def _flipped(image: Tensor, boxes: Tensor, hflip: bool, vflip: bool) -> tuple[Te
     return image, torch.stack((x1, y1, x2, y2), dim=1)
 
 
-def _apply(transform: v2.Transform, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    size = image.shape[-2:]
-    boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)
-    image, boxes = transform(tv_tensors.Image(image), boxes)
-    return image.as_subclass(Tensor), boxes.as_subclass(Tensor)
-
-
 def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[int, int]) -> float:
-    """The usual scale, or less where the result would not fit, as crops of another shape may not."""
+    """The usual scale, or less where the result would not fit on the canvas."""
     height, width = image.shape[-2:]
     scale = resize_scale(height, width, min_size, max_size)
     resized = scaled_size(height, width, scale)

@@ -54,14 +54,16 @@ class TorchDatasetConfig(DetectionData):
     categories: InitVar[Sequence[str]]
 
     def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
-        given = {"train": train, "val": val}
-        self.datasets = {split: ItemReader(data, split) for split, data in given.items() if data is not None}
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
             raise ConfigError(
                 f"categories[0]={categories[0]!r} is a background; labels count from 0 without one, leave it out."
             )
-        self.names = tuple(categories)
+        form = "xyxy" if self.has_corners else "xywh"
+        given = {"train": train, "val": val}
+        self.datasets = {
+            split: ItemReader(data, split, tuple(categories), form) for split, data in given.items() if data is not None
+        }
 
     @property
     def has_corners(self) -> bool:
@@ -71,13 +73,16 @@ class TorchDatasetConfig(DetectionData):
     def read(self, split: str, **options: Any) -> Annotations | None:
         """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
         reader = self.datasets.get(split)
-        return reader.annotations(self.names, "xyxy" if self.has_corners else "xywh", **options) if reader else None
+        return reader.annotations(**options) if reader else None
 
 
 class ItemReader:
-    """Images and boxes of a map-style dataset. Raises ConfigError for another, and DataError, naming the item."""
+    """Images and boxes of a map-style dataset; `names` are those of the labels, `box_format` the form of its boxes.
 
-    def __init__(self, dataset: Any, split: str) -> None:
+    Raises ConfigError for another dataset, and DataError, naming the item.
+    """
+
+    def __init__(self, dataset: Any, split: str, names: Sequence[str] = (), box_format: str = "xyxy") -> None:
         if isinstance(dataset, type):
             name = dataset.__name__
             raise ConfigError(f"{split}={name} is a class; give an instance, {name}(…).")
@@ -86,8 +91,8 @@ class ItemReader:
                 f"{split}={type(dataset).__name__} has no __getitem__ and __len__; give a map-style dataset, so that any item can "
                 "be read at any step."
             )
-        self.dataset, self.split = dataset, split
-        self._coco: dict[Any, dict[str, Any]] = {}  # by names and form of the boxes
+        self.dataset, self.split, self.names, self.box_format = dataset, split, names, box_format
+        self._coco: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         return f"{self.split} dataset"
@@ -99,8 +104,8 @@ class ItemReader:
         """Image `number`, uint8 [3, h, w] RGB."""
         return self._as_pixels(number, self._item(number)[0])
 
-    def annotations(self, names: Sequence[str], box_format: str = "xyxy", **options: Any) -> Annotations:
-        """All boxes, and images that are read later; `names` are those of the labels, `options` those of `annotations_of`."""
+    def annotations(self, **options: Any) -> Annotations:
+        """All boxes, and images that are read later; `options` are those of `annotations_of`."""
 
         def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
             return [
@@ -108,12 +113,10 @@ class ItemReader:
                 for number, entry in enumerate(entries)
             ]
 
-        key = (*names, box_format)
-        if key not in self._coco:
-            self._coco[key] = self._read(names, box_format)
-        return annotations_of(self._coco[key], self, records_of, **options)
+        self._coco = self._coco or self._read()
+        return annotations_of(self._coco, self, records_of, **options)
 
-    def _read(self, names: Sequence[str], box_format: str) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         """The dataset as COCO ground truth; category ids are the labels."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
@@ -123,8 +126,8 @@ class ItemReader:
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
             images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
-            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, len(names), box_format)]
-        categories = [{"id": label, "name": name} for label, name in enumerate(names)]
+            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target)]
+        categories = [{"id": label, "name": name} for label, name in enumerate(self.names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
     def _target(self, number: int) -> tuple[Mapping[str, Any], tuple[int, int]]:
@@ -151,11 +154,13 @@ class ItemReader:
             return item[0], item[1]
         raise DataError(f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}.")
 
-    def _boxes(self, number: int, target: Mapping[str, Any], num_classes: int, box_format: str) -> list[dict[str, Any]]:
+    def _boxes(self, number: int, target: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
         if missing := [key for key in ("boxes", "labels") if key not in target]:
             raise DataError(f"{self}[{number}] has no {missing[0]}; return {ITEM}.")
-        form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
+        form = getattr(
+            getattr(target["boxes"], "format", None), "name", self.box_format
+        )  # of torchvision's BoundingBoxes
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns.pop("boxes")
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
@@ -167,12 +172,11 @@ class ItemReader:
                     f"{self}[{number}] has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
                 )
         labels = [self._whole(number, "label", label) for label in columns.pop("labels").tolist()]
-        for label in labels:
-            if not 0 <= label < num_classes:
-                raise DataError(
-                    f"{self}[{number}] has label {label}, but categories has {num_classes} names, for labels 0 to "
-                    f"{num_classes - 1}; number the labels from 0, or add a name."
-                )
+        if wrong := [label for label in labels if not 0 <= label < len(self.names)]:
+            raise DataError(
+                f"{self}[{number}] has label {wrong[0]}, but categories has {len(self.names)} names, for labels 0 to "
+                f"{len(self.names) - 1}; number the labels from 0, or add a name."
+            )
         values = zip(labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True)
         return [dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values]
 

@@ -25,7 +25,6 @@ ZERO = {
     "data.hflip": "never",
     "data.vflip": "never",
     "data.photometric": "never",
-    "data.iou_crop": "never",
     "model.trainable_layers": "a frozen body",
     "model.norm_eps": "torchvision's COCO weights",
     "model.score_threshold": "all scores",

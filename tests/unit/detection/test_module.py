@@ -31,7 +31,6 @@ SETTINGS = {
     "max_size": 96,
     "hflip": 0.5,
     "photometric": 0.5,
-    "iou_crop": 0.5,
     "scale_jitter": [0.5, 1.5],
     "num_workers": 0,
 }

@@ -23,7 +23,7 @@ from tests.unit.strategies.test_strategy_base import on_ranks
 
 BATCH_SIZE, STEPS = 8, 6  # ten images, so every other step has two
 # Augmentation draws from torch's global generator, which ranks in threads share.
-PLAIN = {"hflip": 0.0, "photometric": 0.0, "iou_crop": 0.0, "scale_jitter": None}
+PLAIN = {"hflip": 0.0, "photometric": 0.0, "scale_jitter": None}
 
 
 class Net(nn.Module):
