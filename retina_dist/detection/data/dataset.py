@@ -118,10 +118,6 @@ def _buckets(settings: DetectionData, dataset: DetectionDataset, min_sizes: Sequ
 
 
 def _train_transform(settings: DetectionData) -> TrainTransform:
-    return TrainTransform(
-        max_size=settings.max_size,
-        hflip=settings.hflip,
-        vflip=settings.vflip,
-        photometric=settings.photometric,
-        scale_jitter=(settings.scale_jitter[0], settings.scale_jitter[1]) if settings.scale_jitter else None,
-    )
+    jitter = (settings.scale_jitter[0], settings.scale_jitter[1]) if settings.scale_jitter else None
+    options = {key: getattr(settings, key) for key in ("max_size", "hflip", "vflip", "photometric")}
+    return TrainTransform(**options, scale_jitter=jitter)

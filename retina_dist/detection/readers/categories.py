@@ -90,9 +90,6 @@ class Categories:
         spare = max(0, num_classes - len(self.ids))
         return Categories(self.ids + (-1,) * spare, self.names + ("",) * spare)
 
-    def __contains__(self, category_id: object) -> bool:
-        return category_id in self._labels
-
     def labels_of(self, category_ids: np.ndarray) -> np.ndarray:
         """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has no label."""
         return np.array([self._labels[c] for c in category_ids.tolist()], dtype=np.int64)

@@ -19,9 +19,10 @@ from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.csv_files import read_csv
 from retina_dist.detection.readers.formats import TITLES, read_folder
+from retina_dist.detection.readers.items import reading
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import FOLDER_FORMATS
-from retina_dist.errors import DataError, UserError
+from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, parse_path, read_bytes
 from retina_dist.text import escape, is_text, pluralize, truncate
 
@@ -162,17 +163,9 @@ def annotations_of(
 
 
 def _read_json(path: PathOrUrl) -> dict[str, Any]:
-    try:
+    remedy = "unpack it with gunzip" if path.name.endswith(".gz") else "restore the file"
+    with reading(path, "JSON", remedy, missing="name it with data.root or data.*_annotations"):
         content = json.loads(read_bytes(path))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; name it with data.root or data.*_annotations.") from error
-    except UserError as error:
-        raise DataError(str(error)) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; give the json file in it.") from error
-    except (ValueError, RecursionError, OSError) as error:  # a number of 5000 digits is a mere ValueError
-        remedy = "unpack it with gunzip" if str(path).endswith(".gz") else "restore the file"
-        raise DataError(f"{path} cannot be read as JSON ({error}); {remedy}.") from error
     if not isinstance(content, dict):
         raise DataError(
             f"{path} holds a JSON {type(content).__name__}, not the object with images, annotations and categories "

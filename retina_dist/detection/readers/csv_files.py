@@ -67,9 +67,7 @@ def _read_classes(path: PathOrUrl) -> dict[str, int]:
 
 def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
     form, key = ("path,x1,y1,x2,y2,class", "train_annotations") if columns == 6 else ("class,index", "classes")
-    if isinstance(path, Path) and not path.exists():
-        raise DataError(f"{path} does not exist; write {form} into it, or name it with data.{key}=FILE.")
-    with reading(path, "CSV"):
+    with reading(path, "CSV", missing=f"write {form} into it, or name it with data.{key}=FILE"):
         reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""))
         for row in reader:
             if row and len(row) != columns:

@@ -102,10 +102,12 @@ def split_of(path: str) -> str:
 
 
 @contextmanager
-def reading(path: object, form: str, remedy: str = "restore the file") -> Iterator[None]:
-    """Within it, an error that a damaged file causes is a DataError: `path` cannot be read as `form`."""
+def reading(path: object, form: str, remedy: str = "restore the file", missing: str = "") -> Iterator[None]:
+    """Within it, an error that a damaged file causes is a DataError: `path` cannot be read as `form`, or does not exist."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; {missing or remedy}.") from error
     except UserError:
         raise
     except (*DAMAGED, OSError) as error:
