@@ -118,7 +118,7 @@ def detections_to_rows(
 ) -> np.ndarray:
     """Rows [n, 7] of some images' detections; labels become category ids, corners become width and height.
 
-    Labels that stand for no category are left out.
+    Labels without a category are left out.
     """
     if not detections:
         return np.zeros((0, COLUMNS))

@@ -66,9 +66,9 @@ class TiledDetector(Detector):
         outputs = super().run(prepared)
         for i, batch in enumerate(prepared):
             if isinstance(batch, TiledBatch) and batch.windows is not None:
-                found = [detections for part in batch.parts for detections in self._detect(part)]
+                in_windows = [detections for part in batch.parts for detections in self._detect(part)]
                 # a model from outside may have no threshold
-                outputs[i] = merge(outputs[i], found, batch.windows, getattr(self.model, "nms_thresh", 0.5))
+                outputs[i] = merge(outputs[i], in_windows, batch.windows, getattr(self.model, "nms_thresh", 0.5))
         return outputs
 
 
@@ -82,18 +82,20 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple
     return [(x, y, min(x + tile, width), min(y + tile, height)) for y in starts(height) for x in starts(width)]
 
 
-def merge(whole: Detections, found: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
+def merge(whole: Detections, in_windows: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
     """Detections of an image, best score first, from those of the whole and of its `windows` [n, 4], in pixels of each.
 
     A box that an inner edge of its window cuts is left out where a larger box of its class covers more than half of it and has at
     least half its score. NMS for each class removes what several windows saw.
     """
     corners = windows.to(torch.float32)
-    moved = [each["boxes"] + corner[:2].repeat(2) for each, corner in zip(found, corners, strict=True)]
+    moved = [each["boxes"] + corner[:2].repeat(2) for each, corner in zip(in_windows, corners, strict=True)]
     boxes = torch.cat([*moved, whole["boxes"]])
-    scores, labels = (torch.cat([*(each[key] for each in found), whole[key]]) for key in ("scores", "labels"))
-    counts = torch.tensor([len(each["scores"]) for each in found])
-    window = torch.cat((torch.arange(len(found)).repeat_interleave(counts), torch.full((len(whole["scores"]),), -1)))
+    scores, labels = (torch.cat([*(each[key] for each in in_windows), whole[key]]) for key in ("scores", "labels"))
+    counts = torch.tensor([len(each["scores"]) for each in in_windows])
+    window = torch.cat(
+        (torch.arange(len(in_windows)).repeat_interleave(counts), torch.full((len(whole["scores"]),), -1))
+    )
     cut = torch.zeros(len(boxes), dtype=torch.bool)
     of_window = window >= 0
     edges, ends = corners[window[of_window]], torch.cat((corners[:, :2].amin(0), corners[:, 2:].amax(0)))
@@ -124,7 +126,7 @@ class TiledEvaluator(CocoEvaluator):
             doing(f"validation, {index} images")
             with self.dataset.skipping_bad_images():
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
-                (found,) = self.detector.run([self.detector.prepare(pixels)])
+                (detections,) = self.detector.run([self.detector.prepare(pixels)])
                 seen.append(int(self.dataset.image_ids[index]))
-                rows.append(detections_to_rows([found], seen[-1:], self.categories))
+                rows.append(detections_to_rows([detections], seen[-1:], self.categories))
         return np.concatenate(rows), seen, {}, 0
