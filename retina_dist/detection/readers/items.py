@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import yaml
 
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
-from retina_dist.errors import DataError, ImageError, UserError
+from retina_dist.errors import DataError, ImageError, UserError, first_line
 from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number, pluralize
 
@@ -111,7 +111,7 @@ def reading(path: object, form: str, remedy: str = "restore the file", missing: 
     except UserError:
         raise
     except (*DAMAGED, OSError) as error:
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error).splitlines()[0]
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else first_line(error)
         raise DataError(f"{path} cannot be read as {form} ({reason}); {remedy}.") from error
 
 
