@@ -59,10 +59,9 @@ class TorchDatasetConfig(DetectionData):
             raise ConfigError(
                 f"categories[0]={categories[0]!r} is a background; labels count from 0 without one, leave it out."
             )
-        form = "xyxy" if self.has_corners else "xywh"
         given = {"train": train, "val": val}
         self.datasets = {
-            split: ItemReader(data, split, tuple(categories), form) for split, data in given.items() if data is not None
+            split: ItemReader(data, split, tuple(categories)) for split, data in given.items() if data is not None
         }
 
     @property
@@ -73,16 +72,16 @@ class TorchDatasetConfig(DetectionData):
     def read(self, split: str, **options: Any) -> Annotations | None:
         """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
         reader = self.datasets.get(split)
-        return reader.annotations(**options) if reader else None
+        return reader.annotations("xyxy" if self.has_corners else "xywh", **options) if reader else None
 
 
 class ItemReader:
-    """Images and boxes of a map-style dataset; `names` are those of the labels, `box_format` the form of its boxes.
+    """Images and boxes of a map-style dataset; `names` are those of the labels.
 
     Raises ConfigError for another dataset, and DataError, naming the item.
     """
 
-    def __init__(self, dataset: Any, split: str, names: Sequence[str] = (), box_format: str = "xyxy") -> None:
+    def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         if isinstance(dataset, type):
             name = dataset.__name__
             raise ConfigError(f"{split}={name} is a class; give an instance, {name}(…).")
@@ -91,8 +90,8 @@ class ItemReader:
                 f"{split}={type(dataset).__name__} has no __getitem__ and __len__; give a map-style dataset, so that any item can "
                 "be read at any step."
             )
-        self.dataset, self.split, self.names, self.box_format = dataset, split, names, box_format
-        self._coco: dict[str, Any] | None = None
+        self.dataset, self.split, self.names = dataset, split, names
+        self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 
     def __str__(self) -> str:
         return f"{self.split} dataset"
@@ -104,8 +103,8 @@ class ItemReader:
         """Image `number`, uint8 [3, h, w] RGB."""
         return self._as_pixels(number, self._item(number)[0])
 
-    def annotations(self, **options: Any) -> Annotations:
-        """All boxes, and images that are read later; `options` are those of `annotations_of`."""
+    def annotations(self, box_format: str, **options: Any) -> Annotations:
+        """All boxes, given as `box_format`, and images that are read later; `options` are those of `annotations_of`."""
 
         def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
             return [
@@ -113,10 +112,11 @@ class ItemReader:
                 for number, entry in enumerate(entries)
             ]
 
-        self._coco = self._coco or self._read()
-        return annotations_of(self._coco, self, records_of, **options)
+        if box_format not in self._coco:
+            self._coco[box_format] = self._read(box_format)
+        return annotations_of(self._coco[box_format], self, records_of, **options)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, box_format: str) -> dict[str, Any]:
         """The dataset as COCO ground truth; category ids are the labels."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
@@ -126,7 +126,7 @@ class ItemReader:
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
             images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
-            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target)]
+            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, box_format)]
         categories = [{"id": label, "name": name} for label, name in enumerate(self.names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
@@ -154,13 +154,11 @@ class ItemReader:
             return item[0], item[1]
         raise DataError(f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}.")
 
-    def _boxes(self, number: int, target: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _boxes(self, number: int, target: Mapping[str, Any], box_format: str) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
         if missing := [key for key in ("boxes", "labels") if key not in target]:
             raise DataError(f"{self}[{number}] has no {missing[0]}; return {ITEM}.")
-        form = getattr(
-            getattr(target["boxes"], "format", None), "name", self.box_format
-        )  # of torchvision's BoundingBoxes
+        form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns.pop("boxes")
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
