@@ -171,7 +171,8 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
             "a name or a path" if str in _kinds(hint) else f"one, such as {key}={0.1 if float in _kinds(hint) else 2}"
         )
         return f"{sentence}; give {wanted}{optional}."
-    return f"{sentence}; write true or false." if bool in _kinds(hint) else f"{sentence}."
+    remedy = "true or false" if bool in _kinds(hint) else "one in digits" if {int, float} & {*_kinds(hint)} else ""
+    return f"{sentence}; write {remedy}." if remedy else f"{sentence}."
 
 
 def _in_words(hint: Any, plural: bool = False) -> str:

@@ -159,8 +159,9 @@ def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
             return rows
     if split == "val" or isinstance(root, Url) or root.resolve().name in SPLITS["train"] + SPLITS["val"]:
         return None
-    # a folder for each class in `root` itself
-    return _class_folders(root) if any(_is_image(path.name) for path in root.glob("*/*")) else None
+    # a folder for each class in `root` itself, unless the root is COCO's
+    in_folders = any(_is_image(path.name) for path in root.glob("*/*")) and not any(root.glob("annotations/*.json"))
+    return _class_folders(root) if in_folders else None
 
 
 def _class_folders(folder: PathOrUrl) -> list[Row] | None:

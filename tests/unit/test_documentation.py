@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from retina_dist.__main__ import COMMANDS
 from retina_dist.benchmark.__main__ import KINDS
@@ -147,3 +151,18 @@ def test_files_that_the_pages_name_exist() -> None:
                 continue
             found = [root / name for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")]
             assert any(path.exists() for path in found), f"{page.name} names {name}"
+
+
+def test_a_release_has_absolute_links(tmp_path: Path) -> None:
+    """PyPI shows the README without the other files; only the release knows where the repository is."""
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["build"]["steps"]
+    (script,) = (step["run"] for step in steps if "README" in step.get("name", ""))
+    for name in ("README.md", "setup.cfg"):
+        shutil.copy(ROOT / name, tmp_path)
+    names = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "a/b", "GITHUB_REF_NAME": "v1"}
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, env={**os.environ, **names}, check=True)
+    links = re.findall(r"\]\(([^)]*)\)", (tmp_path / "README.md").read_text())
+    assert all(link.startswith("https://") for link in links)
+    assert "https://github.com/a/b/blob/v1/docs/data.md" in links
+    assert "https://raw.githubusercontent.com/a/b/v1/docs/overview.svg" in links
+    assert "\nurl = https://github.com/a/b\n" in (tmp_path / "setup.cfg").read_text()

@@ -44,6 +44,8 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if given is None:
         return None
     names = _names(content.get("names"), path) if path else _listed_names(root)
+    if content.get("nc", len(names)) != len(names):
+        raise DataError(f"{path}: nc is {content['nc']}, but names has {len(names)}; make them equal.")
     entries = given if isinstance(given, list) else [given]
     files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
     warnings = []
@@ -51,6 +53,10 @@ def read_yolo(root: Path, split: str) -> Items | None:
         warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
     if not any(str(entry).endswith(".txt") for entry in entries):  # else other lists may name the images of its labels
         warnings += _labels_alone(files)
+    if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
+        raise DataError(
+            f"{root}: none of {pluralize(len(files), 'training image')} has a label file, such as {_labels_of(files[0])}; add them."
+        )
     above = Path(os.path.abspath(root))
     if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
         above = Path(os.path.commonpath([file.parent for file in files]))
@@ -65,7 +71,8 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
     tried.append(root / str(entry).removeprefix("../"))  # as Roboflow writes folders beside its data.yaml
     place = next((path for path in tried if path.exists()), None)
     if place is None:
-        raise DataError(f"{root}: {entry!r} of its data.yaml is neither {tried[0]} nor {tried[-1]}; correct the file.")
+        looked = " nor ".join(dict.fromkeys(map(str, (tried[0], tried[-1]))))
+        raise DataError(f"{root}: {entry!r} of its data.yaml is not there, neither is {looked}; correct the file.")
     if place.is_dir():
         yield from sorted(Path(os.path.abspath(path)) for path in place.rglob("*") if is_image(path))
     else:
@@ -106,7 +113,9 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
             raise DataError(f"{where} has {len(values)} numbers after the class; write class x y width height.")
         index = number_in(label, where, "the class")
         if index not in range(len(names)):
-            raise DataError(f"{where} has class {label}, but there are {len(names)} names, from 0; add it to them.")
+            raise DataError(
+                f"{where} has class {label}, but the {len(names)} names end at {len(names) - 1}; add its name, or correct it."
+            )
         shares = [number_in(value, where, "the number") for value in values]
         if max(shares) > 2:
             raise DataError(

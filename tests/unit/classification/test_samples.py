@@ -88,6 +88,9 @@ def test_rows_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
 def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="val has 1 class that train has not: triangle"):
         read(drawn, "val", classes=CLASSES[:-1])
+    for file in ("train2017/1.jpg", "annotations/instances_train2017.json"):  # COCO's folders are no classes
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
     with pytest.raises(DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"):
         read(tmp_path)
 

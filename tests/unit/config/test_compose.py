@@ -131,15 +131,16 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
         ("~optimizer.lr", "optimizer.lr is not set; give optimizer.lr="),
         # another type
-        ("optimizer.lr=abc", "optimizer.lr=abc is not a number."),
+        ("optimizer.lr=abc", "optimizer.lr=abc is not a number; write one in digits."),
         ("optimizer.lr=[1e-3,1e-2]", "is not a number; write one, or several without brackets with --multirun."),
         ("data.batch_size=auto", "give one, and trainer.accumulate=auto to fit it into the memory."),
-        ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number."),
+        ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number; write one in digits."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
         ("data.scale_jitter=0.5", "is not a list of numbers; write two, such as data.scale_jitter=[0.8,1.25]."),
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
         ("seed=9223372036854775808", "seed=9223372036854775808 is too large; it must be below 2^63."),
+        ("model=runs/x/checkpoints/best.pt", "not a file or a run; write model.weights=runs/x/checkpoints/best.pt."),
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
         ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is out of range; give 0 to 1."),
@@ -187,6 +188,7 @@ def test_settings_that_exclude_each_other() -> None:
     ("name", "overrides", "message"),
     [
         ("predict", ["input=a"], "checkpoint is not set"),
+        ("predict", ["model=runs/x"], "model is the kind of network, not a file or a run; write checkpoint=runs/x."),
         ("train", ["data.root", "=", "ok"], "data.root has no value; write data.root=ok, without spaces."),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),

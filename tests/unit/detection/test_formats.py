@@ -237,6 +237,20 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
         (ultralytics, "labels/train/a.txt", "cat 0.5 0.5 0.1 0.1\n", "a.txt:1 has the class 'cat', not a number"),
         (ultralytics, "data.yaml", "train: [\n", "data.yaml cannot be read as YAML"),
         (
+            ultralytics,
+            "labels/train/a.txt",
+            "7 0.5 0.5 0.1 0.1\n",
+            "has class 7, but the 2 names end at 1; add its name",
+        ),
+        (ultralytics, "data.yaml", "train: images/train\nnc: 3\nnames: [cat, dog]\n", "nc is 3, but names has 2; make"),
+        (ultralytics, "data.yaml", "train: images/t\nnames: [cat, dog]\n", "'images/t' of its data.yaml is not there"),
+        (
+            lambda root: draw(root / "alone" / "images", "a"),
+            "data.yaml",
+            "train: alone/images\nnames: [cat, dog]\n",
+            "none of 1 training image has a label file, such as .*a.txt",
+        ),
+        (
             labelme,
             "train/a.json",
             '{"shapes": [{}], "imagePath": "a.jpg"}',
