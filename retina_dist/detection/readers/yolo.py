@@ -71,8 +71,8 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
     tried.append(root / str(entry).removeprefix("../"))  # as Roboflow writes folders beside its data.yaml
     place = next((path for path in tried if path.exists()), None)
     if place is None:
-        looked = " nor ".join(dict.fromkeys(map(str, (tried[0], tried[-1]))))
-        raise DataError(f"{root}: {entry!r} of its data.yaml is not there, neither is {looked}; correct the file.")
+        looked = " and ".join(dict.fromkeys(map(str, (tried[0], tried[-1]))))
+        raise DataError(f"{root}: {entry!r} of its data.yaml is not there (looked for {looked}); correct the file.")
     if place.is_dir():
         yield from sorted(Path(os.path.abspath(path)) for path in place.rglob("*") if is_image(path))
     else:
