@@ -13,8 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TextIO, runtime_checkable
 
+import numpy as np
+from PIL import Image
+
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import write_atomically
+from retina_dist.text import NUMBER
 
 STEP = "step"
 
@@ -129,6 +133,16 @@ class TensorBoardLogger:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
+
+    def log_results(
+        self, settings: Mapping[str, str], metrics: Mapping[str, float], images: Iterable[Path], step: int
+    ) -> None:
+        """The settings as hyperparameters of the final metrics, and images by file name."""
+        values = {key: float(text) if NUMBER.fullmatch(text) else text for key, text in settings.items()}
+        self._writer.add_hparams(values, dict(metrics), run_name=".", global_step=step)
+        for path in images:
+            with Image.open(path) as image:
+                self._writer.add_image(path.name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def close(self) -> None:
         self._writer.close()

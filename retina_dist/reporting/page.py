@@ -79,10 +79,6 @@ def format_number(value: Any) -> str:
     >>> format_number(1234.56), format_number(0.5), format_number(None)
     ('1235', '0.500', '-')
     """
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float) and abs(value) >= 10
-        else f"{value:.3f}"
-        if isinstance(value, float)
-        else "-"
-    )
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"

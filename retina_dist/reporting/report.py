@@ -19,6 +19,7 @@ import yaml
 
 from retina_dist.errors import DataError, first_line
 from retina_dist.files import read_bytes
+from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
 from retina_dist.settings import flattened
@@ -144,12 +145,22 @@ def changed(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, 
 
 
 def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, ...]]:
-    """(metric, value of the first, of the second, difference, 95 % interval of that) of two runs."""
+    """(metric, value of the first, of the second, difference, 95 % interval of that, what it says) of two runs.
+
+    The interval is of pairs of resamples, where both runs were validated on the same images.
+    """
     rows = []
-    for name in first.metrics if second else ():
+    before, after = (Resampled.load(run.folder) if run else None for run in (first, second))
+    keys = {name.split("/", 1)[-1]: name for name in (before.values if before else ())}
+    for name in dict.fromkeys([*first.metrics, *keys]) if second else ():
         values = [run.metrics.get(name, {}).get("value") for run in (first, second) if run]
-        apart = "-" if None in values else f"{values[1] - values[0]:+.3f}"
-        rows.append((name, *map(format_number, values), apart, ""))
+        apart, verdict = None, ""
+        if before and after and before.images == after.images and keys.get(name) in after.values:
+            values = [each.values[keys[name]] for each in (before, after)]
+            apart = after.difference(before, keys[name])
+            verdict = "not distinguishable" if apart.holds_zero else "better" if apart.value > 0 else "worse"
+        number = "-" if None in values else f"{values[1] - values[0]:+.3f}"
+        rows.append((name, *map(format_number, values), number, str(apart or ""), verdict))
     return rows
 
 

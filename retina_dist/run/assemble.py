@@ -138,7 +138,9 @@ def assemble(
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
-        job.mlflow = job.exits.enter_context(mlflow_run.MlflowRun(server, config, run, tags, resumes=is_restart))
+        job.mlflow = job.exits.enter_context(
+            mlflow_run.MlflowRun(server, config, run, tags, is_restart, task.fingerprint())
+        )
     return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 

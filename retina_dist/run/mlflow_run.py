@@ -31,6 +31,7 @@ from retina_dist.files import first_line, read_bytes, write_bytes
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
+from retina_dist.run.records import COMMAND
 from retina_dist.run_config import RunConfig
 from retina_dist.settings import flattened
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".html", ".jpg")  # files of a run folder that are uploaded
 LONGEST = 500  # characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
+NOTE, LONGEST_NOTE = "mlflow.note.content", 5000  # the description of a run
 LINGER_S = 1.0  # metrics of this time go in one request
 AGAIN_S = 5.0  # until a failed request is repeated
 PATIENCE_S = 60.0  # at the end, since the last request that succeeded
@@ -80,7 +82,15 @@ class MlflowRun(NullLogger):
     It warns of the first failure, and at the end of what is missing.
     """
 
-    def __init__(self, uri: str, config: RunConfig, run: Run, tags: Mapping[str, Any], resumes: bool = False) -> None:
+    def __init__(
+        self,
+        uri: str,
+        config: RunConfig,
+        run: Run,
+        tags: Mapping[str, Any],
+        resumes: bool = False,
+        data_digest: str = "",
+    ) -> None:
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
         self.mlflow = importlib.import_module("mlflow")
@@ -89,6 +99,7 @@ class MlflowRun(NullLogger):
         # with the checkpoints, where those outlive the run folder
         self.id_file = (self.checkpoints if config.trainer.checkpoint_dir else self.folder) / ID_FILE
         self.joined, self.resumes = os.environ.get("MLFLOW_RUN_ID"), resumes or bool(run.resume_step)
+        self.data_digest = data_digest
         self.tags = {"run_folder": self.folder, "checkpoints": self.checkpoints, "host": platform.node(), **tags}
         self.id: str | None = None
         self._run: Any = None
@@ -190,10 +201,32 @@ class MlflowRun(NullLogger):
             entities.Param(k, v[:LONGEST]) for k, v in params.items() if k not in run.data.params
         ]  # MLflow changes none
         tags = [entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()]
+        if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:
+            tags.append(entities.RunTag(NOTE, self._description()[:LONGEST_NOTE]))
         self.client.log_batch(run.info.run_id, params=new, tags=tags)
+        if self.data_digest:
+            self._log_data(run.info.run_id)
         self.id = run.info.run_id
         which = "existing" if known else "new"
         logger.info(f"MLflow: {which} run {run.info.run_name} ({self.id}) at {redacted(self.uri)}")
+
+    def _description(self) -> str:
+        """The command and what differs from the defaults, as Markdown, for the page of the run."""
+        start = json.loads(read_bytes(self.folder / COMMAND))[-1]
+        rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
+        return f"    {start['command']}\n\n| setting | value | default |\n|---|---|---|\n{rows}"
+
+    def _log_data(self, run_id: str) -> None:
+        data, entities = self.config.data, self.mlflow.entities
+        source = json.dumps({"uri": redacted(str(getattr(data, "root", None) or data.name))})
+        dataset = entities.Dataset(data.name[:LONGEST], self.data_digest[:36], "local", source)
+        try:
+            self.client.log_inputs(
+                run_id, [entities.DatasetInput(dataset, [entities.InputTag("mlflow.data.context", "train")])]
+            )
+        except self.mlflow.MlflowException as error:
+            if error.get_http_status_code() != 404:  # servers before 2.4, and Azure's
+                raise
 
     def _previous(self) -> Any:
         """The run before this resume, None if it is gone."""

@@ -31,7 +31,7 @@ from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLog
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.records import describe_job, versions, write_result
-from retina_dist.run_config import RunConfig
+from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
 
@@ -149,6 +149,8 @@ class Training:
             write_json(self.run.folder / "timings.json", times)
             self._write_result(time.perf_counter() - started, metrics=metrics)
             self._draw_results()
+            if self.config.logging.tensorboard:
+                self._log_to_tensorboard(metrics)
             self._log_results(times)
         return metrics
 
@@ -186,6 +188,14 @@ class Training:
 
             self.task.draw_results(self.state.evaluated_model, self.data, self.run.folder)
             logger.info(page_if_possible(lambda: write_report(self.run.folder), self.run.folder))
+
+    def _log_to_tensorboard(self, metrics: dict[str, float]) -> None:
+        folder, step = self.run.folder, self.state.step
+        changed = {key: value for key, value, _ in changed_settings(self.config)}
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        tensorboard = TensorBoardLogger(folder / "tensorboard", step)
+        tensorboard.log_results(changed, finite, sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")]), step)
+        tensorboard.close()
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, trainer = self.run.folder, self.state, self.config.trainer

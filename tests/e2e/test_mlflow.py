@@ -159,6 +159,9 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert run.data.params["optimizer.lr"] == "0.001"  # MLflow changes none
     assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
     assert tags["torch"].startswith("2.")
+    assert "| optimizer.lr | 0.001 | " in tags["mlflow.note.content"], "what differs from the defaults"
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, len(used.dataset.digest)) == (config.data.name, 36)
     assert artifacts(client, run) == {
         *("command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"),
         *("details.json", "report.html", "first_batch.jpg"),

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from PIL import Image
 
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
@@ -100,3 +101,22 @@ def test_tensorboard_logger_hides_what_was_logged_after_the_resume_step(tmp_path
         logger.close()
     events = accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
     assert [event.step for event in events] == [10, 20, 25]
+
+
+def test_tensorboard_gets_images_and_hyperparameters(tmp_path):
+    """In the form that its page HPARAMS reads: the event files of one folder."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "first_batch.png")
+    logger = TensorBoardLogger(tmp_path / "tensorboard")
+    logger.log_results(
+        {"optimizer.lr": "1e-3", "data.name": "cells"}, {"coco/AP": 0.5}, [tmp_path / "first_batch.png"], 7
+    )
+    logger.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (image,) = events.Images("first_batch.png")
+    assert (image.step, image.width, image.height) == (7, 40, 30)
+    assert [(point.step, point.value) for point in events.Scalars("coco/AP")] == [(7, 0.5)]
+    assert events.PluginTagToContent("hparams").keys() >= {"_hparams_/experiment", "_hparams_/session_start_info"}
+    started = b"".join(events.PluginTagToContent("hparams").values())
+    assert b"optimizer.lr" in started
+    assert b"cells" in started
