@@ -97,7 +97,8 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     if config.annotations is None:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
     truth = parse_path(str(config.annotations))
-    annotations = load_annotations(truth, truth.parent, missing_images="ignore", box_format=config.box_format)
+    images = parse_path(config.images) if config.images else truth.parent
+    annotations = load_annotations(truth, images, missing_images="ignore", box_format=config.box_format)
     read_as = DetectionData(name="truth", box_format=config.box_format)
     if problem := implausible_boxes(annotations, "the ground truth", read_as):
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")

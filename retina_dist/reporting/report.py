@@ -26,7 +26,7 @@ from retina_dist.settings import flattened
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "analysis.json")
 MOST_POINTS = 1500  # of a curve
-MOST_LINES = 8  # curves that are drawn at first; a click on the legend draws others
+MOST_LINES = 10  # of one chart
 MOST_CLASSES = 60  # as bars, and in a drawn confusion matrix
 TRAINING = ("train", "time", "memory", "comm")  # groups of metrics that no validation gives
 
@@ -56,8 +56,8 @@ class RunFiles:
     @property
     def overrides(self) -> tuple[list[str], list[str]]:
         """Of the last start: those that choose a recipe, and those that differ from it."""
-        start = self.starts[-1]
-        return start["recipe"], [o for o in start["overrides"] if o not in start["recipe"]]
+        recipe = self.starts[-1].get("recipe", [])  # runs of 0.1 have none
+        return recipe, [o for o in self.starts[-1].get("overrides", ()) if o not in recipe]
 
     @property
     def confusions(self) -> list[tuple[str, str, int]]:
@@ -238,19 +238,17 @@ def _bars(
 
 
 def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    """Precision over recall: the mean, and each class."""
+    """Precision over recall: the mean and, of one run with few of them, each class."""
     for title in dict.fromkeys(title for run in runs for title in run.details.get("precision_recall", {})):
         traces = []
         for run in runs:
             lines = run.details.get("precision_recall", {}).get(title, {})
+            lines = lines if len(runs) == 1 and len(lines) <= MOST_LINES else dict(list(lines.items())[:1])
             for place, (name, values) in enumerate(lines.items()):
                 line = {"color": COLORS[place % len(COLORS)], "width": 1.7 if place else 3}
                 line["dash"] = "solid" if run is runs[0] else "dash"
-                visible = place == 0 or len(lines) <= MOST_LINES + 1 or "legendonly"
                 points = {"x": np.linspace(0, 1, 101).round(2).tolist(), "y": values}
-                traces.append(
-                    {"name": _label(run, runs, name), "mode": "lines", "line": line, "visible": visible} | points
-                )
+                traces.append({"name": _label(run, runs, name), "mode": "lines", "line": line} | points)
         axes = _axes("recall", "precision", x={"range": [0, 1]}, y={"range": [0, 1.02]})
         yield Chart(title, traces, axes | {"showlegend": True}, 400)
 

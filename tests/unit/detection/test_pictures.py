@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retina_dist.detection.pictures import class_color, draw_boxes
+from retina_dist.data.images import MAX_PIXELS
+from retina_dist.detection.coco_metrics import evaluate_rows
+from retina_dist.detection.pictures import class_color, draw_boxes, write_report_details
+from retina_dist.detection.readers.coco import load_annotations
 
 NAMES = ("cat", "dog", "Müller-Ж")
 
@@ -42,3 +45,35 @@ def test_odd_boxes_and_pixels_do_no_harm() -> None:
     assert mask(picture, 1)[10, 10], "without an area, still a dot"
     assert not mask(picture, 2).any()
     assert picture[0, 240, 320] == 128
+
+
+def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> None:
+    """Those that analysis.json lists and that can be read, large ones smaller, marks in the pixels of the original."""
+    Image.new("RGB", (1200, 600), "teal").save(tmp_path / "large.png")
+    sizes = {7: ("large.png", 1200, 600), 8: ("missing.png", 64, 48), 9: ("unlisted.png", 64, 48)}
+    coco = {
+        "images": [{"id": i, "file_name": f, "width": w, "height": h} for i, (f, w, h) in sizes.items()],
+        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 3, "bbox": [600, 300, 100, 50], "area": 5000, "iscrowd": 0}
+        ],
+    }
+    (tmp_path / "val.json").write_text(json.dumps(coco))
+    annotations = load_annotations(tmp_path / "val.json", tmp_path, missing_images="ignore")
+    rows = [[7, 600, 300, 100, 50, 0.9, 3], [7, 0, 0, 9, 9, 0.2, 5], [8, 0, 0, 9, 9, 0.8, 3]]
+    result = evaluate_rows(annotations.coco, np.array(rows, dtype=float))
+    lists = {"worst": [{"image_id": 7}, {"image_id": 8}], "confident": [{"image_id": 7}], "best": []}
+    (tmp_path / "analysis.json").write_text(json.dumps({"threshold": {"threshold": 0.5}, **lists}))
+    write_report_details(result, annotations, tmp_path, MAX_PIXELS)
+    details = json.loads((tmp_path / "details.json").read_text())
+    (image,) = details["images"].values()
+    with Image.open(tmp_path / image["file"]) as kept:
+        assert kept.size == (960, 480)
+    assert (image["width"], image["height"]) == (1200, 600)
+    assert image["marks"] == [
+        {"kind": "object", "place": [600, 300, 100, 50], "text": "cat"},
+        {"kind": "prediction", "place": [600, 300, 100, 50], "text": "cat 0.90"},
+    ]
+    half = details["precision_recall"]["IoU .50"]
+    assert list(half) == ["mean of the classes", "cat"], "a dog is nowhere"
+    assert half["cat"] == [1.0] * 101
