@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from retina_dist.data.images import MAX_PIXELS
