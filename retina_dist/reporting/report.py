@@ -22,6 +22,7 @@ from retina_dist.files import read_bytes
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
+from retina_dist.reporting.pictures import LISTS, MOST_LISTED
 from retina_dist.settings import flattened
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "analysis.json")
@@ -60,6 +61,12 @@ class RunFiles:
         return recipe, [o for o in self.starts[-1].get("overrides", ()) if o not in recipe]
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """Of the last start."""
+        start = self.starts[-1] if self.starts else {}
+        return {"commit": start.get("commit"), "job": start.get("job"), **start.get("versions", {})}
+
+    @property
     def confusions(self) -> list[tuple[str, str, int]]:
         """True class, predicted class and number of the 30 most frequent confusions."""
         labels, counts = self.analysis["confusion"]["labels"], np.array(self.analysis["confusion"]["counts"])
@@ -71,8 +78,8 @@ class RunFiles:
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
         """The images of each list of analysis.json that the folder has, with their JPEG as `source`."""
         lists: dict[str, list[dict[str, Any]]] = {}
-        for kind in ("worst", "confident", "best"):
-            for entry in self.analysis.get(kind, ()):
+        for kind in LISTS:
+            for entry in self.analysis.get(kind, ())[:MOST_LISTED]:
                 known = self.details.get("images", {}).get(str(entry["image_id"]))
                 if known and (file := self.folder / known["file"]).is_file():
                     source = "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
@@ -128,20 +135,7 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     }
     out = out or folder / ("compared.html" if other else REPORT)
     names = " and ".join(run.name for run in runs)
-    return write_page(out, names, charts, runs=runs, changed=changed(*runs), differences=differences(*runs))
-
-
-def changed(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, list[tuple[str, Any, Any]]]]:
-    """The settings and the environment in which two runs differ: (key, value in the first, in the second), None without one."""
-    if second is None:
-        return []
-
-    def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        return [(key, a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-
-    starts = [run.starts[-1] if run.starts else {} for run in (first, second)]
-    facts = [{"commit": start.get("commit"), "job": start.get("job"), **start.get("versions", {})} for start in starts]
-    return [("Settings", apart(first.settings, second.settings)), ("Environment", apart(*facts))]
+    return write_page(out, names, charts, runs=runs, differences=differences(*runs))
 
 
 def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, ...]]:

@@ -254,7 +254,7 @@ def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -
     assert tab.run("document.querySelector('dialog').open && document.querySelector('dialog img').complete")
     assert tab.run("document.querySelector('dialog .image').offsetWidth") >= 320
     first = tab.run("document.querySelector('dialog .caption').innerText")
-    assert re.search(r"BloodImage_00340.jpg\s+9 right, 6 wrong, 7 missed, score 0.91", first)
+    assert re.search(r"BloodImage_00340.jpg\s+9 right, 6 wrong, 7 missed, most confident error 0.91", first)
     tab.press("ArrowRight", 39)
     assert tab.run("document.querySelector('dialog .caption').innerText") != first
     tab.press("Escape", 27)
