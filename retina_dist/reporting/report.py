@@ -50,9 +50,9 @@ class RunFiles:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Of the last validation, by name: `value`, and `low` and `high` of its interval if known."""
-        plain = {n.split("/", 1)[-1]: {"value": v} for n, v in self.result.get("metrics", {}).items()}
-        return plain | dict(self.analysis.get("metrics", {}))
+        """Those of analysis.json, `value`, `low` and `high` by name; without it values of the last validation."""
+        last = {n.split("/", 1)[-1]: {"value": v} for n, v in self.result.get("metrics", {}).items()}
+        return self.analysis.get("metrics") or last
 
     @property
     def overrides(self) -> tuple[list[str], list[str]]:
@@ -81,7 +81,7 @@ class RunFiles:
         for kind in LISTS:
             for entry in self.analysis.get(kind, ())[:MOST_LISTED]:
                 known = self.details.get("images", {}).get(str(entry["image_id"]))
-                if known and (file := self.folder / known["file"]).is_file():
+                if known and (file := self.folder / "images" / Path(known["file"]).name).is_file():
                     source = "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
                     lists.setdefault(kind, []).append({**entry, **known, "source": source})
         return lists
@@ -90,7 +90,10 @@ class RunFiles:
 def read_run(folder: Path) -> RunFiles:
     """Raises DataError for a folder without any of the files, and for a file that cannot be read."""
 
-    def content(name: str, default: Any, parse: Callable[[bytes], Any] = json.loads) -> Any:
+    def parse_json(text: bytes) -> Any:
+        return json.loads(text, parse_constant=lambda name: None)  # NaN is not known
+
+    def content(name: str, default: Any, parse: Callable[[bytes], Any] = parse_json) -> Any:
         try:
             return parse(read_bytes(folder / name)) if (folder / name).is_file() else default
         except (OSError, ValueError, yaml.YAMLError) as error:
