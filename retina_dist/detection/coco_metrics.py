@@ -71,7 +71,7 @@ class CocoResult:
         views = {"IoU .50": precision[0], "IoU .75": precision[5], "Mean of IoU .50:.95": precision.mean(axis=0)}
         lines = {title: np.column_stack([view.mean(axis=1), view]) for title, view in views.items() if known}
         return {
-            title: dict(zip(["mean of the classes", *names], view.T.round(4).tolist(), strict=True))
+            title: dict(zip(["all classes", *names], view.T.round(4).tolist(), strict=True))
             for title, view in lines.items()
         }
 

@@ -12,7 +12,6 @@ import torch
 from PIL import ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
-from torchvision.utils import draw_bounding_boxes
 
 from retina_dist.data.images import read_image
 from retina_dist.detection.batch import Batch
@@ -53,14 +52,12 @@ def draw_boxes(
     texts = [(names[label] if 0 <= label < len(names) else "") or str(label) for label in classes]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)]
-    colors = [class_color(label) for label in classes]
-    drawn = to_pil_image(
-        draw_bounding_boxes(picture, corners, colors=colors, width=max(1, round(min(height, width) / 300)))
-    )
-    pen, font = ImageDraw.Draw(drawn), font_of(font_size(picture))
-    for (x, y, _, _), text, color in zip(corners.tolist(), texts, colors, strict=True):
-        pen.rectangle(pen.textbbox((x + 1, y + 1), text, font=font), fill=color)
-        pen.text((x + 1, y + 1), text, font=font, fill="black")
+    drawn = to_pil_image(picture)
+    pen, font, line = ImageDraw.Draw(drawn), font_of(font_size(picture)), max(1, round(min(height, width) / 300))
+    for (x, y, right, bottom), text, label in zip(corners.tolist(), texts, classes, strict=True):
+        pen.rectangle((x, y, right, bottom), outline=class_color(label), width=line)
+        pen.rectangle(pen.textbbox((x + line, y + line), text, font=font), fill=class_color(label))
+        pen.text((x + line, y + line), text, font=font, fill="black")
     return pil_to_tensor(drawn)
 
 

@@ -189,7 +189,7 @@ def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
             traces += _curve(*run.series[name], name, _label(run, runs, name), color, dash, shown.index(name) < 3)
         if traces:
             axes = _axes("optimizer step", unit, y=_usual([v for run, name in drawn for v in run.series[name][1]]))
-            yield Chart(title, traces, axes | {"showlegend": len(drawn) > 1})
+            yield Chart(title, traces, axes | {"showlegend": len(drawn) > 1, "hovermode": "x unified"})
 
 
 def _curve(

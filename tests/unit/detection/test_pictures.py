@@ -80,5 +80,5 @@ def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> No
         {"kind": "prediction", "place": [600, 300, 100, 50], "text": "cat 0.90"},
     ]
     half = details["precision_recall"]["IoU .50"]
-    assert list(half) == ["mean of the classes", "cat"], "a dog is nowhere"
+    assert list(half) == ["all classes", "cat"], "a dog is nowhere"
     assert half["cat"] == [1.0] * 101

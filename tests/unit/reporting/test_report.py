@@ -58,7 +58,7 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01, images: b
     known = {"file": "images/x.jpg", "width": 320, "height": 240, "marks": marks if task == "detection" else []}
     ids = {str(entry["image_id"]): known for kind in ("worst", "best", "confident") for entry in analysis[kind]}
     curve = [1 - i / 100 for i in range(101)]
-    lines = {"IoU .50": {"mean of the classes": curve, "RBC": curve}} if task == "detection" else {}
+    lines = {"IoU .50": {"all classes": curve, "RBC": curve}} if task == "detection" else {}
     files: dict[str, Any] = {
         "command.json": [start],
         "result.json": {"status": "ok", "step": 300, "train/loss": 1.0, "seconds": 99.0, "images_per_s": 50.0},
@@ -240,7 +240,7 @@ def test_a_chart_is_zoomed_and_read_with_the_mouse(tab: browser.Page, report: Pa
 
     before = tab.run("document.querySelector('[data-chart]').layout.xaxis.range.join()")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width / 2, y=y + height / 2)
-    tab.wait("document.querySelector('.hovertext') !== null")
+    tab.wait("document.querySelector('.hoverlayer').textContent.includes('training : 1')")
     mouse("mousePressed", 0.25, 0.3), mouse("mouseMoved", 0.5, 0.6), mouse("mouseReleased", 0.5, 0.6)
     tab.wait(f"document.querySelector('[data-chart]').layout.xaxis.range.join() !== '{before}'")
 
