@@ -242,10 +242,9 @@ def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
             lines = run.details.get("precision_recall", {}).get(title, {})
             lines = lines if len(runs) == 1 and len(lines) <= MOST_LINES else dict(list(lines.items())[:1])
             for place, (name, values) in enumerate(lines.items()):
-                line = {"color": COLORS[place % len(COLORS)], "width": 1.7 if place else 3}
-                line["dash"] = "solid" if run is runs[0] else "dash"
+                line = {"color": COLORS[place + runs.index(run)], "width": 1.7 if place else 3}
                 points = {"x": np.linspace(0, 1, 101).round(2).tolist(), "y": values}
-                traces.append({"name": _label(run, runs, name), "mode": "lines", "line": line} | points)
+                traces.append({"name": name if len(runs) == 1 else run.name, "mode": "lines", "line": line, **points})
         axes = _axes("recall", "precision", x={"range": [0, 1]}, y={"range": [0, 1.02]})
         yield Chart(title, traces, axes | {"showlegend": True}, 400)
 
@@ -269,35 +268,26 @@ def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     traces = []
     for run in runs:
         if known := run.analysis.get("errors"):
-            names, gains = (
-                [name.replace("_", " ") for name in known["types"]],
-                [e["gain"] for e in known["types"].values()],
-            )
-            traces.append(_of_run(run, runs) | {"type": "bar", "orientation": "h", "y": names[::-1], "x": gains[::-1]})
+            types = [(name.replace("_", " "), entry["gain"]) for name, entry in reversed(known["types"].items())]
+            bars = {"y": [name for name, _ in types], "x": [gain for _, gain in types]}
+            traces.append(_of_run(run, runs) | {"type": "bar", "orientation": "h", **bars})
     if traces:
         yield Chart("AP50 that the correction of each type would add", traces, {"showlegend": len(runs) > 1})
 
 
 def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    """How often predictions of a confidence are right, and how many there are."""
-    ideal = {"color": "#8a929c", "dash": "dot"}
-    lines: list[Trace] = [
-        {"x": [0, 1], "y": [0, 1], "mode": "lines", "name": "calibrated", "line": ideal, "hoverinfo": "skip"}
-    ]
-    bars: list[Trace] = []
+    """How often predictions of a confidence are right."""
+    look = {"mode": "lines", "line": {"color": "#8a929c", "dash": "dot"}, "hoverinfo": "skip"}
+    traces: list[Trace] = [{"name": "calibrated", "x": [0, 1], "y": [0, 1], **look}]
     for run in runs:
         if known := run.analysis.get("calibration"):
             bins = [entry for entry in known["bins"] if entry["count"]]
-            right = {"x": [e["confidence"] for e in bins], "y": [e["accuracy"] for e in bins], "mode": "lines+markers"}
-            lines.append(_of_run(run, runs) | right)
-            count = {"x": [(e["low"] + e["high"]) / 2 for e in bins], "y": [e["count"] for e in bins], "type": "bar"}
-            bars.append(_of_run(run, runs) | count)
-    if bars:
-        x, y = {"range": [0, 1]}, {"range": [0, 1.02]}
-        yield Chart("Reliability", lines, _axes("confidence", "share that is right", x, y) | {"showlegend": True})
-        yield Chart(
-            "Predictions by confidence", bars, _axes("confidence", "predictions", x) | {"showlegend": len(bars) > 1}
-        )
+            points = {"x": [e["confidence"] for e in bins], "y": [e["accuracy"] for e in bins], "mode": "lines+markers"}
+            told = {"text": [e["count"] for e in bins], "hovertemplate": "%{y:.3f} of %{text} predictions are right"}
+            traces.append(_of_run(run, runs) | points | told)
+    if len(traces) > 1:
+        axes = _axes("confidence", "share that is right", x={"range": [0, 1]}, y={"range": [0, 1.02]})
+        yield Chart("Reliability", traces, axes | {"showlegend": True})
 
 
 def times(run: RunFiles, of: str = "") -> Iterator[Chart]:
