@@ -85,7 +85,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
     content = {"status": "ok", "error": None} | read_result(folder) | {"overrides": overrides, "seconds": seconds}
     if failure is not None:
-        content |= {"status": "failed", "error": content["error"] or sentence(failure)}
+        content |= {"status": "failed", "error": sentence(failure)}  # not that of an older sweep here
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULT, content, indent=2)
 

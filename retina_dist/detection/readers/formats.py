@@ -143,8 +143,12 @@ def _hint(root: PathOrUrl) -> str:
         return (
             "it holds a folder for each class; give experiment=finetune_classifier, or task=classification data=folders"
         )
-    above = root.absolute().parent
-    return f"give the folder above, {above}" if coco_files(above, "train") or coco_files(above, "val") else ""
+    from retina_dist.detection.readers.yolo import yaml_of
+
+    for above in root.absolute().parents[:2]:
+        if coco_files(above, "train") or coco_files(above, "val") or yaml_of(above):
+            return f"give the folder above, {above}"
+    return ""
 
 
 class AnnotationReader(ABC):

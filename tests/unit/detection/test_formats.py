@@ -273,6 +273,13 @@ def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, 
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
+def test_a_folder_inside_the_data_set_names_the_data_set(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    for inside in ("images", "images/train"):
+        with pytest.raises(DataError, match=f"has no annotations of boxes: give the folder above, {tmp_path}"):
+            recognise(tmp_path / inside)
+
+
 def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> None:
     labelimg(tmp_path, lambda _: "")
     for file in tmp_path.glob("*.PNG"):

@@ -126,6 +126,8 @@ def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pyte
     assert [row["error"] for row in table("s")] == ["data.batch_size=0 is too small; it must be at least 1.", ""]
     assert sweep("optimizer.lrr=1,2", "output_dir=t") == 2, "no job was trained"
     assert "the job failed: optimizer.lrr is not a setting; did you mean optimizer.lr?" in capsys.readouterr().err
+    assert sweep("optimizer.lrs=1,2", "output_dir=t") == 2
+    assert {row["error"] for row in table("t")} == {"optimizer.lrs is not a setting; did you mean optimizer.lr?"}
     assert sweep("optimizer.lr=1,2", "output_dir=t") == 0, "a folder without a trained job is free"
 
 
