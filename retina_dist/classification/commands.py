@@ -177,7 +177,7 @@ def predict(config: PredictConfig) -> Path:
     csv.writer(table, lineterminator="\n").writerows(rows)
     content = table.getvalue().encode(errors="surrogateescape")
     write_atomically(folder / "predictions.csv", lambda temporary: temporary.write_bytes(content))
-    print(f"{len(rows) - 1} images and predictions.csv in {folder}")
+    print(f"{pluralize(len(rows) - 1, 'image')} and predictions.csv in {folder}")
     return folder
 
 

@@ -29,6 +29,7 @@ from retina_dist.files import read_bytes, write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
 from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
@@ -83,7 +84,7 @@ def predict(config: PredictConfig) -> Path:
     named = zip(detector.categories.ids, detector.categories.names, strict=True)
     lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named if i >= 0]}
     write_json(folder / "images.json", lists)
-    print(f"{len(outputs)} images and results.json in {folder}")
+    print(f"{pluralize(len(outputs), 'image')} and results.json in {folder}")
     return folder
 
 

@@ -84,7 +84,7 @@ def test_predict_names_what_it_cannot_read(trained: Path, inside: Callable, tmp_
     checkpoint = f"checkpoint={trained}/{RUN}/checkpoints/best.pt"
     result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/*.jpg", cwd=tmp_path)
     assert "cut.jpg cannot be decoded" in result.stderr
-    assert "1 images and results.json" in result.stdout
+    assert "1 image and results.json" in result.stdout
     (tmp_path / "good.jpg").unlink()
     result = inside("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
     assert result.returncode == 2
