@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from retina_dist.classification.metrics import ClassificationResult
+from retina_dist.reporting.analysis import analysis_of, calibration_of, write_analysis
 from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weights
+
+
+def analyse(
+    result: ClassificationResult, names: Sequence[str], folder: Path | None = None
+) -> tuple[dict[str, Any], Resampled]:
+    """The content of analysis.json (docs/evaluation.md) and the resampled metrics; written with images.csv to `folder`, if given.
+
+    `names` are the files of all images of the set. The worst image has the highest loss.
+    """
+    resampled, classes = resample(result), result.classes
+    rows = np.nan_to_num(result.rows)  # JSON has no NaN
+    images = [
+        {
+            "file_name": names[int(row[0])],
+            "image_id": int(row[0]),
+            "hits": int(row[3] < 1),
+            "false_alarms": int(row[3] >= 1),
+            "misses": int(row[3] >= 1),
+            "score": float(row[6]),
+            "class": classes[int(row[1])],
+            "predicted": classes[int(row[2])],
+            "loss": float(row[4]),
+        }
+        for row in rows[np.lexsort((-rows[:, 4], rows[:, 3] < 1))]
+    ]
+    analysis = analysis_of(
+        "classification",
+        resampled,
+        {name: {"objects": int(count)} for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)},
+        images,
+        threshold=None,
+        confusion={"labels": list(classes), "counts": result.confusion.tolist()},
+        errors=None,
+        calibration=calibration_of(rows[:, 6], rows[:, 3] < 1),
+    )
+    if folder:
+        write_analysis(analysis, images, resampled, folder)
+    return analysis, resampled
 
 
 def resample(result: ClassificationResult) -> Resampled:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.classification.analysis import resample
+from retina_dist.classification.analysis import analyse
 from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.dataset import ClassificationDataModule
@@ -42,6 +42,7 @@ from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.files import Url, parse_path, write_atomically
 from retina_dist.predictor import predict_files, refuse_tile
 from retina_dist.redaction import redacted
+from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.console import configure_logging, heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.reporting.pictures import enlarged, titled, write_details
@@ -66,7 +67,7 @@ DETECTIONS_OWN = ("results", "annotations", "images", "box_format", "tile")
 def evaluate(config: EvaluateConfig) -> str:
     """On the main rank metrics and accuracy of each class, a line each, accuracies with 95 % intervals; a dash without images.
 
-    With `output_dir` also metrics.json, report.html and resamples.npz.
+    With `output_dir` also metrics.json, what `write_analysis` writes, and report.html.
     """
     for key in DETECTIONS_OWN:
         if value := getattr(config, key):
@@ -75,16 +76,13 @@ def evaluate(config: EvaluateConfig) -> str:
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = _evaluated(classifier, data, val, strategy)
-        if config.output_dir and strategy.is_main:
-            folder = Path(config.output_dir)
-            write_result(result, folder)
-            write_details(folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels))
-
     if detect_launch().rank:
         return ""
-    resampled = resample(result)
-    if config.output_dir:
-        resampled.save(Path(config.output_dir))
+    folder = Path(config.output_dir) if config.output_dir else None
+    analysis, resampled = analyse(result, val.names, folder)
+    if folder:
+        write_result(result, folder)
+        write_details(folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels))
 
     def line(title: str, value: float | None, name: str) -> str:
         if value is None or math.isnan(value):
@@ -94,7 +92,8 @@ def evaluate(config: EvaluateConfig) -> str:
     width = max(22, *map(len, result.classes))
     first, *others = (line(f"{n.removeprefix('val/'):<{width + 2}}", x, n) for n, x in result.metrics.items())
     of_classes = [line(f"  {name:<{width}}", x, f"val/top1/{name}") for name, x in result.per_class.items()]
-    return "\n".join([f"{first}   95 % interval", *others, "", "accuracy of each class", *of_classes])
+    lines = [f"{first}   95 % interval", *others, "", "accuracy of each class", *of_classes]
+    return "\n".join([*lines, *lines_of(analysis)])
 
 
 def evaluate_on(

@@ -25,7 +25,7 @@ from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = 6  # image, label, prediction, rank of the label's logit, loss, last logit - first logit
+COLUMNS = 7  # image, label, prediction, rank of the label's logit, loss, last logit - first logit, probability of the prediction
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
 BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")  # of two classes, the second one is positive
 
@@ -57,19 +57,19 @@ def metric_names(num_classes: int) -> tuple[str, ...]:
 
 
 def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
-    """[B, 6] float64 rows of a batch; of equal logits the first class comes first."""
+    """[B, 7] float64 rows of a batch; of equal logits the first class comes first."""
     wide = logits.double()
     own = wide.gather(1, labels[:, None])
     earlier = torch.arange(wide.shape[1], device=wide.device) < labels[:, None]
     above = (wide > own).sum(1) + ((wide == own) & earlier).sum(1)
     # logits, since softmax gives 1.0 for every difference above 37, a tie
     score = (wide[:, -1] - wide[:, 0]).where(wide.isfinite().all(1), torch.nan)
-    columns = (indices, labels, wide.argmax(1), above, losses, score)
+    columns = (indices, labels, wide.argmax(1), above, losses, score, wide.softmax(1).amax(1))
     return torch.stack([column.double() for column in columns], 1)
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
-    """The metrics of rows [N, 6], one for each image; every metric is NaN where a logit was not finite.
+    """The metrics of rows [N, 7], one for each image; every metric is NaN where a logit was not finite.
 
     The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
     NaN: sensitivity without a positive image, specificity without a negative one, ROC-AUC without either. Raises DataError

@@ -189,14 +189,14 @@ class ClassificationTask(Task):
             draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
-        """metrics.json, and details.json and images/ for the report, of the last validation; the best one in resamples."""
-        from retina_dist.classification.analysis import resample
+        """metrics.json, and details.json and images/ for the report, of the last validation; an analysis of the best one."""
+        from retina_dist.classification.analysis import analyse
         from retina_dist.classification.artifacts import write_result
 
         evaluator, val = self.evaluator, self.val
         if evaluator and evaluator.last_result and val:
             write_result(evaluator.last_result, folder)
-            resample(evaluator.best_result or evaluator.last_result).save(folder)
+            analyse(evaluator.best_result or evaluator.last_result, val.names, folder)
             write_details(folder, lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels))
 
     def describe_results(self, folder: Path) -> list[str]:

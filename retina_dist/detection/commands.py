@@ -14,13 +14,12 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
-from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.doctor import examine as examine
+from retina_dist.detection.evaluation import evaluate_with_table
 from retina_dist.detection.export import export as export
-from retina_dist.detection.matching import resample
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
@@ -28,7 +27,6 @@ from retina_dist.detection.splits import read_split, sized_coco, split_files, wi
 from retina_dist.files import read_bytes, write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
-from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
@@ -39,14 +37,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """COCO metrics as a table, on the main rank; every rank calls it."""
-    result = evaluation.evaluate(config)
-    if detect_launch().rank:
-        return ""
-    resampled = resample(result)
-    if config.output_dir:
-        resampled.save(Path(config.output_dir))
-    return evaluation.format_table(result, resampled)
+    """COCO metrics and errors as a table, on the main rank; every rank calls it."""
+    return evaluate_with_table(config)[1]
 
 
 def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> Detector:

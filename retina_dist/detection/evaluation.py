@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retina_dist.data.images import MAX_PIXELS
+from retina_dist.detection.analysis import analyse
 from retina_dist.detection.coco_metrics import (
     CocoEvaluator,
     CocoResult,
@@ -30,6 +31,7 @@ from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.files import parse_path, write_json
 from retina_dist.model.weights import is_torchvision_name
+from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.console import configure_logging, heartbeat
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.run_config import data_settings_of
@@ -61,7 +63,15 @@ TITLES = {
 
 
 def evaluate(config: EvaluateConfig) -> CocoResult:
-    """The metrics; with `output_dir` also metrics.json, report.html and, of a checkpoint, results.json."""
+    """The metrics, see `evaluate_with_table`."""
+    return evaluate_with_table(config)[0]
+
+
+def evaluate_with_table(config: EvaluateConfig) -> tuple[CocoResult, str]:
+    """The metrics and, on the main rank, a table of them and of errors; every rank calls it.
+
+    With `output_dir` also metrics.json, what `write_analysis` writes and, of a checkpoint, results.json.
+    """
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
     if config.images and not config.annotations:
@@ -76,10 +86,13 @@ def evaluate(config: EvaluateConfig) -> CocoResult:
             result = _evaluated(detector, annotations, data, strategy)
         if folder:
             write_results(result.rows, folder / "results.json")
+    if detect_launch().rank:
+        return result, ""
+    analysis, resampled = analyse(result, folder)
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
         write_report_details(result, annotations, folder, MAX_PIXELS)
-    return result
+    return result, "\n".join([format_table(result, resampled), *lines_of(analysis)])
 
 
 def format_table(result: CocoResult, resampled: Resampled) -> str:

@@ -283,12 +283,12 @@ class DetectionTask(Task):
         return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
-        """details.json and images/, for the report, and resamples, of the best validation."""
-        from retina_dist.detection.matching import resample
+        """An analysis, and details.json and images/ for the report, of the best validation."""
+        from retina_dist.detection.analysis import analyse
         from retina_dist.detection.pictures import write_report_details
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
             return
         result = self.evaluator.best_result or self.evaluator.last_result
-        resample(result).save(folder)
+        analyse(result, folder)
         write_report_details(result, self.val, folder, self.config.data.max_pixels)

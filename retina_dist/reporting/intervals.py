@@ -97,10 +97,12 @@ class Resampled:
 class Ranking:
     """Predictions of one class on all images, by falling score: of which image each is, and whether it is right.
 
-    `images` [n] are places in the list of images; `right` and `ignored` [T, n] are by T criteria of what is right; an ignored
-    prediction counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for each.
+    `scores` are [n], `images` [n] places in the list of images. `right` and `ignored` [T, n] are by T criteria of what is right; an
+    ignored prediction counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for
+    each.
     """
 
+    scores: np.ndarray
     images: np.ndarray
     right: np.ndarray
     ignored: np.ndarray

@@ -1,0 +1,115 @@
+"""What a result got wrong, in one form for every task: analysis.json (docs/evaluation.md), images.csv and resamples.npz."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retina_dist.files import write_atomically
+from retina_dist.reporting.intervals import Resampled
+
+SHOWN = 24  # images of a kind in analysis.json
+BINS = 10
+
+
+def can_analyse() -> bool:
+    """Whether hotcoco, of the extra `analysis`, is installed: without it there are no kinds of errors and no calibration."""
+    return find_spec("hotcoco") is not None
+
+
+def analysis_of(
+    task: str,
+    resampled: Resampled,
+    classes: Mapping[str, Mapping[str, Any]],
+    images: Sequence[dict[str, Any]],
+    **parts: Any,
+) -> dict[str, Any]:
+    """The content of analysis.json. `images` are all of them, worst first; `classes` more about each class.
+
+    The first metric is that of the classes too: its interval for a class is `resampled`'s METRIC/CLASS.
+    """
+    main = next(iter(resampled.values))
+    names = [name for name in resampled.values if not name.startswith(f"{main}/")]
+    wrong = [image for image in images if image["false_alarms"]]
+    return {
+        "task": task,
+        "images": len(images),
+        "metrics": {name.partition("/")[2]: resampled.interval(name).to_dict() for name in names},
+        "classes": {name: {**resampled.interval(f"{main}/{name}").to_dict(), **more} for name, more in classes.items()},
+        **parts,
+        "worst": list(images[:SHOWN]),
+        "best": list(images[: -SHOWN - 1 : -1]),
+        "confident": sorted(wrong, key=lambda image: -image["score"])[:SHOWN],
+    }
+
+
+def write_analysis(
+    analysis: Mapping[str, Any], images: Sequence[Mapping[str, Any]], resampled: Resampled, folder: Path
+) -> None:
+    """`folder`/analysis.json, images.csv with a row for each image, the worst first, and resamples.npz."""
+    text, table = json.dumps(analysis, indent=1) + "\n", io.StringIO()
+    writer = csv.DictWriter(table, list(images[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(images)
+    content = table.getvalue().encode(errors="surrogateescape")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "analysis.json", lambda temporary: temporary.write_text(text))
+    write_atomically(folder / "images.csv", lambda temporary: temporary.write_bytes(content))
+    resampled.save(folder)
+
+
+def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
+    """Mean score and share of right predictions in bins of the score; `ece`, the mean difference, `mce`, the largest.
+
+    Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599. None without hotcoco.
+    """
+    if not can_analyse():
+        return None
+    from hotcoco import metrics
+
+    ece, mce = metrics.calibration_error(scores, right, n_bins=BINS)
+    names = {"bin_lower": "low", "bin_upper": "high", "avg_confidence": "confidence", "avg_accuracy": "accuracy"}
+    bins = [
+        {names.get(key, key): value for key, value in each.items()}
+        for each in metrics.calibration_curve(scores, right, n_bins=BINS)
+    ]
+    return {"ece": ece, "mce": mce, "bins": bins}
+
+
+def lines_of(analysis: Mapping[str, Any]) -> list[str]:
+    """At most ten lines for a terminal: threshold, kinds of errors, confusions, calibration, worst images."""
+    lines = [""]
+    best = analysis["threshold"]
+    if best and best["threshold"] is not None:
+        facts = ", ".join(f"{name} {best[name]:.3f}" for name in ("f1", "precision", "recall"))
+        lines.append(f"threshold of the best F1   {best['threshold']:.3f}: {facts}")
+    if errors := analysis["errors"]:
+        kinds = sorted(errors["types"].items(), key=lambda item: -item[1]["gain"])
+        words = [f"{name.replace('_', ' ')} +{kind['gain']:.3f}" for name, kind in kinds]
+        lines += [f"AP50 by correcting   {', '.join(words[:4])}", f"{'':<21}{', '.join(words[4:])}"]
+    if confusion := analysis["confusion"]:
+        counts, labels = np.array(confusion["counts"]), confusion["labels"]
+        counts = counts[: len(analysis["classes"]), : len(analysis["classes"])] * (
+            1 - np.eye(len(analysis["classes"]), dtype=int)
+        )
+        order = np.argsort(-counts, axis=None, kind="stable")[:3]
+        pairs = [
+            (counts[i, j], labels[i], labels[j]) for i, j in zip(*np.unravel_index(order, counts.shape), strict=True)
+        ]
+        words = [f"{right} taken for {other} ({count})" for count, right, other in pairs if count]
+        lines.append(f"most confused   {', '.join(words) or 'none'}")
+    if calibration := analysis["calibration"]:
+        lines.append(
+            f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin of scores"
+        )
+    lines.append("worst images   hits / false alarms / misses")
+    for image in analysis["worst"][:3]:
+        lines.append(f"  {image['file_name']}   {image['hits']} / {image['false_alarms']} / {image['misses']}")
+    return lines

@@ -1,0 +1,192 @@
+"""What an evaluation says of errors, thresholds and images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retina_dist.detection.analysis import ERRORS, analyse
+from retina_dist.detection.coco_metrics import CocoResult, evaluate_rows, read_results
+from retina_dist.reporting.analysis import lines_of
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "analysis_detection.json"
+BOX = (10.0, 10.0, 40.0, 40.0)
+AWAY = (120.0, 120.0, 40.0, 40.0)
+
+
+def truth_of(*boxes: tuple[int, tuple[float, ...], int], crowd: tuple[int, ...] = ()) -> dict[str, Any]:
+    """(image, box, category) on three images of two categories; those of the places in `crowd` are crowds."""
+    entries = [
+        {
+            "id": i,
+            "image_id": image,
+            "category_id": k,
+            "bbox": list(box),
+            "area": box[2] * box[3],
+            "iscrowd": i in crowd,
+        }
+        for i, (image, box, k) in enumerate(boxes)
+    ]
+    images = [{"id": i, "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in (1, 2, 3)]
+    return {
+        "images": images,
+        "annotations": entries,
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+    }
+
+
+def rows_of(*rows: tuple[int, tuple[float, ...], float, int]) -> np.ndarray:
+    return np.array([[image, *box, score, category] for image, box, score, category in rows]).reshape(-1, 7)
+
+
+def moved(pixels: float) -> tuple[float, ...]:
+    return (BOX[0] + pixels, *BOX[1:])
+
+
+def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
+    coco = truth_of((1, BOX, 1), (2, BOX, 2), (3, BOX, 1), (3, AWAY, 2))
+    rows = rows_of(
+        (1, BOX, 0.9, 1),
+        (1, moved(1), 0.8, 1),  # a duplicate
+        (1, AWAY, 0.85, 2),  # background
+        (2, BOX, 0.7, 1),  # another class
+        (3, moved(20), 0.6, 1),  # badly placed
+    )
+    analysis, resampled = analyse(evaluate_rows(coco, rows), tmp_path)
+    counts = {name: kind["count"] for name, kind in analysis["errors"]["types"].items()}
+    assert counts == {
+        "classification": 1,
+        "localization": 1,
+        "both": 0,
+        "duplicate": 1,
+        "background": 1,
+        "missed": 1,
+        "false_positives": None,
+        "false_negatives": None,
+    }
+    assert analysis["threshold"] == {"threshold": 0.9, "f1": 0.4, "precision": 1.0, "recall": 0.25}
+    assert analysis["classes"]["cat"]["objects"] == 2
+    assert analysis["classes"]["dog"]["f1"] == 0
+    assert analysis["confusion"] == {
+        "labels": ["cat", "dog", "background"],
+        "counts": [[1, 0, 1], [0, 0, 2], [0, 0, 0]],
+    }
+    assert [(image["file_name"], image["misses"], image["score"]) for image in analysis["worst"]] == [
+        ("3.jpg", 2, 0.6),
+        ("2.jpg", 1, 0.7),
+        ("1.jpg", 0, 0.85),
+    ]
+    table = list(csv.DictReader((tmp_path / "images.csv").open()))
+    assert [row["file_name"] for row in table] == ["3.jpg", "2.jpg", "1.jpg"]
+    assert table[2] == {
+        "file_name": "1.jpg",
+        "image_id": "1",
+        "hits": "1",
+        "false_alarms": "0",
+        "misses": "0",
+        "score": "0.85",
+    }
+    assert json.loads((tmp_path / "analysis.json").read_text()) == analysis
+    assert analysis["metrics"]["AP"]["value"] == resampled.values["coco/AP"]
+
+
+def keys_of(content: Any) -> Any:
+    """The keys of nested dicts, of a list those of its first entry."""
+    if isinstance(content, dict):
+        return {key: keys_of(value) for key, value in content.items() if key not in ("classes", "metrics", "types")}
+    return keys_of(content[0]) if isinstance(content, list) and content else None
+
+
+def test_the_form_is_that_of_the_sample() -> None:
+    rows = rows_of((1, BOX, 0.9, 1), (2, AWAY, 0.95, 2), (2, BOX, 0.95, 2))
+    analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1), (2, BOX, 2)), rows))
+    sample = json.loads(SAMPLE.read_text())
+    assert keys_of(analysis) == keys_of(sample)
+    assert list(analysis["metrics"]) == list(sample["metrics"])
+    assert list(analysis["errors"]["types"]) != []
+    assert set(analysis["errors"]["types"]) == set(sample["errors"]["types"])
+    assert set(analysis["classes"]["cat"]) == set(sample["classes"]["RBC"])
+    assert len(lines_of(analysis)) <= 10
+
+
+@pytest.mark.parametrize(
+    ("coco", "rows"),
+    [
+        (truth_of((1, BOX, 1)), rows_of()),
+        (truth_of(), rows_of((1, BOX, 0.5, 1))),
+        (truth_of((1, BOX, 1), (2, BOX, 1), crowd=(0, 1)), rows_of((1, BOX, 0.5, 1))),
+    ],
+    ids=["nothing detected", "nothing to detect", "crowds only"],
+)
+def test_without_detections_or_objects(coco: dict[str, Any], rows: np.ndarray) -> None:
+    analysis, _ = analyse(evaluate_rows(coco, rows))
+    assert analysis["threshold"]["threshold"] is None
+    assert sum(image["hits"] + image["false_alarms"] for image in analysis["worst"]) == 0
+    assert len(lines_of(analysis)) <= 10
+    json.dumps(analysis, allow_nan=False)
+
+
+def test_without_hotcoco_the_rest_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    monkeypatch.setattr("retina_dist.reporting.analysis.find_spec", lambda name: None)
+    analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1)), rows_of((1, BOX, 0.9, 1))))
+    assert (analysis["confusion"], analysis["errors"], analysis["calibration"]) == (None, None, None)
+    assert analysis["threshold"]["f1"] == 1
+
+
+def real_result(real_data: Path, name: str, split: str, crowds: bool) -> tuple[CocoResult, dict[str, Any]]:
+    """Of the classes that have objects."""
+    coco = json.loads((real_data / f"coco-mini/annotations/instances_{split}.json").read_text())
+    coco["annotations"] = [entry for entry in coco["annotations"] if crowds or not entry["iscrowd"]]
+    known = {entry["category_id"] for entry in coco["annotations"] if not entry["iscrowd"]}
+    coco["categories"] = [each for each in coco["categories"] if each["id"] in known]
+    coco["annotations"] = [entry for entry in coco["annotations"] if entry["category_id"] in known]
+    full = json.loads((real_data / f"coco-mini/annotations/instances_{split}.json").read_text())
+    rows = read_results(real_data / f"real-detections/yolox_nano_{name}.json", full)
+    return evaluate_rows(coco, rows[np.isin(rows[:, 6], sorted(known))]), coco
+
+
+@pytest.mark.long
+def test_gains_are_those_of_tidecv(real_data: Path, tmp_path: Path) -> None:
+    """TIDE's own implementation, in an environment of its own; docs/evaluation.md states where the two differ."""
+    python = tmp_path / "tide" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "tide")], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "tidecv==1.0.1"], check=True)
+    for name, split in (("tiny_coco100_val2017", "val2017"), ("coco128_train2017", "train2017")):
+        for crowds in (False, True):
+            result, coco = real_result(real_data, name, split, crowds)
+            ours, _ = analyse(result)
+            theirs = tide_of(python, coco, result.rows, tmp_path)
+            base = ours["errors"]["AP50"]
+            assert theirs.pop("AP") == pytest.approx(base, abs=1e-3)
+            detected = set(result.rows[:, 6].astype(int).tolist())
+            undetected = sum(each["id"] not in detected for each in coco["categories"])
+            kept = 1 - undetected / len(coco["categories"])
+            for key, gain in theirs.items():
+                # A class without detections has nothing left where its objects are taken away: tidecv's mean leaves it out.
+                gain = (base + gain) * kept - base if key in ("Miss", "FN") else gain
+                found = ours["errors"]["types"][ERRORS[key]]["gain"]
+                print(f"{split} crowds={crowds} {key}: {found:.5f}, tidecv {gain:.5f}")
+                assert found == pytest.approx(gain, abs=4e-3 if crowds else 1e-3), (split, key)
+
+
+def tide_of(python: Path, coco: dict[str, Any], rows: np.ndarray, folder: Path) -> dict[str, float]:
+    results = [{"image_id": int(r[0]), "bbox": r[1:5], "score": r[5], "category_id": int(r[6])} for r in rows.tolist()]
+    (folder / "truth.json").write_text(json.dumps(coco))
+    (folder / "results.json").write_text(json.dumps(results))
+    code = (
+        "import json; from tidecv import TIDE, datasets; tide = TIDE()\n"
+        "run = tide.evaluate(datasets.COCO('truth.json'), datasets.COCOResult('results.json'), mode=TIDE.BOX)\n"
+        "errors = tide.get_all_errors(); main, special = (next(iter(errors[k].values())) for k in ('main', 'special'))\n"
+        "special = {'FP': special['FalsePos'], 'FN': special['FalseNeg']}\n"
+        "print(json.dumps({'AP': run.ap, **main, **special}))"
+    )
+    done = subprocess.run([str(python), "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return {name: value / 100 for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
