@@ -25,7 +25,7 @@ from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, wri
 from retina_dist.reporting.pictures import LISTS, MOST_LISTED
 from retina_dist.settings import flattened
 
-FILES = ("config.yaml", "metrics.csv", "result.json", "analysis.json")
+FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 MOST_POINTS = 1500  # of a curve
 MOST_LINES = 10  # of one chart
 MOST_CLASSES = 60  # as bars, and in a drawn confusion matrix

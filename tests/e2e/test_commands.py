@@ -25,6 +25,7 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
         "first_batch.jpg",
         "metrics.csv",
         "report.html",
+        "resamples.npz",
         "result.json",
         "timings.json",
         "tensorboard",
