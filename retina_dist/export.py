@@ -34,6 +34,7 @@ class ExportConfig(OfCheckpoint):
         0.1, "px; a larger difference to the PyTorch detector is an error, and nothing is written", at_least=0
     )
     score_tolerance: float = setting(1e-3, at_least=0)
+    intended_use: str | None = setting(None, "for the model card; null: a general sentence")
     debug: bool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,14 @@ class Exporter:
                 compare(self._read(temporary, output.suffix))
 
         write_atomically(output, make)
+
+    def read_back(self, form: str) -> Runner:
+        """The model as an exported file of that ending runs it, on the CPU."""
+        check_ending(Path(f"model{form}"))
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            path = Path(folder) / f"model{form}"
+            self._write(path, form)
+            return self._read(path, form)
 
     def _write(self, path: Path, form: str) -> None:
         about = {name: json.dumps(value) for name, value in {**self.about, "versions": _versions()}.items()}

@@ -25,6 +25,11 @@ class PredictConfig(OfCheckpoint):
     input: str = setting(MISSING, "file, folder or glob")
     output_dir: str | None = setting(None, "a folder; null: predictions, predictions-2, ...", writes="folder")
     score_threshold: float = setting(0.3, below=1, fraction=True)
+    format: str = setting(
+        "coco",
+        "a detector also writes a file that this tool imports",
+        choices=("coco", "fiftyone", "label_studio", "cvat"),
+    )
     tile: int | None = setting(
         None, "px: detect in windows of this size too, for small objects in large images", at_least=32
     )

@@ -32,6 +32,17 @@ from retina_dist.torch_files import remedy_of
 
 if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
+    from retina_dist.serving.server import ServeConfig
+
+RECORD = (
+    "step",
+    "metrics",
+    "best",
+    "config",
+    "images",
+    "world_size",
+    "versions",
+)  # of a checkpoint, for the model card
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -46,6 +57,7 @@ class Predictor(ABC, Generic[Input, Output]):
     kind: ClassVar[str]
     task: ClassVar[str]
     Answer: ClassVar[type]
+    record: Mapping[str, Any] = {}  # what the checkpoint says of the training
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32") -> None:
         self.device, self.precision = _checked(device, precision), precision
@@ -99,7 +111,7 @@ class Predictor(ABC, Generic[Input, Output]):
                 validate(model, "model.")
             network, arguments = cls._read(content, model)
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
-            return cls(network, **arguments, device=device, precision=precision)
+            predictor = cls(network, **arguments, device=device, precision=precision)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else first_line(error)
             if "model_arguments" not in content and not hasattr(model, "implementation"):
@@ -107,6 +119,8 @@ class Predictor(ABC, Generic[Input, Output]):
             raise CheckpointError(
                 f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
             ) from error
+        predictor.record = {name: content[name] for name in RECORD if name in content}
+        return predictor
 
     @classmethod
     @abstractmethod
@@ -124,6 +138,10 @@ class Predictor(ABC, Generic[Input, Output]):
     @abstractmethod
     def answer(self, output: Output, score_threshold: float) -> dict[str, Any]:
         """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
+
+    def about(self) -> dict[str, Any]:
+        """The model's input and classes as JSON values, for an exported file and the model card."""
+        return {}
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
@@ -157,10 +175,11 @@ def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
 
 
-def refuse_tile(tile: int | None) -> None:
-    """Raise ConfigError for a tile that a classifier is given."""
-    if tile is not None:
-        raise ConfigError(f"tile={tile} is for detection; leave it out for a classifier.")
+def refuse_detection_settings(config: PredictConfig | ServeConfig) -> None:
+    """Raise ConfigError for a setting that a classifier is given though only a detector has it."""
+    for key, default in (("tile", None), ("format", "coco")):
+        if (value := getattr(config, key, default)) != default:
+            raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
 
 
 P = TypeVar("P", bound=Predictor[Any, Any])

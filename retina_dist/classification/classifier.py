@@ -91,6 +91,14 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return {"classes": [{"name": self.classes[i], "score": p} for i, p in rows if p >= score_threshold]}
 
+    def about(self) -> dict[str, Any]:
+        return {
+            "classes": list(self.classes),
+            "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
+            "image_size": self.image_size,
+            "short_side": self.short_side,
+        }
+
     @torch.inference_mode()
     def probabilities(self, images: Tensor) -> Tensor:
         """[B, 3, S, S] uint8 -> [B, K] float32 on the CPU."""

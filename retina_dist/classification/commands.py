@@ -40,7 +40,8 @@ from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, ImageError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.files import Url, parse_path, write_atomically
-from retina_dist.predictor import predict_files, refuse_tile
+from retina_dist.model_card import write_card
+from retina_dist.predictor import predict_files, refuse_detection_settings
 from retina_dist.redaction import redacted
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.console import configure_logging, heartbeat, print_redacted
@@ -150,7 +151,7 @@ def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key
 
 def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:
     """The classifier of `config.checkpoint`."""
-    refuse_tile(config.tile)
+    refuse_detection_settings(config)
     return TrainedClassifier.from_checkpoint(config.checkpoint, device=device, precision=config.precision)
 
 
@@ -236,16 +237,11 @@ def export(config: ExportConfig) -> float:
         output_names=["probabilities"],
         state=classifier.model.model.state_dict(),
         with_state=partial(_with_state, classifier),
-        about={
-            "classes": list(classifier.classes),
-            "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
-            "image_size": classifier.image_size,
-            "short_side": classifier.short_side,
-            "checkpoint": redacted(config.checkpoint),
-        },
+        about={**classifier.about(), "checkpoint": redacted(config.checkpoint)},
     ).write(output, compare)
     size = output.stat().st_size / 1e6
     print(f"{output}: {size:.1f} MB; largest difference of a probability on {len(inputs)} images: {worst:.2g}")
+    print(f"described in {write_card(output, classifier, config.checkpoint, config.intended_use)}")
     return worst
 
 

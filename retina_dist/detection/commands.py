@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from retina_dist.detection.doctor import examine as examine
 from retina_dist.detection.evaluation import evaluate_with_table
 from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
+from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, sized_coco, split_files, with_format
@@ -52,8 +54,9 @@ def predict(config: PredictConfig) -> Path:
     """Write `output_dir`/NAME.jpg for each image and `output_dir`/results.json; return the folder.
 
     results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
-    also names its category ids, those of the training data.
+    also names its category ids, those of the training data. `format` adds the file of another tool.
     """
+    predicted: list[Predicted] = []
 
     def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
         names, kept = detector.categories.names, output["scores"] >= config.score_threshold
@@ -65,6 +68,8 @@ def predict(config: PredictConfig) -> Path:
                 f"the highest score is {output['scores'].max():.2f}" if len(kept) else "the detector has no candidate"
             )
             words = f"nothing at score_threshold={config.score_threshold}; {best}"
+        objects = detector.answer(output, config.score_threshold)["detections"]
+        predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))
         picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
         return to_pil_image(picture), words
 
@@ -76,7 +81,16 @@ def predict(config: PredictConfig) -> Path:
     named = zip(detector.categories.ids, detector.categories.names, strict=True)
     lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named if i >= 0]}
     write_json(folder / "images.json", lists)
-    print(f"{pluralize(len(outputs), 'image')} and results.json in {folder}")
+    written = "results.json"
+    if config.format != "coco":
+        name, write = TOOLS[config.format]
+        files = [file for file, _ in outputs.values()]
+        top = os.path.commonpath([file.parent for file in files])
+        named_images = [one._replace(name=os.path.relpath(f, top)) for one, f in zip(predicted, files, strict=True)]
+        text = write(named_images, [category["name"] for category in lists["categories"]])
+        (folder / name).write_text(text, encoding="utf-8")
+        written += f" and {name}"
+    print(f"{pluralize(len(outputs), 'image')} and {written} in {folder}")
     return folder
 
 

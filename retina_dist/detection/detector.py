@@ -183,6 +183,20 @@ class Detector(Predictor[Batch, Detections]):
             ]
         }
 
+    def about(self) -> dict[str, Any]:
+        labelled = enumerate(zip(self.categories.ids, self.categories.names, strict=True))
+        about = {
+            "categories": {str(label): {"id": i, "name": name} for label, (i, name) in labelled if i >= 0},
+            "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say",
+            "min_size": self.min_size,  # px, the shorter side, or less where the longer would pass max_size
+            "max_size": self.max_size,
+        }
+        if isinstance(self.model, RetinaNet):
+            about["score_threshold"] = self.model.score_thresh
+            about["nms_threshold"] = self.model.nms_thresh
+            about["detections_per_image"] = self.model.detections_per_img
+        return about
+
     @torch.inference_mode()
     def _detect(self, batch: Batch) -> list[Detections]:
         with self.autocast():

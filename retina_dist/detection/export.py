@@ -27,10 +27,9 @@ from retina_dist.detection.model.postprocess import best_candidates, moved_by_la
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
-from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
-from retina_dist.model.weights import is_torchvision_name
+from retina_dist.model_card import write_card
 from retina_dist.redaction import redacted
 
 if TYPE_CHECKING:
@@ -131,27 +130,37 @@ def export(config: ExportConfig) -> dict[str, float]:
     expected = [detections for batch in batches for detections in detector.run([batch])]
     if not any(len(detections["scores"]) for detections in expected):
         raise UserError(
-            f"{config.checkpoint} detects nothing in the {len(images)} images{_quality(config.checkpoint)}, so no export can be "
+            f"{config.checkpoint} detects nothing in the {len(images)} images{_quality(detector)}, so no export can be "
             "compared with it; train it for longer, or give images=FOLDER of its objects."
         )
-    exporter = Exporter(
-        graph=partial(export_graph, detector.model, config.size),
-        input_name=INPUT,
-        output_names=OUTPUTS,
-        state=detector.model.state_dict(),
-        with_state=partial(_with_state, detector),
-        about=about(detector, config),
-    )
     worst: dict[str, float] = {}
-    exporter.write(output, lambda run: worst.update(compare(detector, run, batches, expected, config)))
+    exporter_of(detector, config.checkpoint, config.size).write(
+        output, lambda run: worst.update(compare(detector, run, batches, expected, config))
+    )
     print(
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {worst['detections']:.0f} detections on "
         f"{len(batches)} images: {worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
     )
+    print(f"described in {write_card(output, detector, config.checkpoint, config.intended_use)}")
     eps = batch_norm_eps(detector.model)
     if output.suffix == ".pt" and eps not in (None, 1e-5):
         print(f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it")
     return worst
+
+
+def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:
+    """The exporter of a detector, for images of one size (height, width) or of any."""
+    metadata = {**detector.about(), "checkpoint": redacted(checkpoint)}
+    if size:
+        metadata["input"] += f", {size}"
+    return Exporter(
+        graph=partial(export_graph, detector.model, size),
+        input_name=INPUT,
+        output_names=OUTPUTS,
+        state=detector.model.state_dict(),
+        with_state=partial(_with_state, detector),
+        about=metadata,
+    )
 
 
 def compare(
@@ -183,9 +192,9 @@ def compare(
     return worst
 
 
-def _quality(checkpoint: str) -> str:
-    """The best metric of a checkpoint's run as a remark."""
-    best = {} if is_torchvision_name(checkpoint) else load_checkpoint(checkpoint).get("best") or {}
+def _quality(detector: Detector) -> str:
+    """The best metric of the detector's run as a remark."""
+    best = detector.record.get("best") or {}
     return f" (the best {best['name']} of its run is {best['value']:.3f})" if best.get("value") is not None else ""
 
 
@@ -214,24 +223,6 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
         detector = Detector(detector.model, detector.categories, min_size=low, max_size=high, device=detector.device)
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
-
-
-def about(detector: Detector, config: ExportConfig) -> dict[str, object]:
-    """What the file says of itself."""
-    ids, names, model = detector.categories.ids, detector.categories.names, detector.model
-    return {
-        "categories": {
-            str(label): {"id": i, "name": names[label]} for label, i in enumerate(ids) if i >= 0
-        },  # by label
-        "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say"
-        + (f", {config.size}" if config.size else ""),
-        "min_size": detector.min_size,  # px, the shorter side, or less where the longer would pass max_size
-        "max_size": detector.max_size,
-        "score_threshold": model.score_thresh,
-        "nms_threshold": model.nms_thresh,
-        "detections_per_image": model.detections_per_img,
-        "checkpoint": redacted(config.checkpoint),
-    }
 
 
 def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:

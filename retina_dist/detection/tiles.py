@@ -50,7 +50,7 @@ class TiledDetector(Detector):
         super().__init__(
             detector.model, detector.categories, **sizes, device=detector.device, precision=detector.precision
         )
-        self.tile, self.overlap = tile, overlap
+        self.tile, self.overlap, self.record = tile, overlap, detector.record
 
     def prepare(self, image: AnyImage) -> Batch:
         pixels = pixels_of(image)

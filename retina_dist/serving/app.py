@@ -1,29 +1,36 @@
 """The REST endpoint: FastAPI over a scorer.
 
-`POST /score` for images; `/healthz`, `/readyz` and `/metrics`, which need no key, for the server's operator.
+`POST /score` for images; without a key, `/`, a page to try it, and `/healthz`, `/readyz` and `/metrics` for operations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from types import GenericAlias
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
 from retina_dist import __version__
+from retina_dist.model_card import model_card
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.server import ServeConfig
 
+# The page may ask this server only.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'"
+)
 PREPARE_THREADS = 2  # they read bodies, decode and resize
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
@@ -159,6 +166,12 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     )
 
     answers: dict[str, Any] = {"images": (GenericAlias(list, scorer.Answer), ...)}
+
+    @app.get("/", include_in_schema=False)
+    async def show_page() -> HTMLResponse:
+        card = json.dumps(model_card(scorer.predictor, config.checkpoint)).replace("<", "\\u003c")
+        page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8").replace("{{ card }}", card)
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     @app.post("/score", response_model=create_model("ScoreResponse", **answers))
     async def score(request: Request) -> JSONResponse:

@@ -88,7 +88,7 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
     app = create_app(scorer, config)
     with listen(config.host, config.port) as listener:
         address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
-        print_redacted(f"serving {config.checkpoint} on {address}/score, described at {address}/docs")
+        print_redacted(f"serving {config.checkpoint} on {address}/score; try it at {address}/")
         if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
             logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
         settings = uvicorn.Config(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
+from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
 from retina_dist.errors import ConfigError
 from retina_dist.model.weights import WeightsReport, is_torchvision_name, load_fitting, published, read_state
 
@@ -24,6 +25,8 @@ _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
     """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
 
+    The file may be Detectron2's, as `from_detectron2` reads it.
+
     Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
     does, and torchvision's COCO_V1 needs 0. Norms that are not frozen never take 0, because a batch can have no variance.
     `categories` are the names of the model's labels, "" for one without: where the source names its own, the class layer is put
@@ -31,6 +34,10 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
     no more than half of the detector.
     """
     state, eps, theirs = _weights_of(source)
+    if is_detectron2(state):
+        generator: Any = model.anchor_generator
+        anchors = len(generator.sizes[0]), len(generator.aspect_ratios[0])
+        state = from_detectron2(state, *anchors, model.get_buffer("deviation"))
     others = None
     if categories is not None and theirs is not None and tuple(categories) != theirs:
         state, others = _with_class_order(state, theirs, tuple(categories))

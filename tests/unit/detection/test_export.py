@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -69,6 +71,31 @@ def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> Non
     assert state.keys() == detector.model.state_dict().keys()
 
 
+def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: Detector) -> None:
+    detector.record = {
+        "step": 40,
+        "world_size": 2,
+        "images": "ab12",
+        "metrics": {"coco/AP": 0.51234},
+        "config": {
+            "data": {"root": "https://me:secret@host/data|a", "batch_size": 8},
+            "model": {"backbone": "resnet18"},
+        },
+        "versions": {"torch": "2.15.0"},
+    }
+    export(settings(tmp_path / "state_dict.pt", intended_use="Count animals."))
+    rows = dict(
+        re.fullmatch(r"\| (.*?) \| (.*) \|", line).groups()  # type: ignore[union-attr]
+        for line in (tmp_path / "model_card.md").read_text().splitlines()
+        if line.startswith("| ") and line != "| | |"
+    )
+    assert rows["root"] == "https://host/data\\|a"
+    assert rows["length"] == "40 steps of 8 images on each of 2 processes"
+    assert (rows["coco/AP"], rows["backbone"], rows["torch"]) == ("0.5123", "resnet18", "2.15.0")
+    assert (rows["classes"], rows["images and use"]) == ("2: cat, dog", "Count animals.")
+    assert rows["SHA-256"] == hashlib.sha256((tmp_path / "state_dict.pt").read_bytes()).hexdigest()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "form"),
@@ -125,8 +152,7 @@ def test_what_differs_is_not_written(
 def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before the graph is traced, which takes minutes."""
     monkeypatch.setattr(detector.model, "score_thresh", 1.0)
-    best = {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}}
-    monkeypatch.setattr(module, "load_checkpoint", lambda path: best)
+    monkeypatch.setattr(detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}})
     monkeypatch.delattr(module, "Exporter")
     message = (
         r"best.pt detects nothing in the . images \(the best coco/AP of its run is 0.000\), so .*; train it for longer"

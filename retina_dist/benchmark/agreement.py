@@ -1,0 +1,175 @@
+"""Does every form of a detector detect the same? PyTorch, each exported file, the server and tiles on the same images.
+
+    python -m retina_dist.benchmark agreement checkpoint=runs/shapes root=datasets/shapes
+
+Each line is compared with `Detector.predict`: the largest difference of a box in px and of a score between a detection and the
+nearest of its label, how many of its detections have no counterpart or are missing in it, and COCO's AP on the validation set.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_convert
+
+from retina_dist.config.entry_point import entry_point
+from retina_dist.data.images import pixels_of
+from retina_dist.detection.batch import Detections
+from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.export import LEAST, exporter_of
+from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import read_split
+from retina_dist.errors import ConfigError, UserError
+from retina_dist.exporters import Runner
+from retina_dist.files import read_bytes, write_json
+from retina_dist.run_config import OfCheckpoint
+from retina_dist.serving.server import ServeConfig
+from retina_dist.settings import MISSING, setting
+
+NEAR_PX, NEAR_SCORE = 1.0, 0.01  # detections of one label that are nearer are the same one
+
+Predict = Callable[[Any], Detections]  # of an image file
+
+
+@dataclass
+class AgreementConfig(OfCheckpoint):
+    """`python -m retina_dist.benchmark agreement`."""
+
+    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file, of a detector")
+    root: str = setting(MISSING, "a data set, as data.root of a training; its validation set is taken")
+    num_images: int | None = setting(None, "the first of the validation set; null: all", at_least=1)
+    output: str | None = setting(None, "a JSON file", writes="file")
+    debug: bool = False
+
+
+def compare(expected: list[Detections], others: list[Detections]) -> dict[str, float]:
+    """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side."""
+    worst = {"box": 0.0, "score": 0.0, "unmatched": 0.0}
+    for one, other in zip(expected, others, strict=True):
+        apart = (one["boxes"][:, None].double() - other["boxes"].double()).abs().amax(dim=2)  # [N, M]
+        scores = (one["scores"][:, None].double() - other["scores"].double()).abs()
+        same = (one["labels"][:, None] == other["labels"]) & (apart <= NEAR_PX) & (scores <= NEAR_SCORE)
+        nearest = torch.where(same, apart + scores, torch.inf)
+        for dim in (0, 1):
+            matched = same.any(dim=dim)
+            worst["unmatched"] += int((~matched).sum())
+            if matched.any():
+                place = nearest.argmin(dim=dim, keepdim=True)
+                worst["box"] = max(worst["box"], float(apart.gather(dim, place).squeeze(dim)[matched].max()))
+                worst["score"] = max(worst["score"], float(scores.gather(dim, place).squeeze(dim)[matched].max()))
+    return worst
+
+
+def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
+    """Each form by its name, ready to detect; the first is `Detector.predict`."""
+    yield "PyTorch", lambda path: detector.predict(path)[0]
+    for form in (".pt", ".pt2", ".onnx"):
+        if form == ".pt2" and detector.min_size < LEAST:
+            print(
+                f".pt2 of any size takes images of {LEAST} px a side or more, this detector {detector.min_size} px; left out"
+            )
+            continue
+        yield form, _exported(detector, exporter_of(detector, checkpoint).read_back(form))
+    with _server(detector, checkpoint) as address:
+        yield "server", lambda path: _asked(detector, address, path)
+    yield "one tile", lambda path: detector.tiled(max(pixels_of(path).shape[1:])).predict(path)[0]
+
+
+def _of_categories(detector: Detector, detections: Detections) -> Detections:
+    """Without labels that are no category, which the server leaves out."""
+    kept = torch.tensor(detector.categories.ids)[detections["labels"]] >= 0
+    return Detections(
+        boxes=detections["boxes"][kept], scores=detections["scores"][kept], labels=detections["labels"][kept]
+    )
+
+
+def _exported(detector: Detector, run: Runner) -> Predict:
+    def predict(path: Any) -> Detections:
+        batch = detector.prepare(path)
+        height, width = batch.image_sizes[0].tolist()
+        boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
+        scale = (batch.original_sizes[0] / batch.image_sizes[0]).flip(0).repeat(2)
+        return Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels)
+
+    return predict
+
+
+@contextmanager
+def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
+    """A server of this process on a free port; its address."""
+    try:
+        import uvicorn
+
+        from retina_dist.serving.app import create_app
+        from retina_dist.serving.scoring import Scorer
+    except ImportError as error:
+        raise ConfigError(f'this needs {error.name}, which is missing; pip install "retina-dist[serve]".') from error
+    app = create_app(Scorer(detector), ServeConfig(checkpoint=checkpoint))
+    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/score"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _asked(detector: Detector, address: str, path: Any) -> Detections:
+    request = urllib.request.Request(address, read_bytes(path), {"Content-Type": "application/octet-stream"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        found = json.load(answer)["images"][0]["detections"]
+    labels = {i: label for label, i in enumerate(detector.categories.ids)}
+    boxes: Tensor = torch.tensor([d["bbox"] for d in found], dtype=torch.float64).reshape(-1, 4)
+    return Detections(
+        boxes=box_convert(boxes, "xywh", "xyxy").float(),
+        scores=torch.tensor([d["score"] for d in found]),
+        labels=torch.tensor([labels[d["category_id"]] for d in found], dtype=torch.int64),
+    )
+
+
+def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
+    """Print and return a line for each form."""
+    detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
+    annotations = read_split(
+        DetectionData(name="agreement", format="auto", root=config.root), "val", detector.categories
+    )
+    if annotations is None:
+        raise UserError(f"root={config.root} has no validation set; give a data set with one.")
+    records = annotations.records[: config.num_images]
+    ids = [record.image_id for record in records]
+    table: dict[str, dict[str, float]] = {}
+    expected: list[Detections] = []
+    print(f"{'':<10}{'box, px':>12}{'score':>12}{'unmatched':>12}{'AP':>10}   of {len(records)} images")
+    for name, predict in forms(detector, config.checkpoint):
+        detections = [_of_categories(detector, predict(record.path)) for record in records]
+        expected = expected or detections
+        rows = detections_to_rows(detections, ids, detector.categories)
+        ap = evaluate_rows(annotations.coco, rows, image_ids=ids).stats["AP"]
+        line = table[name] = {**compare(expected, detections), "AP": ap}
+        print(f"{name:<10}{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}{ap:>10.4f}", flush=True)
+    print(f"{sum(len(one['scores']) for one in expected)} detections by PyTorch")
+    if config.output:
+        write_json(Path(config.output), table)
+    return table
+
+
+@entry_point("benchmark_agreement", AgreementConfig)
+def main(config: AgreementConfig) -> None:
+    """Compare."""
+    agreement(config)

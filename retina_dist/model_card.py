@@ -1,0 +1,78 @@
+"""The model card: what a trained model is, what it was trained on and how well it does, for people.
+
+The page of the service shows it, and every export writes it as `model_card.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from retina_dist import __version__
+from retina_dist.files import write_atomically
+from retina_dist.predictor import Predictor
+from retina_dist.redaction import redacted
+
+CARD = "model_card.md"
+MOST_CLASSES = 100  # named in a card
+USE = (
+    "Images like those it was trained on. Evaluate it on images of your own before use, and let a person decide where a mistake "
+    "does harm."
+)
+
+Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
+
+
+def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None) -> Card:
+    """The sections Model, Intended use, Training data, Figures and Versions.
+
+    Sections of the training are left out for a model that no run of ours trained, such as torchvision's weights.
+    """
+    about, record = predictor.about(), predictor.record
+    names = about.pop("classes", None) or [category["name"] for category in about.pop("categories", {}).values()]
+    more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
+    model = {
+        "name": f"{predictor.kind} {redacted(checkpoint)}",
+        "classes": f"{len(names)}: {', '.join(names[:MOST_CLASSES])}{more}",
+        "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
+        **{name.replace("_", " "): str(value) for name, value in about.items()},
+    }
+    config = record.get("config") or {}
+    for name in ("backbone", "architecture", "variant"):
+        if value := config.get("model", {}).get(name):
+            model[name] = str(value)
+    card = {"Model": model, "Intended use": {"images and use": intended_use or USE}}
+    if data := config.get("data"):
+        card["Training data"] = {
+            "root": redacted(str(data.get("root"))),
+            "fingerprint of its images": str(record.get("images")),
+            "length": f"{record['step']} steps of {data.get('batch_size')} images on each of {record.get('world_size')} processes",
+        }
+    if metrics := record.get("metrics"):
+        card["Figures"] = {name: f"{value:.4g}" for name, value in metrics.items()}
+    card["Versions"] = record.get("versions") or {"retina_dist": __version__}
+    return card
+
+
+def write_card(output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None) -> Path:
+    """Write `model_card.md` beside an exported file, with the file's SHA-256; return its path."""
+    digest = hashlib.sha256(output.read_bytes()).hexdigest()
+    card = model_card(predictor, checkpoint, intended_use)
+    card["File"] = {"name": output.name, "bytes": f"{output.stat().st_size:,}", "SHA-256": digest}
+    path = output.with_name(CARD)
+    write_atomically(path, lambda temporary: temporary.write_text(as_markdown(card), encoding="utf-8"))
+    return path
+
+
+def as_markdown(card: Card) -> str:
+    """One table for each section."""
+    lines = [f"# {_cell(card['Model']['name'])}"]
+    for title, rows in card.items():
+        lines += ["", f"## {title}", "", "| | |", "|---|---|"]
+        lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
