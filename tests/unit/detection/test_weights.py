@@ -197,7 +197,7 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     assert detector.categories.labels_of(np.array([90])) == 90
     assert detector.categories.name_of(18) == "dog"
     assert 0 not in detector.categories.ids  # torchvision's __background__
-    assert 12 not in detector.categories  # a gap in COCO's ids
+    assert 12 not in detector.categories.ids  # a gap in COCO's ids
     assert torch.equal(
         detector.model.state_dict()["head.classification_head.cls_logits.bias"],
         published["head.classification_head.cls_logits.bias"],
