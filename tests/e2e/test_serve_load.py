@@ -1,0 +1,156 @@
+"""The server under load, left to make long: each answer of its own image, only 4xx for bad input, flat memory, SIGTERM in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retina_dist.data.images import decode_image
+from retina_dist.detection.detector import Detector
+from retina_dist.engine.checkpoint.store import sealed
+from tests.e2e.conftest import ROOT
+from tests.unit.serving.server import REFUSALS, content, make_image
+
+pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
+pytestmark = pytest.mark.long
+
+REQUESTS, BAD, AT_ONCE, IMAGES = 10_000, 1_000, 16, 50
+MOST_GROWTH = 64e6  # bytes of memory from the first tenth of the requests to the last
+
+
+class Server:
+    """`retina_dist.serve` of a checkpoint as a process."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
+
+    def ask(self, kind: str, body: bytes) -> tuple[int, Any]:
+        request = urllib.request.Request(self.address, body, {"Content-Type": kind})
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def serving(checkpoint: Path, *settings: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "retina_dist.serve", f"checkpoint={checkpoint}", "port=0", "device=cpu", *settings]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (checkpoint.parent / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=checkpoint.parent, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        try:
+            assert process.stdout
+            address = re.search(r"http://127\.0\.0\.1:\d+/score", process.stdout.readline())
+            assert address
+            yield Server(process, address[0])
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("load") / "best.pt"
+    path.write_bytes(sealed({"step": 1, **content()}))
+    return path
+
+
+def scores_of(answer: Any) -> list[float]:
+    return [found["score"] for found in answer["images"][0]["detections"]]
+
+
+def test_10_000_answers_are_each_of_their_own_image(checkpoint: Path) -> None:
+    images = [make_image(seed, (60 + seed, 60)) for seed in range(IMAGES)]
+    detector = Detector.from_checkpoint(checkpoint)
+    kept = np.array(detector.categories.ids) >= 0
+    outputs = detector.predict([decode_image(data) for data in images])
+    expected = [output["scores"][kept[output["labels"].numpy()]].tolist() for output in outputs]
+    assert len({tuple(scores) for scores in expected}) == IMAGES
+    bad = [(kind, body) for kind, body, _, words in REFUSALS if "max_pixels" not in words]
+
+    with serving(checkpoint) as server, ThreadPoolExecutor(AT_ONCE) as pool:
+        sizes: dict[int, int] = {}
+
+        def good(i: int) -> None:
+            status, answer = server.ask("image/png", images[i % IMAGES])
+            assert (status, scores_of(answer)) == (200, expected[i % IMAGES])
+            if i in (REQUESTS // 10, REQUESTS - 1):
+                sizes[i] = server.memory()
+
+        def malformed(i: int) -> int:
+            return server.ask(*bad[i % len(bad)])[0]
+
+        list(pool.map(good, range(REQUESTS)))
+        codes = Counter(pool.map(malformed, range(BAD)))
+        assert all(400 <= code < 500 for code in codes), codes
+        print(
+            f"memory {sizes[REQUESTS // 10] / 1e6:.0f} -> {sizes[REQUESTS - 1] / 1e6:.0f} MB; malformed {dict(codes)}"
+        )
+        assert sizes[REQUESTS - 1] - sizes[REQUESTS // 10] < MOST_GROWTH
+
+
+def test_sigterm_under_load_answers_what_was_accepted(checkpoint: Path) -> None:
+    image = make_image()
+    with serving(checkpoint) as server, ThreadPoolExecutor(AT_ONCE) as pool:
+        codes: Counter[Any] = Counter()
+        stopped = threading.Event()
+
+        def ask_on() -> None:
+            while True:
+                try:
+                    codes[server.ask("image/png", image)[0]] += 1
+                except (urllib.error.URLError, ConnectionError):  # no longer listening
+                    assert stopped.is_set()
+                    return
+
+        asking = [pool.submit(ask_on) for _ in range(AT_ONCE)]
+        time.sleep(2)
+        stopped.set()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        for one in asking:
+            one.result(60)
+    assert codes[200] > AT_ONCE
+    assert set(codes) <= {200, 503}
+    assert "Traceback" not in (checkpoint.parent / "log").read_text()
+
+
+def test_throughput_with_and_without_batches(checkpoint: Path) -> None:
+    """A ratio in one run, in turns; a figure, and no bound: batches pay on a GPU."""
+    image = make_image()
+    rates: dict[int, list[float]] = {1: [], 8: []}
+    with serving(checkpoint, "max_batch=1") as single, serving(checkpoint, "max_batch=8") as batched:
+        for _ in range(3):
+            for size, server in ((1, single), (8, batched)):
+                with ThreadPoolExecutor(AT_ONCE) as pool:
+                    start = time.perf_counter()
+                    codes = list(pool.map(lambda _, to=server: to.ask("image/png", image)[0], range(200)))
+                    rates[size].append(200 / (time.perf_counter() - start))
+                assert set(codes) == {200}
+    print(
+        f"requests/s {max(rates[1]):.0f} alone, {max(rates[8]):.0f} in batches of 8: {max(rates[8]) / max(rates[1]):.2f}"
+    )
