@@ -234,6 +234,8 @@ def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"task: {{name: classification}}\n{rest}")
     with pytest.raises(ConfigError, match="data=coco is for task=detection, but the task is classification"):
         load_config("train", [f"resume={tmp_path}", "data=coco"])
+    with pytest.raises(ConfigError, match="is a run of task=classification; leave task=detection out, or start"):
+        load_config("train", [f"resume={tmp_path}", "task=detection"])
 
 
 OWN_FILES = {
