@@ -18,11 +18,14 @@ RUN = Path("runs") / "shapes"
 def test_a_run_folder_has_everything(trained: Path) -> None:
     names = {p.name for p in (trained / RUN).iterdir()}
     assert names == {
+        "analysis.json",
         "checkpoints",
         "command.json",
         "config.yaml",
         "details.json",
         "first_batch.jpg",
+        "images",
+        "images.csv",
         "metrics.csv",
         "report.html",
         "resamples.npz",
