@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 from retina_dist import __main__
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting import page
+from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.report import curves, differences, read_run, results, running_median, write_report
 from tests import browser
@@ -136,6 +138,23 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
     assert "first: loss" not in html
     assert '"first: training"' in html
     assert html.count("<td>seed</td>") == 2, "in the lists of all settings, not in that of changes"
+
+
+def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_same(tmp_path: Path) -> None:
+    """It is of pairs: two runs that differ alike in every resample are told apart, however wide each one's interval is."""
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
+    noise = np.random.default_rng(0).normal(0, 0.1, 1000)
+    before = {"coco/AP": 0.5 + noise, "coco/AP75": 0.4 + noise}
+    after = {"coco/AP": 0.53 + noise, "coco/AP75": 0.4 + noise[::-1]}
+    Resampled("same", {"coco/AP": 0.5, "coco/AP75": 0.4}, before).save(first)
+    Resampled("same", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
+    rows = {row[0]: row[3:] for row in differences(read_run(first), read_run(second))}
+    assert rows["AP"] == ("+0.030", "0.0300 to 0.0300", "better")
+    assert rows["AP75"][2] == "not distinguishable"
+    assert rows["AP50"][1:] == ("", ""), "not resampled"
+    assert "not distinguishable" in write_report(first, second).read_text()
+    Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
+    assert {row[4] for row in differences(read_run(first), read_run(second))} == {""}
 
 
 def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
