@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
     from retina_dist.serving.server import ServeConfig
 
+# Files that predict writes beside the images.
+RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
 RECORD = (
     "step",
     "metrics",
@@ -199,7 +201,7 @@ def predict_files(
         names = (f"predictions-{number}" if number > 1 else "predictions" for number in count(1))
         config.output_dir = next(name for name in names if not Path(name).exists())
     folder = Path(config.output_dir)
-    written = [folder / f"{file.stem}.jpg" for file in files] + [folder / "results.json", folder / "predictions.csv"]
+    written = [folder / name for name in (*(f"{file.stem}.jpg" for file in files), *RESULTS)]
     if lost := [path for path in written if path.exists()]:
         raise ConfigError(f"{lost[0]} exists and would be overwritten; give another output_dir, or leave it out.")
     predictor = predictor_of(config, config.device)

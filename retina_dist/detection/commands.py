@@ -78,8 +78,8 @@ def predict(config: PredictConfig) -> Path:
     folder = Path(str(config.output_dir))
     write_results(rows, folder / "results.json")
     images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
-    named = zip(detector.categories.ids, detector.categories.names, strict=True)
-    lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named if i >= 0]}
+    named = {i: n for i, n in zip(detector.categories.ids, detector.categories.names, strict=True) if i >= 0}
+    lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named.items()]}
     write_json(folder / "images.json", lists)
     written = "results.json"
     if config.format != "coco":
@@ -87,7 +87,7 @@ def predict(config: PredictConfig) -> Path:
         files = [file for file, _ in outputs.values()]
         top = os.path.commonpath([file.parent for file in files])
         named_images = [one._replace(name=os.path.relpath(f, top)) for one, f in zip(predicted, files, strict=True)]
-        text = write(named_images, [category["name"] for category in lists["categories"]])
+        text = write(named_images, list(named.values()))
         (folder / name).write_text(text, encoding="utf-8")
         written += f" and {name}"
     print(f"{pluralize(len(outputs), 'image')} and {written} in {folder}")

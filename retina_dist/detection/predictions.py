@@ -65,14 +65,13 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
     for number, image in enumerate(images):
-        size = {"width": str(image.width), "height": str(image.height)}
-        node = ElementTree.SubElement(root, "image", id=str(number), name=image.name, **size)
+        about = {"id": str(number), "name": image.name, "width": str(image.width), "height": str(image.height)}
+        node = ElementTree.SubElement(root, "image", about)
         for o in image.objects:
             x, y, width, height = o["bbox"]
             corners = {"xtl": f"{x:.2f}", "ytl": f"{y:.2f}", "xbr": f"{x + width:.2f}", "ybr": f"{y + height:.2f}"}
-            ElementTree.SubElement(
-                node, "box", label=o["category_name"], source="auto", occluded="0", z_order="0", **corners
-            )
+            drawn = {"label": o["category_name"], "source": "auto", "occluded": "0", "z_order": "0"}
+            ElementTree.SubElement(node, "box", {**drawn, **corners})
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
